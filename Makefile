@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test lint bench constraints clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: install  ## solve two problems with three solvers; table on the screen, figure in demo/
+	$(BIN)/python examples/demo.py
+
+# Programs compiled by the first pass serve the second.
+PYTEST := JAX_COMPILATION_CACHE_DIR=.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+	$(BIN)/python -m pytest --numprocesses 2
+
+test: install  ## the whole suite with 64-bit types on, then once more with JAX as users have it
+	JAX_ENABLE_X64=1 $(PYTEST)
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python benchmarks/srba_step.py
+
+constraints: install  ## write the versions of this environment to constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+
+clean:
+	rm -rf $(VENV) .jax_cache demo build *.egg-info

@@ -1,0 +1,163 @@
+"""What a solver may ask of a problem: derivatives on drawn rows or on all of them."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from numpy.typing import DTypeLike
+
+from bilevel import trees
+from bilevel.oracles.samples import Samples
+from bilevel.types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
+
+_INNER_STREAM, _OUTER_STREAM = 0, 1
+
+
+@dataclass(frozen=True)
+class Oracles(ABC):
+    """Derivatives of F and G at a point; ``rows=None`` means every row.
+
+    A subclass writes `inner`, `outer` and the two values for given data and weights. A single derivative
+    is selected from its bundle: under ``jit`` what is not used is not computed.
+
+    Attributes
+    ----------
+    inner_samples, outer_samples : the data of each level
+    outer_bounds : (lower, upper) pytrees like the outer variable, or None
+    """
+
+    inner_samples: Samples
+    outer_samples: Samples
+    outer_bounds: tuple[PyTree, PyTree] | None = None
+
+    @abstractmethod
+    def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
+        """Return ∇z G, (∇²zz G) v and (∇²xz G) v for G = sum(weights * G_i)."""
+
+    @abstractmethod
+    def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> PyTree:
+        """Return ∇x G."""
+
+    @abstractmethod
+    def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
+        """Return ∇z F and ∇x F for F = sum(weights * F_j)."""
+
+    @abstractmethod
+    def _inner_value(self, point: Point, data: PyTree, weights: Array) -> Array:
+        """Return G."""
+
+    @abstractmethod
+    def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
+        """Return F."""
+
+    def inner(self, point: Point, rows: Any = None) -> InnerPass:
+        """Return ∇z G, (∇²zz G) v and (∇²xz G) v together."""
+        return self._inner(point, *self.inner_samples.take(rows))
+
+    def inner_grad(self, point: Point, rows: Any = None) -> PyTree:
+        """Return ∇z G."""
+        return self.inner(point, rows).grad
+
+    def hvp(self, point: Point, rows: Any = None) -> PyTree:
+        """Return (∇²zz G) v."""
+        return self.inner(point, rows).hvp
+
+    def cross(self, point: Point, rows: Any = None) -> PyTree:
+        """Return (∇²xz G) v."""
+        return self.inner(point, rows).cross
+
+    def inner_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
+        """Return ∇x G."""
+        return self._inner_grad_outer(point, *self.inner_samples.take(rows))
+
+    def outer(self, point: Point, rows: Any = None) -> OuterPass:
+        """Return ∇z F and ∇x F together."""
+        return self._outer(point, *self.outer_samples.take(rows))
+
+    def outer_grad(self, point: Point, rows: Any = None) -> PyTree:
+        """Return ∇z F."""
+        return self.outer(point, rows).grad
+
+    def outer_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
+        """Return ∇x F."""
+        return self.outer(point, rows).grad_outer
+
+    def inner_value(self, point: Point, rows: Any = None) -> Array:
+        """Return G."""
+        return self._inner_value(point, *self.inner_samples.take(rows))
+
+    def outer_value(self, point: Point, rows: Any = None) -> Array:
+        """Return F."""
+        return self._outer_value(point, *self.outer_samples.take(rows))
+
+    def direction(self, point: Point, rows: Rows = Rows()) -> Point:  # noqa: B008
+        """Return D: ∇z G, (∇²xz G) v + ∇x F and (∇²zz G) v + ∇z F."""
+        return joined(self.inner(point, rows.inner), self.outer(point, rows.outer))
+
+    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
+        """Return D(point) - D(previous) on the same rows."""
+        return trees.subtract(self.direction(point, rows), self.direction(previous, rows))
+
+    @property
+    def n_inner(self) -> int:
+        """Number of inner samples."""
+        return self.inner_samples.n
+
+    @property
+    def n_outer(self) -> int:
+        """Number of outer samples."""
+        return self.outer_samples.n
+
+    def count_inner(self, rows: Any) -> Count:
+        """Return how many inner rows were drawn."""
+        return self.inner_samples.count(rows)
+
+    def count_outer(self, rows: Any) -> Count:
+        """Return how many outer rows were drawn."""
+        return self.outer_samples.count(rows)
+
+    def draw_inner(self, key: Array, index: Array, count: int | None = None) -> Any:
+        """Draw inner rows for step ``index``: one batch, or ``count`` along a leading axis."""
+        return self.inner_samples.draw(jax.random.fold_in(key, _INNER_STREAM), index, count)
+
+    def draw_outer(self, key: Array, index: Array, count: int | None = None) -> Any:
+        """Draw outer rows for step ``index``, independently of the inner ones."""
+        return self.outer_samples.draw(jax.random.fold_in(key, _OUTER_STREAM), index, count)
+
+    def draw(self, key: Array, index: Array) -> Rows:
+        """Draw one batch on each level."""
+        return Rows(inner=self.draw_inner(key, index), outer=self.draw_outer(key, index))
+
+    def project(self, outer_var: PyTree) -> PyTree:
+        """Return the outer variable clipped to its bounds."""
+        if self.outer_bounds is None:
+            return outer_var
+        return jax.tree.map(jnp.clip, outer_var, *self.outer_bounds)
+
+    def batched(self, batch_size: int, sampling: str) -> Self:
+        """Return the same oracles, drawing batches of this size in this way."""
+        return replace(
+            self,
+            inner_samples=self.inner_samples.batched(batch_size, sampling),
+            outer_samples=self.outer_samples.batched(batch_size, sampling),
+        )
+
+    def astype(self, dtype: DTypeLike) -> Self:
+        """Return the same oracles in another floating type."""
+        return replace(
+            self,
+            inner_samples=self.inner_samples.astype(dtype),
+            outer_samples=self.outer_samples.astype(dtype),
+            outer_bounds=trees.cast(self.outer_bounds, dtype),
+        )
+
+
+def joined(inner: InnerPass, outer: OuterPass) -> Point:
+    """Return the direction that derivatives of G and of F make together."""
+    return Point(
+        inner_var=inner.grad,
+        outer_var=trees.add(inner.cross, outer.grad_outer),
+        v=trees.add(inner.hvp, outer.grad),
+    )

@@ -1,0 +1,85 @@
+"""Input of a problem, refused with a sentence before any work is done."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import DTypeLike
+
+from bilevel.types import PyTree
+
+
+def checked_data(name: str, data: PyTree) -> PyTree:
+    """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite."""
+    leaves, structure = jax.tree.flatten(data)
+    if not leaves:
+        raise ValueError(f"`{name}` holds no array; give a pytree of arrays whose first axis is the samples.")
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    for array in arrays:
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; encode it as numbers first.")
+        if array.ndim == 0:
+            raise ValueError(f"`{name}` has a leaf without axes; the first axis of each leaf is the samples.")
+    lengths = sorted({array.shape[0] for array in arrays})
+    if len(lengths) > 1:
+        raise ValueError(f"`{name}`: leaves have {lengths} samples; the first axes must agree.")
+    if lengths[0] == 0:
+        raise ValueError(f"`{name}` is empty; at least one sample is needed.")
+    for array in arrays:
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"`{name}` holds NaN or infinite values; remove or impute those rows.")
+    return jax.tree.unflatten(structure, arrays)
+
+
+def checked_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
+    """Return the variable in ``dtype``, refusing integers and what is not finite."""
+    leaves, structure = jax.tree.flatten(variable)
+    if not leaves:
+        raise ValueError(f"`{name}` holds no array; give the start as an array or a pytree of arrays.")
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    for array in arrays:
+        if array.dtype.kind != "f":
+            raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; variables are real: use floats.")
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"`{name}` holds NaN or infinite values; give a finite start.")
+    return jax.tree.unflatten(structure, [array.astype(dtype) for array in arrays])
+
+
+def checked_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
+    """Return (lower, upper) as pytrees like the outer variable; a number or None stands for all leaves."""
+    if bounds is None:
+        return None
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        raise ValueError("`outer_bounds` must be a pair (lower, upper), each None, a number or like `outer_var`.")
+    lower = _spread(bounds[0], outer_var, -np.inf)
+    upper = _spread(bounds[1], outer_var, np.inf)
+    for low, high, start in zip(*map(jax.tree.leaves, (lower, upper, outer_var)), strict=True):
+        if not np.all(low <= high):
+            raise ValueError("`outer_bounds`: a lower bound exceeds its upper bound, or one is NaN.")
+        if not np.all((low <= start) & (start <= high)):
+            raise ValueError("`outer_var` starts outside `outer_bounds`; move the start or widen the bounds.")
+    return lower, upper
+
+
+def _spread(bound: Any, outer_var: PyTree, missing: float) -> PyTree:
+    if bound is None:
+        bound = missing
+    if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
+        return jax.tree.map(lambda leaf: np.full_like(leaf, bound), outer_var)
+    try:
+        return jax.tree.map(
+            lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), outer_var, bound
+        )
+    except ValueError as error:
+        raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
+
+
+def checked_labels(name: str, labels: Any) -> np.ndarray:
+    """Return labels ±1 as float64."""
+    values = np.asarray(labels)
+    if values.ndim != 1:
+        raise ValueError(f"`{name}` must have one axis, got shape {values.shape}.")
+    if values.size and not np.all(np.isin(values, (-1, 1))):
+        seen = np.unique(values)[:5].tolist()
+        raise ValueError(f"`{name}` must hold labels -1 and 1, got {seen}; map classes with np.where(y == c, 1, -1).")
+    return values.astype(np.float64)

@@ -1,0 +1,75 @@
+"""Running a solver on a problem, and going on with a saved run."""
+
+from pathlib import Path
+
+from bilevel.budget import Budget
+from bilevel.problems import BilevelProblem
+from bilevel.result import RunResult
+from bilevel.runner import Runner
+from bilevel.solvers.base import Solver
+
+
+def run(
+    problem: BilevelProblem,
+    solver: Solver,
+    *,
+    seed: int = 0,
+    max_steps: int | None = None,
+    max_calls: int | None = None,
+    max_seconds: float | None = None,
+    tolerance: float | None = None,
+    eval_every: int | None = None,
+    progress: bool = False,
+) -> RunResult:
+    """Run a solver on a problem until a budget is used up or the tolerance is reached.
+
+    Parameters
+    ----------
+    problem, solver : what to solve, and how
+    seed : of all random draws
+    max_steps, max_calls, max_seconds : budgets, at least one; calls are those of the ledger and are never
+        exceeded, seconds are those of stepping alone (no compilation, no evaluation)
+    tolerance : stop at the first evaluation where ||∇h||² is at most this; needs a problem with a reference
+    eval_every : evaluate each so many steps; by default four times per doubling of the calls
+    progress : show a bar
+
+    Returns
+    -------
+    RunResult
+        Also when the iterates diverge (status "diverged", the last finite point kept), and after Ctrl-C (status
+        "interrupted").
+    """
+    budget = Budget(max_steps, max_calls, max_seconds, tolerance)
+    runner = Runner(problem, solver, seed, budget, eval_every)
+    return runner.finish(progress)
+
+
+def resume(
+    path: str | Path,
+    problem: BilevelProblem,
+    *,
+    solver: Solver | None = None,
+    max_steps: int | None = None,
+    max_calls: int | None = None,
+    max_seconds: float | None = None,
+    tolerance: float | None = None,
+    eval_every: int | None = None,
+    progress: bool = False,
+) -> RunResult:
+    """Go on with a saved run, as if it had never stopped.
+
+    Parameters
+    ----------
+    path : written by ``result.save``
+    problem : the same problem; data, start and values of the losses are compared
+    solver : needed only for a solver that is not in ``bilevel.SOLVERS``
+    max_steps, max_calls, max_seconds, tolerance, eval_every, progress : as for `run`; budgets count the
+        whole run, with what the file already holds
+    """
+    from bilevel.checkpoint import load
+
+    budget = Budget(max_steps, max_calls, max_seconds, tolerance)
+    saved = load(Path(path), problem, solver)
+    runner = Runner(problem, saved.solver, saved.seed, budget, eval_every)
+    runner.restore(saved.state_leaves, saved.rows)
+    return runner.finish(progress)

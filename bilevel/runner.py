@@ -1,0 +1,267 @@
+"""One run: the clock, the ledger, budgets, evaluations, status."""
+
+import time
+import warnings
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevel import trees
+from bilevel.budget import Agenda, Budget
+from bilevel.metrics import cheap_metrics, exact_metrics
+from bilevel.precision import arithmetic
+from bilevel.problems import BilevelProblem, Reference
+from bilevel.progress import Reporter, progress_bar
+from bilevel.result import RunResult, Status, columns
+from bilevel.solvers.base import Solver, State
+from bilevel.stepping import Page, advance, draw_page, initial_state, run_key
+from bilevel.types import Calls
+
+PAGE_LENGTH = 4096
+_LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, or at the progress bar
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come; ``calls`` by kind."""
+
+    state: State
+    step: int
+    calls: np.ndarray
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OpenPage:
+    """A page of draws on the host: where it begins, and the ledger after each of its steps."""
+
+    draws: Page
+    first: int
+    calls_after: np.ndarray
+    total_after: np.ndarray
+
+
+class Runner:
+    """One run. Making it checks the input and compiles; `finish` drives it to its end."""
+
+    def __init__(
+        self, problem: BilevelProblem, solver: Solver, seed: int, budget: Budget, eval_every: int | None
+    ) -> None:
+        _check_input(problem, solver, seed, budget)
+        self.problem, self.seed, self.budget = problem, seed, budget
+        self.agenda = Agenda(eval_every, epoch=problem.n_inner + problem.n_outer)
+        self.rows: list[dict[str, Any]] = []
+        self.reference: Reference | None = None
+        self.page: OpenPage | None = None
+        self.steps_per_second = 0.0
+        with arithmetic(problem.dtype):
+            self.oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+            self.solver = solver.resolve(self.oracles)
+            self.traced = self.solver.cast(problem.dtype)
+            self.key = run_key(seed)
+            self.compile_seconds = self._compile()
+            self.position = self._begin()
+
+    def _compile(self) -> float:
+        """Call everything once, with no step to take, so that no compilation falls into the clock."""
+        began = time.perf_counter()
+        state = initial_state(self.traced, self.oracles, self.problem.start)
+        page = draw_page(self.traced, self.oracles, self.key, np.int32(0), PAGE_LENGTH)
+        jax.block_until_ready(advance(self.traced, self.oracles, state, page, np.int32(0), np.int32(0)))
+        jax.block_until_ready(cheap_metrics(self.oracles, state.point))
+        return time.perf_counter() - began
+
+    def _begin(self) -> Position:
+        began = time.perf_counter()
+        state = jax.block_until_ready(initial_state(self.traced, self.oracles, self.problem.start))
+        seconds = time.perf_counter() - began
+        return Position(state, 0, np.array(self.solver.init_calls(self.oracles), np.int64), seconds)
+
+    def restore(self, state_leaves: list[np.ndarray], rows: list[dict[str, Any]]) -> None:
+        """Take the place where a saved run stopped."""
+        expected, structure = jax.tree.flatten(self.position.state)
+        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in state_leaves]:
+            raise ValueError("the saved state does not fit this solver and problem.")
+        with arithmetic(self.problem.dtype):
+            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state_leaves])
+        last = rows[-1]
+        calls = np.array([last[f"calls_{kind}"] for kind in Calls._fields], np.int64)
+        self.rows = rows
+        self.position = Position(state, int(last["step"]), calls, float(last["seconds"]))
+
+    def finish(self, progress: bool) -> RunResult:
+        """Step and evaluate until the run ends."""
+        title = f"{type(self.solver).__name__} on {self.problem.name}"
+        with arithmetic(self.problem.dtype), progress_bar(title, progress) as report:
+            status = self._drive(report, watched=progress)
+        if status is not Status.diverged:
+            self._warn()
+        return RunResult(
+            status=status,
+            point=trees.to_numpy(self.position.state.point),
+            history=columns(self.rows),
+            solver=self.solver,
+            seed=self.seed,
+            compile_seconds=self.compile_seconds,
+            problem=self.problem,
+            state=self.position.state,
+        )
+
+    def _drive(self, report: Reporter, watched: bool) -> Status:
+        try:
+            self._evaluate()
+            while not self._converged():
+                stop, evaluation_due = self._next_stop(watched)
+                if stop == self.position.step:
+                    self._evaluate()
+                    return self._final_status()
+                stayed_finite = self._advance_to(stop)
+                if evaluation_due or not stayed_finite:
+                    self._evaluate()
+                if not (stayed_finite and self._measurable()):
+                    return Status.diverged
+                self._report(report)
+            return Status.converged
+        except KeyboardInterrupt:
+            self._evaluate()
+            return Status.interrupted
+
+    def _next_stop(self, watched: bool) -> tuple[int, bool]:
+        """Return the step to go to without another look, and whether an evaluation is due there."""
+        step, budget = self.position.step, self.budget
+        seconds_left = budget.seconds_left(self.position.seconds)
+        if step >= budget.last_step or seconds_left <= 0:
+            return step, False
+        page = self._page_at(step)
+        evaluation = page.first + self.agenda.next_position(
+            step, int(self.position.calls.sum()), page.first, page.total_after
+        )
+        limits = [page.first + PAGE_LENGTH, budget.last_step, evaluation]
+        if budget.max_calls is not None:
+            limits.append(page.first + int(np.searchsorted(page.total_after, budget.max_calls, side="right")))
+        if watched or budget.max_seconds is not None:
+            look_after = self.steps_per_second * min(_LOOK_SECONDS, seconds_left)
+            limits.append(step + max(1, int(look_after)))
+        stop = min(limits)
+        return stop, stop == evaluation
+
+    def _page_at(self, step: int) -> OpenPage:
+        """Return the page that holds this step; drawing it is on the clock."""
+        if self.page is not None and step < self.page.first + PAGE_LENGTH:
+            return self.page
+        began = time.perf_counter()
+        draws = jax.block_until_ready(draw_page(self.traced, self.oracles, self.key, np.int32(step), PAGE_LENGTH))
+        self._tick(began)
+        calls = np.stack([np.asarray(kind, np.int64) for kind in draws.calls], axis=1)
+        calls_after = self.position.calls + np.cumsum(calls, axis=0)
+        self.page = OpenPage(draws, step, calls_after, calls_after.sum(axis=1))
+        return self.page
+
+    def _tick(self, began: float) -> None:
+        seconds = self.position.seconds + time.perf_counter() - began
+        self.position = Position(self.position.state, self.position.step, self.position.calls, seconds)
+
+    def _advance_to(self, stop: int) -> bool:
+        """Take steps up to ``stop`` and return True, or up to the last finite point and return False."""
+        before, page = self.position, self.page
+        assert page is not None
+        began = time.perf_counter()
+        state = jax.block_until_ready(self._advanced(page, before.state, before.step, stop))
+        elapsed = time.perf_counter() - began
+        self.steps_per_second = (stop - before.step) / elapsed
+        stayed_finite = trees.is_finite(state.point)
+        if not stayed_finite:
+            state, stop = self._last_finite(page, before, stop)
+        calls = page.calls_after[stop - page.first - 1] if stop > page.first else before.calls
+        self.position = Position(state, stop, calls, before.seconds + elapsed)
+        return stayed_finite
+
+    def _advanced(self, page: OpenPage, state: State, start: int, stop: int) -> State:
+        positions = np.int32(start - page.first), np.int32(stop - page.first)
+        return advance(self.traced, self.oracles, state, page.draws, *positions)
+
+    def _last_finite(self, page: OpenPage, before: Position, diverged: int) -> tuple[State, int]:
+        """Return the last finite state and its step, by bisection; steps repeat bit for bit."""
+        state, step = before.state, before.step
+        while diverged - step > 1:
+            middle = (step + diverged) // 2
+            trial = self._advanced(page, state, step, middle)
+            if trees.is_finite(trial.point):
+                state, step = trial, middle
+            else:
+                diverged = middle
+        return state, step
+
+    def _evaluate(self) -> None:
+        """Add a row to the history, unless the last one is of this very step."""
+        position = self.position
+        if self.rows and self.rows[-1]["step"] == position.step:
+            return
+        total = int(position.calls.sum())
+        row = {"step": position.step, "seconds": position.seconds, "calls": total}
+        row |= {f"calls_{kind}": int(n) for kind, n in zip(Calls._fields, position.calls, strict=True)}
+        row["epochs"] = total / (self.problem.n_inner + self.problem.n_outer)
+        row |= _floats(cheap_metrics(self.oracles, position.state.point))
+        exact, self.reference = exact_metrics(self.problem, position.state.point, self.reference)
+        row |= exact
+        point = trees.to_numpy(position.state.point)
+        row |= _floats({name: metric(point) for name, metric in self.problem.metrics.items()})
+        row |= _floats(self.solver.diagnostics(position.state))
+        self.rows.append(row)
+
+    def _final_status(self) -> Status:
+        if not self._measurable():
+            return Status.diverged
+        return Status.converged if self._converged() else Status.out_of_budget
+
+    def _measurable(self) -> bool:
+        """Tell whether the last evaluation was finite; a point may be finite where F overflows."""
+        row = self.rows[-1]
+        return bool(np.isfinite(row["outer_value"]) and np.isfinite(row["direction_norm_sq"]))
+
+    def _converged(self) -> bool:
+        if self.budget.tolerance is None or self.rows[-1]["step"] != self.position.step:
+            return False
+        return self.rows[-1]["hypergrad_norm_sq"] <= self.budget.tolerance
+
+    def _report(self, report: Reporter) -> None:
+        row, position = self.rows[-1], self.position
+        total = int(position.calls.sum())
+        metric = (
+            f"|∇h|² {row['hypergrad_norm_sq']:.1e}" if "hypergrad_norm_sq" in row else f"F {row['outer_value']:.3g}"
+        )
+        epochs = total / (self.problem.n_inner + self.problem.n_outer)
+        report(self.budget.fraction(position.step, total, position.seconds), f"{epochs:.3g} epochs, {metric}")
+
+    def _warn(self) -> None:
+        sentence = self.solver.warning(self.rows[-1], self.problem.dtype)
+        if sentence:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+
+
+def _floats(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _check_input(problem: BilevelProblem, solver: Solver, seed: int, budget: Budget) -> None:
+    if not isinstance(problem, BilevelProblem):
+        raise TypeError(f"`problem` must be a BilevelProblem, got {type(problem).__name__}.")
+    if not isinstance(solver, Solver):
+        raise TypeError(f"`solver` must be a solver such as bilevel.SRBA(), got {solver!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
+    smallest = min(problem.n_inner, problem.n_outer)
+    if solver.sampling != "full" and solver.batch_size > smallest:
+        raise ValueError(
+            f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: there are {problem.n_inner} "
+            f"inner and {problem.n_outer} outer samples. Use batch_size <= {smallest}, or sampling='full'."
+        )
+    if budget.tolerance is not None and problem.referee is None:
+        raise ValueError(
+            "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
+            "strongly_convex=True if its inner loss is, or leave `tolerance` out."
+        )

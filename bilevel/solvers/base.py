@@ -1,0 +1,144 @@
+"""The contract of a solver.
+
+A solver is a frozen dataclass of its hyper-parameters and nothing else. Declared with `@solver`, it is a
+pytree: floats are traced, so many step sizes share one compiled program; integers and strings are static.
+"""
+
+import dataclasses
+import difflib
+import functools
+import typing
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self, TypeVar
+
+import jax
+import numpy as np
+from numpy.typing import DTypeLike
+
+from bilevel.oracles import SAMPLINGS, Oracles
+from bilevel.solvers.fields import one_of, positive, whole
+from bilevel.types import Array, Calls, Point
+
+State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
+Draw: typing.TypeAlias = Any  # all randomness of one step
+S = TypeVar("S", bound="Solver")
+
+
+@dataclasses.dataclass(frozen=True)
+class Solver(ABC):
+    """Base of all solvers.
+
+    Parameters
+    ----------
+    step_size : step of the inner variable and of v
+    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
+    batch_size : rows per batch, on both levels
+    sampling : "blocks", "iid", "reshuffle" or "full"
+    """
+
+    step_size: float = positive(default=0.1)
+    outer_ratio: float = positive(default=1.0)
+    batch_size: int = whole(default=64)
+    sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
+
+    restarts: ClassVar[bool] = False  # does any step begin with an all-rows pass?
+
+    @abstractmethod
+    def init(self, oracles: Oracles, start: Point) -> State:
+        """Return the state before the first step."""
+
+    @abstractmethod
+    def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
+        """Return the state after step ``index``, which counts from 0."""
+
+    @abstractmethod
+    def calls(self, oracles: Oracles, draw: Draw, refresh: bool) -> Calls:
+        """Return the exact cost of a step, or of a refresh."""
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
+        """Draw all randomness of step ``index``; one batch on each level unless a solver says more."""
+        return oracles.draw(key, index)
+
+    def refreshes(self, index: Array, draw: Draw) -> Array:
+        """Tell whether `refresh` is taken instead of `step`; asked only where `restarts` is true."""
+        raise NotImplementedError
+
+    def refresh(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
+        """Take a step that begins with an all-rows pass."""
+        raise NotImplementedError
+
+    def init_calls(self, oracles: Oracles) -> Calls:
+        """Return the exact cost of `init`."""
+        return Calls()
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Return the solver with defaults that depend on the size of the problem filled in."""
+        return self
+
+    def diagnostics(self, state: State) -> dict[str, Array]:
+        """Return numbers of the solver's own for the history."""
+        return {}
+
+    def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
+        """Return a sentence for the user when the last diagnostics call for one."""
+        return None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.metadata["optional"]:
+                continue
+            complaint = field.metadata["rule"](value)
+            if complaint:
+                raise ValueError(f"`{type(self).__name__}({field.name}={value!r})`: {complaint}")
+
+    def cast(self, dtype: DTypeLike) -> Self:
+        """Return the solver with its floats as arrays of ``dtype``: 0.1, 1 and np.float64 share a trace."""
+        leaves, structure = jax.tree.flatten(self)
+        return jax.tree.unflatten(structure, [np.asarray(leaf, dtype) for leaf in leaves])
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the hyper-parameters by name, as Python numbers and strings."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            name: value.item() if isinstance(value, np.generic | np.ndarray) else value
+            for name, value in values.items()
+        }
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(positive, whole, one_of))
+def solver(cls: type[S]) -> type[S]:
+    """Make a class a solver: a frozen dataclass, registered as a pytree, strict about its keywords."""
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    traced = [name for name in names if float in (hints[name], *typing.get_args(hints[name]))]
+    static = [name for name in names if name not in traced]
+
+    def flatten(self: S) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(self, name) for name in traced], tuple(getattr(self, name) for name in static)
+
+    def unflatten(aux: tuple[Any, ...], leaves: list[Any]) -> S:
+        # Leaves may be tracers, so the checks of __init__ are passed by.
+        self = object.__new__(cls)
+        for name, value in zip([*traced, *static], [*leaves, *aux], strict=True):
+            object.__setattr__(self, name, value)
+        return self
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    _suggest_names(cls, names)
+    return cls
+
+
+def _suggest_names(cls: type[S], names: list[str]) -> None:
+    plain_init = cls.__init__
+
+    @functools.wraps(plain_init)
+    def init(self: S, *args: Any, **kwargs: Any) -> None:
+        for unknown in set(kwargs) - set(names):
+            near = difflib.get_close_matches(unknown, names, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(names) + "."
+            raise TypeError(f"`{cls.__name__}` has no parameter `{unknown}`; {hint}")
+        plain_init(self, *args, **kwargs)
+
+    cls.__init__ = init  # type: ignore[method-assign,assignment]

@@ -1,0 +1,53 @@
+"""SOBA: stochastic bilevel algorithm.
+
+Dagréou, Ablin, Vaiter, Moreau. A framework for bilevel optimization that enables stochastic and global
+variance reduction algorithms. NeurIPS 2022, arXiv 2201.13409.
+
+    draw B, C;   (z, v) ← (z, v) - α t^-½ D_{B,C}(u);   x ← x - (α/r) t^-½ D_{B,C}(u),   all at the old u
+
+Cost 5b. Memory 2p + d.
+"""
+
+from typing import NamedTuple
+
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.directions import decayed, descend, direction_calls
+from bilevel.solvers.fields import positive
+from bilevel.types import Array, Calls, Point, Rows
+
+
+class SOBAState(NamedTuple):
+    """The iterate alone."""
+
+    point: Point
+
+
+@solver
+class SOBA(Solver):
+    """Stochastic bilevel algorithm: plain stochastic directions, steps decreasing like t^-1/2.
+
+    Parameters
+    ----------
+    step_size : first step of the inner variable and of v
+    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
+    batch_size : rows per batch, on both levels
+    v_radius : radius of the ball v is kept in; None means no projection
+    sampling : "blocks", "iid", "reshuffle" or "full"
+    """
+
+    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
+
+    def init(self, oracles: Oracles, start: Point) -> SOBAState:
+        """Start where the problem starts."""
+        return SOBAState(start)
+
+    def step(self, oracles: Oracles, state: SOBAState, index: Array, draw: Rows) -> SOBAState:
+        """Move along the sampled direction."""
+        step = decayed(self.step_size, index, 0.5)
+        direction = oracles.direction(state.point, draw)
+        return SOBAState(descend(oracles, state.point, direction, step, step / self.outer_ratio, self.v_radius))
+
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
+        """Count one direction."""
+        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

@@ -1,0 +1,72 @@
+"""The vocabulary of the library.
+
+=================  =======================================================================
+name               meaning
+=================  =======================================================================
+``inner_var``      z, the variable of the inner problem
+``outer_var``      x, the variable of the outer problem
+``v``              the auxiliary variable, an approximate solution of (∇²zz G) v = -∇z F
+``inner_grad``     ∇z G                    ``inner_grad_outer``   ∇x G
+``hvp``            (∇²zz G) v              ``cross``              (∇²xz G) v
+``outer_grad``     ∇z F                    ``outer_grad_outer``   ∇x F
+``inner_value``    G                       ``outer_value``        F
+=================  =======================================================================
+
+Each name from ``inner_grad`` on is a method of the oracles and a column of the ledger.
+"""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+Scalar: TypeAlias = Any  # a float, a 0-d array, or a tracer
+Count: TypeAlias = Any  # an int or an integer array
+
+
+class Point(NamedTuple):
+    """An iterate u = (z, x, v), or a direction with the same three parts."""
+
+    inner_var: PyTree
+    outer_var: PyTree
+    v: PyTree
+
+
+class Rows(NamedTuple):
+    """Drawn rows of each level, opaque to solvers; ``None`` is every row."""
+
+    inner: Any = None
+    outer: Any = None
+
+
+class InnerPass(NamedTuple):
+    """The three derivatives of G that one pass over inner rows gives."""
+
+    grad: PyTree
+    hvp: PyTree
+    cross: PyTree
+
+
+class OuterPass(NamedTuple):
+    """Both gradients of F."""
+
+    grad: PyTree
+    grad_outer: PyTree
+
+
+class Calls(NamedTuple):
+    """The ledger: rows read, by kind of derivative."""
+
+    inner_grad: Count = 0
+    inner_grad_outer: Count = 0
+    hvp: Count = 0
+    cross: Count = 0
+    outer_grad: Count = 0
+    outer_grad_outer: Count = 0
+    inner_value: Count = 0
+    outer_value: Count = 0
+
+
+INT32_MAX = int(np.iinfo(np.int32).max)

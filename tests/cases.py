@@ -1,0 +1,114 @@
+"""Small problems, in JAX and as the NumPy transcription of the same rows."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bilevel
+from bilevel.losses import logistic
+from bilevel.oracles import AutodiffOracles
+from bilevel.precision import arithmetic
+from bilevel.stepping import advance, draw_page, initial_state, run_key
+from tests.transcription import problems as numpy_problems
+
+# Neither 53 nor 31 is a multiple of the batch: every shared test meets a short last block.
+N_INNER, N_OUTER, BATCH = 53, 31, 8
+
+
+def quadratic(dtype="float64", **kwargs):
+    settings = {
+        "n_inner": N_INNER,
+        "n_outer": N_OUTER,
+        "dim_inner": 5,
+        "dim_outer": 3,
+        "seed": 1,
+        "common_linear": 0.5,
+    }
+    return bilevel.problems.quadratic(**(settings | kwargs), dtype=dtype)
+
+
+def logistic_data(n_inner=N_INNER, n_outer=N_OUTER, dim=4, seed=0):
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(dim)
+
+    def level(n):
+        rows = rng.standard_normal((n, dim))
+        return rows, np.where(rows @ truth + rng.logistic(size=n) > 0, 1, -1)
+
+    return *level(n_inner), *level(n_outer)
+
+
+def logistic_selection(dtype="float64", **kwargs):
+    return bilevel.problems.logistic_selection(*logistic_data(), dtype=dtype, **kwargs)
+
+
+def quadratic_loss(z, x, sample):
+    squares = ((sample.a @ z) ** 2 + (sample.c @ x) ** 2) / 2
+    return squares + (sample.e @ x) * (sample.f @ z) + sample.linear_inner @ z + sample.linear_outer @ x
+
+
+def signed_inner_loss(z, x, row):
+    return logistic(row @ z) + jnp.sum(jnp.exp(x) * z**2) / 2
+
+
+def signed_outer_loss(z, x, row):
+    return logistic(row @ z)
+
+
+PROBLEMS = {"quadratic": quadratic, "logistic": logistic_selection}
+LOSSES = {"quadratic": (quadratic_loss, quadratic_loss), "logistic": (signed_inner_loss, signed_outer_loss)}
+
+
+def by_autodiff(name, problem):
+    """The same rows in the same layout, differentiated automatically."""
+    inner_loss, outer_loss = LOSSES[name]
+    oracles = problem.oracles
+    samples = {"inner_samples": oracles.inner_samples, "outer_samples": oracles.outer_samples}
+    return AutodiffOracles(**samples, outer_bounds=oracles.outer_bounds, inner_loss=inner_loss, outer_loss=outer_loss)
+
+
+def in_numpy(name, problem):
+    """The transcription of a problem, on rows in the order of its layout."""
+    inner, outer = problem.oracles.inner_samples.leaves, problem.oracles.outer_samples.leaves
+    if name == "quadratic":
+        keys = ("a", "c", "e", "f", "dz", "dx")
+        levels = (
+            dict(zip(keys, (np.asarray(leaf, np.float64) for leaf in level), strict=True)) for level in (inner, outer)
+        )
+        return numpy_problems.Quadratic(*levels)
+    train, val = np.asarray(inner, np.float64).T, np.asarray(outer, np.float64).T
+    return numpy_problems.LogisticSelection(train, np.ones(len(train)), val, np.ones(len(val)))
+
+
+def indices(samples, rows):
+    """The drawn rows as positions in the layout; None for every row."""
+    if rows is None:
+        return None
+    if samples.sampling == "iid":
+        return np.asarray(rows)
+    begin = int(rows) * samples.batch_size
+    return np.arange(begin, min(begin + samples.batch_size, samples.n))
+
+
+def trajectory(problem, solver, steps, seed=0, page_length=64):
+    """Iterates, states and draws of the first steps, one compiled step at a time."""
+    with arithmetic(problem.dtype):
+        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+        traced = solver.resolve(oracles).cast(problem.dtype)
+        page = draw_page(traced, oracles, run_key(seed), np.int32(0), page_length)
+        states = [initial_state(traced, oracles, problem.start)]
+        for position in range(steps):
+            at = np.int32(position), np.int32(position + 1)
+            states.append(advance(traced, oracles, states[-1], page, *at))
+        draws = [jax.tree.map(lambda leaf, i=i: leaf[i], page.draws) for i in range(steps)]
+    return SimpleNamespace(oracles=oracles, solver=traced, page=page, states=states[1:], draws=draws)
+
+
+def assert_trees_close(a, b, rtol=1e-12, atol=1e-12):
+    jax.tree.map(lambda s, t: np.testing.assert_allclose(s, t, rtol=rtol, atol=atol), a, b)
+
+
+def assert_trees_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)

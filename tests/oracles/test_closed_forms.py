@@ -1,0 +1,77 @@
+"""Closed-form oracles against automatic differentiation, and both against dense NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bilevel.precision import arithmetic
+from bilevel.types import Rows
+from tests import cases
+from tests.solvers.transcribed import KIND_NAMES
+
+ROWS = {
+    "all": Rows(),
+    "a full block": Rows(jnp.int32(2), jnp.int32(1)),
+    "the short block": Rows(jnp.int32(cases.N_INNER // cases.BATCH), jnp.int32(cases.N_OUTER // cases.BATCH)),
+}
+
+
+def points(problem):
+    rng = np.random.default_rng(0)
+    return [jax.tree.map(lambda leaf: leaf + rng.standard_normal(leaf.shape), problem.start) for _ in range(2)]
+
+
+def oracles_of(name):
+    problem = cases.PROBLEMS[name]()
+    closed = problem.oracles.batched(cases.BATCH, "blocks")
+    auto = cases.by_autodiff(name, problem).batched(cases.BATCH, "blocks")
+    return problem, closed, auto
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", cases.PROBLEMS)
+def test_every_kind_equals_autodiff_and_dense_numpy(name, rows):
+    with arithmetic("float64"):
+        problem, closed, auto = oracles_of(name)
+        point, _ = points(problem)
+        plain = cases.in_numpy(name, problem)
+        for kind, numpy_name in KIND_NAMES.items():
+            level = "outer" if kind.startswith("outer") else "inner"
+            drawn = getattr(ROWS[rows], level)
+            samples = getattr(closed, f"{level}_samples")
+            at = (np.asarray(point.inner_var), np.asarray(point.outer_var))
+            if kind in ("hvp", "cross"):
+                at = (*at, np.asarray(point.v))
+            dense = getattr(plain, numpy_name)(*at, cases.indices(samples, drawn))
+            for oracles in (closed, auto):
+                np.testing.assert_allclose(getattr(oracles, kind)(point, drawn), dense, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", cases.PROBLEMS)
+def test_differences_equal_two_directions(name):
+    with arithmetic("float64"):
+        problem, closed, auto = oracles_of(name)
+        point, previous = points(problem)
+        rows = ROWS["the short block"]
+        expected = auto.difference(point, previous, rows)
+        cases.assert_trees_close(closed.difference(point, previous, rows), expected, rtol=1e-12, atol=1e-12)
+        here, there = auto.direction(point, rows), auto.direction(previous, rows)
+        cases.assert_trees_close(expected, jax.tree.map(np.subtract, here, there), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", cases.PROBLEMS)
+def test_finite_differences_agree_with_every_derivative(name):
+    errors = cases.PROBLEMS[name]().check()
+    assert set(errors) == {"inner_grad", "inner_grad_outer", "hvp", "cross", "outer_grad", "outer_grad_outer"}
+    assert max(errors.values()) < 1e-6
+
+
+def test_extreme_margins_stay_finite():
+    problem = cases.logistic_selection("float32")
+    with arithmetic("float32"):
+        for scale in (-1e4, 1e4):
+            point = problem.start._replace(inner_var=np.full(4, scale, np.float32))
+            for oracles in (problem.oracles, cases.by_autodiff("logistic", problem)):
+                assert all(np.all(np.isfinite(leaf)) for leaf in oracles.direction(point))
+                assert np.isfinite(oracles.outer_value(point))

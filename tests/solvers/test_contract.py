@@ -1,0 +1,157 @@
+"""What every solver owes: exact costs, one trace for all floats, checked parameters."""
+
+import jax
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel.oracles import Oracles
+from bilevel.precision import arithmetic
+from bilevel.stepping import advance, draw_page, initial_state, run_key
+from bilevel.types import Calls
+from tests import cases
+
+SOLVERS = {name: cls(0.05, 20.0, cases.BATCH) for name, cls in bilevel.SOLVERS.items()}
+
+
+class CountingOracles(Oracles):
+    """Oracles that count the rows of each kind they are asked for."""
+
+    def __init__(self, oracles):
+        for name in ("inner_samples", "outer_samples", "outer_bounds"):
+            object.__setattr__(self, name, getattr(oracles, name))
+        object.__setattr__(self, "wrapped", oracles)
+        object.__setattr__(self, "counted", dict.fromkeys(Calls._fields, 0))
+
+    def _count(self, rows, *kinds):
+        for kind in kinds:
+            samples = self.outer_samples if kind.startswith("outer") else self.inner_samples
+            self.counted[kind] += int(samples.count(rows))
+
+    def inner(self, point, rows=None):
+        self._count(rows, "inner_grad", "hvp", "cross")
+        return self.wrapped.inner(point, rows)
+
+    def outer(self, point, rows=None):
+        self._count(rows, "outer_grad", "outer_grad_outer")
+        return self.wrapped.outer(point, rows)
+
+    _inner = _inner_grad_outer = _outer = _inner_value = _outer_value = None
+
+
+def _single(kind):
+    def method(self, point, rows=None):
+        self._count(rows, kind)
+        return getattr(self.wrapped, kind)(point, rows)
+
+    return method
+
+
+for _kind in Calls._fields:
+    setattr(CountingOracles, _kind, _single(_kind))
+CountingOracles.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("sampling", ["blocks", "iid", "full"])
+def test_declared_cost_equals_counted_cost(name, sampling):
+    problem = cases.logistic_selection()
+    try:
+        solver = type(SOLVERS[name])(0.05, 2.0, cases.BATCH, sampling=sampling)
+    except ValueError:
+        pytest.skip(f"{name} does not draw {sampling}")
+    with arithmetic("float64"):
+        oracles = problem.oracles.batched(cases.BATCH, sampling)
+        solver = solver.resolve(oracles).cast("float64")
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), 12)
+        counting = CountingOracles(oracles)
+        with jax.disable_jit():
+            state = solver.init(counting, problem.start)
+            free = "tables" in solver.parameters() and solver.tables == "zero"
+            for kind, declared in solver.init_calls(oracles)._asdict().items():
+                # Where the tables start at zero, the compiled init drops what it computes for their shapes.
+                assert counting.counted[kind] * (not free) == declared
+            for position in range(12):
+                before = dict(counting.counted)
+                draw = jax.tree.map(lambda leaf, i=position: leaf[i], page.draws)
+                take = solver.refresh if bool(page.refreshes[position]) else solver.step
+                state = take(counting, state, np.int32(position), draw)
+                for kind in Calls._fields:
+                    declared = int(getattr(page.calls, kind)[position])
+                    assert counting.counted[kind] - before[kind] == declared, (position, kind)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
+    problem = cases.quadratic()
+    steps = np.array([0.01, 0.03, 0.05])
+    with arithmetic("float64"):
+        oracles = problem.oracles.batched(cases.BATCH, "blocks")
+        solver = SOLVERS[name].resolve(oracles).cast("float64")
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
+
+        def final_point(step_size):
+            leaves, structure = jax.tree.flatten(solver)
+            tuned = jax.tree.unflatten(structure, [step_size, *leaves[1:]])
+            state = initial_state(tuned, oracles, problem.start)
+            return advance(tuned, oracles, state, page, np.int32(0), np.int32(40)).point
+
+        together = jax.vmap(final_point)(steps)
+        for i, step_size in enumerate(steps):
+            alone = final_point(step_size)
+            cases.assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step_size": 0.0}, r"`SRBA\(step_size=0.0\)`: must be a finite number above 0"),
+        ({"step_size": -1}, "step_size=-1"),
+        ({"step_size": np.nan}, "step_size=nan"),
+        ({"step_size": np.inf}, "step_size=inf"),
+        ({"step_size": "fast"}, "step_size='fast'"),
+        ({"step_size": True}, "step_size=True"),
+        ({"outer_ratio": 0}, "outer_ratio=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 6.4}, "batch_size=6.4"),
+        ({"period": 0}, r"`SRBA\(period=0\)`: must be an integer of at least 1; use None for the default"),
+        ({"period": 2.0}, "period=2.0"),
+        ({"v_radius": -1.0}, "v_radius=-1.0.*use None for no projection"),
+        ({"sampling": "random"}, "sampling='random'.*'blocks', 'iid'"),
+    ],
+)
+def test_bad_parameters_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bilevel.SRBA(**arguments)
+
+
+def test_saba_draws_blocks_only():
+    with pytest.raises(ValueError, match=r"sampling='iid'"):
+        bilevel.SABA(sampling="iid")
+
+
+def test_unknown_parameters_get_a_suggestion():
+    with pytest.raises(TypeError, match=r"`SRBA` has no parameter `stepsize`; did you mean `step_size`\?"):
+        bilevel.SRBA(stepsize=0.1)
+    with pytest.raises(TypeError, match=r"it takes step_size, outer_ratio"):
+        bilevel.SOBA(zzz=1)
+
+
+def test_default_period_is_half_an_epoch_of_batches():
+    problem = bilevel.problems.quadratic(300, 200, 4, 2)
+    assert bilevel.run(problem, bilevel.SRBA(batch_size=16), max_steps=1).solver.period == 500 // 32
+    assert bilevel.run(problem, bilevel.SRBA(batch_size=200), max_steps=1).solver.period == 1
+
+
+def test_sabas_tables_are_not_copied_in_the_loop():
+    problem = bilevel.problems.quadratic(640, 320, 7, 3)
+    with arithmetic("float32"):
+        oracles = problem.oracles.batched(5, "blocks")
+        solver = bilevel.SABA(batch_size=5).resolve(oracles).cast("float32")
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
+        state = initial_state(solver, oracles, problem.start)
+        program = advance.lower(solver, oracles, state, page, np.int32(0), np.int32(9)).compile().as_text()
+    hot_bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and "f32[128,7]" in text]
+    loops = [text for text in hot_bodies if "while/body/while/body" in text and "ROOT" in text]
+    assert loops, "the hot loop was not found"
+    assert not [line for text in loops for line in text.split("\n") if " copy(" in line and "f32[128," in line]

@@ -1,0 +1,26 @@
+"""AmIGO: warm-started inner steps, warm-started steps on the linear system, then one outer step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .problems import Array, Problem
+
+
+def amigo(
+    problem: Problem, z: Array, x: Array, draws: Sequence[Any], *, step_size: float, outer_ratio: float
+) -> list[dict[str, Any]]:
+    """Draws: inner_loop (T), outer, linear_loop (T), cross."""
+    v = np.zeros_like(z)
+    history = []
+    for draw in draws:
+        for rows in draw.inner_loop:
+            z = z - step_size * problem.gz(z, x, rows)
+        f_z = problem.fz(z, x, draw.outer)
+        f_x = problem.fx(z, x, draw.outer)
+        for rows in draw.linear_loop:
+            v = v - step_size * (problem.hv(z, x, v, rows) + f_z)
+        x = x - step_size / outer_ratio * (problem.cr(z, x, v, draw.cross) + f_x)
+        history.append({"inner_var": z, "v": v, "outer_var": x})
+    return history

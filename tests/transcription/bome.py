@@ -1,0 +1,34 @@
+"""BOME: a gradient step on F corrected so that the inner gap also decreases; all rows, first order."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from .problems import Array, Problem
+
+
+def bome(
+    problem: Problem,
+    z: Array,
+    x: Array,
+    draws: Iterable[Any],
+    *,
+    step_size: float,
+    outer_ratio: float,
+    n_inner_steps: int,
+    eta_b: float = 0.5,
+) -> list[dict[str, Any]]:
+    """One step for each element of draws (not read). w approaches argmin G and is then held."""
+    size = step_size / outer_ratio
+    history = []
+    for _ in draws:
+        w = z
+        for _ in range(n_inner_steps):
+            w = w - step_size * problem.gz(w, x)
+        q_z = problem.gz(z, x)
+        q_x = problem.gx(z, x) - problem.gx(w, x)
+        f_z, f_x = problem.fz(z, x), problem.fx(z, x)
+        square = q_z @ q_z + q_x @ q_x
+        lam = 0.0 if square == 0.0 else max(0.0, eta_b - (f_z @ q_z + f_x @ q_x) / square)
+        z, x = z - size * (f_z + lam * q_z), x - size * (f_x + lam * q_x)
+        history.append({"inner_var": z, "outer_var": x, "lam": lam})
+    return history

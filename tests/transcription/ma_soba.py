@@ -1,0 +1,34 @@
+"""MA-SOBA: SOBA with x following a moving average of its directions, one step late."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .directions import directions
+from .problems import Array, Problem
+
+
+def ma_soba(
+    problem: Problem,
+    z: Array,
+    x: Array,
+    draws: Sequence[Any],
+    *,
+    step_size: float,
+    outer_ratio: float,
+    theta: float = 1.0,
+) -> list[dict[str, Any]]:
+    """Draws: inner, outer. The average starts at 0, so x rests at the first step."""
+    v, average = np.zeros_like(z), np.zeros_like(x)
+    history = []
+    for t, draw in enumerate(draws, start=1):
+        rho = step_size * t**-0.5
+        gamma = step_size / outer_ratio * t**-0.5
+        weight = min(1.0, theta * t**-0.5)
+        d_z, d_v, d_x = directions(problem, (z, v, x), draw.inner, draw.outer)
+        x = x - gamma * average
+        z, v = z - rho * d_z, v - rho * d_v
+        average = (1.0 - weight) * average + weight * d_x
+        history.append({"inner_var": z, "v": v, "outer_var": x, "average": average})
+    return history

@@ -1,0 +1,28 @@
+"""TTSA: one inner step and one outer step on two time scales, t^(-2/5) and t^(-3/5)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .neumann import hyp2
+from .problems import Array, Problem
+
+
+def ttsa(
+    problem: Problem,
+    z: Array,
+    x: Array,
+    draws: Sequence[Any],
+    *,
+    step_size: float,
+    outer_ratio: float,
+    n_neumann: int,
+    neumann_step: float = 0.5,
+) -> list[dict[str, Any]]:
+    """Draws: inner, outer, neumann, length, cross. The outer step is taken at the new z."""
+    history = []
+    for t, draw in enumerate(draws, start=1):
+        z = z - step_size * t ** (-2 / 5) * problem.gz(z, x, draw.inner)
+        gradient = hyp2(problem, z, x, draw.outer, draw.neumann, draw.length, n_neumann, draw.cross, neumann_step)
+        x = x - step_size / outer_ratio * t ** (-3 / 5) * gradient
+        history.append({"inner_var": z, "outer_var": x})
+    return history
