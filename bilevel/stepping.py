@@ -77,13 +77,24 @@ def advance(solver: Solver, oracles: Oracles, state: State, page: Page, start: A
     def refresh(position: Array, state: State) -> State:
         return solver.refresh(oracles, state, page.first + position, draw_at(position))
 
+    def steps(start: Array, stop: Array, state: State) -> State:
+        groups = (stop - start) // solver.unroll
+        state = jax.lax.fori_loop(0, groups, lambda i, state: group(start + i * solver.unroll, state), state)
+        return jax.lax.fori_loop(start + groups * solver.unroll, stop, step, state)
+
+    def group(first: Array, state: State) -> State:
+        for i in range(solver.unroll):
+            # The barrier keeps XLA from fusing across steps, which could change bits with the grouping.
+            state = jax.lax.optimization_barrier(step(first + i, state))
+        return state
+
     def segment(carry: tuple[Array, State]) -> tuple[Array, State]:
         position, state = carry
         due = page.refreshes[position]
         state = jax.lax.cond(due, refresh, lambda _, state: state, position, state)
         end = jnp.minimum(page.next_refresh[position], stop)
-        return end, jax.lax.fori_loop(position + due.astype(jnp.int32), end, step, state)
+        return end, steps(position + due.astype(jnp.int32), end, state)
 
     if not solver.restarts:
-        return jax.lax.fori_loop(start, stop, step, state)
+        return steps(start, stop, state)
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]

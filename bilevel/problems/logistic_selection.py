@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel.losses import logistic, sigmoid
 from bilevel.oracles import LogisticOracles, Samples
 from bilevel.precision import arithmetic, as_float_dtype
 from bilevel.problems.base import BilevelProblem
@@ -12,6 +15,7 @@ from bilevel.problems.checks import checked_bounds, checked_data, checked_labels
 from bilevel.problems.reference import Reference
 from bilevel.types import Array, Point
 
+_SMALL = 1e-10  # a gradient this small is in the region of quadratic convergence
 _EVERY_WIDTH = 2**62  # the closed form wants features first, however many there are
 
 
@@ -65,7 +69,7 @@ def logistic_selection(
             bounds,
         )
     start = Point(z, x, np.zeros_like(z))
-    return BilevelProblem(oracles, start, NewtonReferee(oracles, start), "logistic_selection")
+    return BilevelProblem(oracles, start, NewtonReferee(oracles), "logistic_selection")
 
 
 def _signed_rows(features: Any, labels: Any, features_name: str, labels_name: str) -> np.ndarray:
@@ -79,67 +83,81 @@ def _signed_rows(features: Any, labels: Any, features_name: str, labels_name: st
 
 
 class NewtonReferee:
-    """References by damped Newton steps with a dense Hessian, in float64 on the rows that runs use."""
+    """References by damped Newton steps with a dense Hessian, in float64 on the rows that runs use.
+
+    The passes over rows are JAX's and not NumPy's: threads of a BLAS go on spinning after a call, and would
+    slow down the steps that follow an evaluation.
+    """
 
     max_steps = 100
 
-    def __init__(self, oracles: LogisticOracles, start: Point) -> None:
-        self._oracles, self._start = oracles, start
-        self._rows: tuple[np.ndarray, np.ndarray] | None = None
+    def __init__(self, oracles: LogisticOracles) -> None:
+        self._oracles = oracles
+        self._rows: tuple[Array, Array] | None = None
 
     def __call__(self, outer_var: np.ndarray, guess: Reference | None = None) -> Reference:
         """Return the solution at ``outer_var``, from the last one or from zero."""
-        from scipy.linalg import cho_factor, cho_solve
-        from scipy.special import expit
+        with arithmetic(np.float64):
+            return self._solve(np.exp(np.asarray(outer_var, np.float64)), guess)
 
+    def _solve(self, penalty: np.ndarray, guess: Reference | None) -> Reference:
         train, validation = self._float64_rows()
-        penalty = np.exp(np.asarray(outer_var, np.float64))
         z = self._minimiser(train, penalty, np.zeros_like(penalty) if guess is None else guess.inner_var)
-        grad, hessian = _gradient(train, penalty, z), _hessian(train, penalty, z)
-        margins = z @ validation
-        outer_grad = -(validation @ expit(-margins)) / validation.shape[1]
-        v = -cho_solve(cho_factor(hessian), outer_grad)
+        grad, hessian = _to_numpy(_gradient_and_hessian(train, penalty, z))
+        value, outer_grad = _to_numpy(_mean_loss_and_gradient(validation, z))
+        v = -_cholesky_solve(hessian, outer_grad)
         return Reference(
             inner_var=z,
             v=v,
-            value=float(np.mean(np.logaddexp(0, -margins))),
+            value=float(value),
             hypergrad=penalty * z * v,
             inner_residual=float(np.linalg.norm(grad)),
             v_residual=float(np.linalg.norm(hessian @ v + outer_grad)),
         )
 
-    def _float64_rows(self) -> tuple[np.ndarray, np.ndarray]:
+    def _float64_rows(self) -> tuple[Array, Array]:
         if self._rows is None:
-            inner, outer = self._oracles.inner_samples.leaves, self._oracles.outer_samples.leaves
-            self._rows = np.asarray(inner, np.float64), np.asarray(outer, np.float64)
+            samples = self._oracles.inner_samples, self._oracles.outer_samples
+            inner, outer = (level.leaves.astype(np.float64) for level in samples)
+            self._rows = inner, outer
         return self._rows
 
-    def _minimiser(self, rows: np.ndarray, penalty: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Take Newton steps, halved while the gradient does not fall, until rounding stops it."""
-        from scipy.linalg import cho_factor, cho_solve
-
-        size = np.linalg.norm(_gradient(rows, penalty, z))
+    def _minimiser(self, rows: Array, penalty: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Take Newton steps, halved where the gradient does not fall, until rounding stops it."""
+        grad, hessian = _to_numpy(_gradient_and_hessian(rows, penalty, z))
+        damping = 1.0
         for _ in range(self.max_steps):
-            move = cho_solve(cho_factor(_hessian(rows, penalty, z)), _gradient(rows, penalty, z))
-            for _ in range(30):
-                trial_size = np.linalg.norm(_gradient(rows, penalty, z - move))
-                if trial_size < size:
-                    break
-                move = move / 2
-            else:
+            trial = z - damping * _cholesky_solve(hessian, grad)
+            trial_grad, trial_hessian = _to_numpy(_gradient_and_hessian(rows, penalty, trial))
+            fell = np.linalg.norm(trial_grad) / np.linalg.norm(grad)
+            if fell < 1:
+                z, grad, hessian = trial, trial_grad, trial_hessian
+            # Newton's method squares a small gradient; one that falls no further is at rounding.
+            if not fell < 0.5 and np.linalg.norm(grad) < _SMALL:
                 break
-            z, size = z - move, trial_size
+            damping = min(1.0, 2 * damping) if fell < 1 else damping / 2
         return z
 
 
-def _gradient(rows: Array | np.ndarray, penalty: np.ndarray, z: np.ndarray) -> np.ndarray:
-    from scipy.special import expit
+@jax.jit
+def _gradient_and_hessian(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
+    n = rows.shape[1]
+    missed = sigmoid(-(z @ rows))
+    hessian = (rows * (missed * (1 - missed))) @ rows.T / n + jnp.diag(penalty)
+    return -(rows @ missed) / n + penalty * z, hessian
 
-    return -(rows @ expit(-(z @ rows))) / rows.shape[1] + penalty * z
+
+@jax.jit
+def _mean_loss_and_gradient(rows: Array, z: Array) -> tuple[Array, Array]:
+    margins = z @ rows
+    return jnp.mean(logistic(margins)), -(rows @ sigmoid(-margins)) / rows.shape[1]
 
 
-def _hessian(rows: np.ndarray, penalty: np.ndarray, z: np.ndarray) -> np.ndarray:
-    from scipy.special import expit
+def _to_numpy(arrays: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(array) for array in arrays)
 
-    missed = expit(-(z @ rows))
-    return (rows * (missed * (1 - missed))) @ rows.T / rows.shape[1] + np.diag(penalty)
+
+def _cholesky_solve(matrix: np.ndarray, right_side: np.ndarray) -> np.ndarray:
+    from scipy.linalg import cho_factor, cho_solve
+
+    return cho_solve(cho_factor(matrix), right_side)

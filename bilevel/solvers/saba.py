@@ -18,22 +18,22 @@ from typing import NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
-from bilevel import trees
 from bilevel.oracles import Oracles, Samples, joined
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.directions import descend, direction_calls
 from bilevel.solvers.fields import one_of, positive, whole
-from bilevel.types import Array, Calls, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel.types import Array, Calls, InnerPass, OuterPass, Point, Rows
 
 Pass = TypeVar("Pass", InnerPass, OuterPass)
 
 
 class Memory(NamedTuple):
-    """Last estimate of each block, and their weighted mean."""
+    """Last estimate of each block, all kinds in one row, and their weighted mean."""
 
-    table: PyTree
-    mean: PyTree
+    table: Array
+    mean: Array
 
 
 class SABAState(NamedTuple):
@@ -78,9 +78,9 @@ class SABA(Solver):
 
         def memory(samples: Samples, estimate: Callable[[Array], Pass]) -> Memory:
             blocks = jnp.arange(samples.n_blocks, dtype=jnp.int32)
-            table = jax.lax.map(estimate, blocks)
+            table = jax.lax.map(lambda block: ravel_pytree(estimate(block))[0], blocks)
             if self.tables == "zero":
-                table = trees.zeros_like(table)
+                table = jnp.zeros_like(table)
             return Memory(table, _weighted_mean(samples, table))
 
         return SABAState(
@@ -126,13 +126,12 @@ class SABA(Solver):
 
 def _reduced(fresh: Pass, memory: Memory, block: Array, samples: Samples) -> tuple[Pass, Memory]:
     """Return g - Y[i] + M, and the memory with g in the place of Y[i]."""
-    change = jax.tree.map(lambda new, table: new - table[block], fresh, memory.table)
-    reduced = trees.add(change, memory.mean)
-    mean = trees.add(memory.mean, trees.scale(samples.share(block), change))
-    table = jax.tree.map(lambda table, new: table.at[block].set(new), memory.table, fresh)
-    return reduced, Memory(table, mean)
+    new, unravel = ravel_pytree(fresh)
+    change = new - memory.table[block]
+    reduced = unravel(change + memory.mean)
+    mean = memory.mean + samples.share(block) * change
+    return reduced, Memory(memory.table.at[block].set(new), mean)
 
 
-def _weighted_mean(samples: Samples, table: PyTree) -> PyTree:
-    shares = samples.share(jnp.arange(samples.n_blocks, dtype=jnp.int32))
-    return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), table)
+def _weighted_mean(samples: Samples, table: Array) -> Array:
+    return samples.share(jnp.arange(samples.n_blocks, dtype=jnp.int32)) @ table

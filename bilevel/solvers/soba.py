@@ -38,6 +38,8 @@ class SOBA(Solver):
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
 
+    unroll = 4
+
     def init(self, oracles: Oracles, start: Point) -> SOBAState:
         """Start where the problem starts."""
         return SOBAState(start)

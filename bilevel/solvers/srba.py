@@ -56,6 +56,7 @@ class SRBA(Solver):
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
 
     restarts = True
+    unroll = 4
 
     def resolve(self, oracles: Oracles) -> Self:
         """Fill in the default period."""
