@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint bench constraints clean
+.PHONY: install demo test test-slow lint bench constraints clean
 
 install: $(STAMP)
 
@@ -20,8 +20,11 @@ PYTEST := JAX_COMPILATION_CACHE_DIR=.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_
 	$(BIN)/python -m pytest --numprocesses 2
 
 test: install  ## the whole suite with 64-bit types on, then once more with JAX as users have it
-	JAX_ENABLE_X64=1 $(PYTEST)
+	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow"
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow"
+
+test-slow: install  ## every rival through every shared test, and their floors
+	JAX_ENABLE_X64=1 $(PYTEST) -m slow
 
 lint: install
 	$(BIN)/ruff check .

@@ -29,8 +29,8 @@ class Status(StrEnum):
         return {
             "converged": "The squared norm of the hypergradient fell to the tolerance.",
             "out_of_budget": "A budget was used up.",
-            "diverged": "The iterates left the finite numbers; `point` is the last finite one. Use a smaller "
-            "`step_size`, or a larger `outer_ratio`.",
+            "diverged": "The iterates left the finite numbers; `point` is the last finite one. A stochastic solver "
+            "needs a smaller `step_size` or a larger `outer_ratio`; bounds on the outer variable help any solver.",
             "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",
         }[self.value]
 

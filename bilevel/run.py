@@ -28,7 +28,8 @@ def run(
     problem, solver : what to solve, and how
     seed : of all random draws
     max_steps, max_calls, max_seconds : budgets, at least one; calls are those of the ledger and are never
-        exceeded, seconds are those of stepping alone (no compilation, no evaluation)
+        exceeded (save by the last step of Exact and HOAG, whose cost is known once it is taken), seconds are those
+        of stepping alone (no compilation, no evaluation)
     tolerance : stop at the first evaluation where ||∇h||² is at most this; needs a problem with a reference
     eval_every : evaluate each so many steps; by default four times per doubling of the calls
     progress : show a bar

@@ -19,7 +19,7 @@ from bilevel.progress import Reporter, progress_bar
 from bilevel.result import RunResult, Status, columns
 from bilevel.solvers.base import Solver, State
 from bilevel.stepping import Page, advance, draw_page, initial_state, run_key
-from bilevel.types import Calls
+from bilevel.types import Calls, Count
 
 PAGE_LENGTH = 4096
 _LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, or at the progress bar
@@ -58,10 +58,14 @@ class Runner:
         self.reference: Reference | None = None
         self.page: OpenPage | None = None
         self.steps_per_second = 0.0
-        with arithmetic(problem.dtype):
+        self.dtype = problem.dtype if solver.compiled else np.dtype(np.float64)
+        with arithmetic(self.dtype):
             self.oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
             self.solver = solver.resolve(self.oracles)
-            self.traced = self.solver.cast(problem.dtype)
+            if not solver.compiled:
+                self.oracles = self.oracles.astype(self.dtype)
+            self.start = trees.to_numpy(problem.start, self.dtype)
+            self.traced = self.solver.cast(self.dtype)
             self.key = run_key(seed)
             self.compile_seconds = self._compile()
             self.position = self._begin()
@@ -69,15 +73,22 @@ class Runner:
     def _compile(self) -> float:
         """Call everything once, with no step to take, so that no compilation falls into the clock."""
         began = time.perf_counter()
-        state = initial_state(self.traced, self.oracles, self.problem.start)
+        if not self.solver.compiled:
+            self.solver.warm_up(self.oracles, self.start)
+            jax.block_until_ready(cheap_metrics(self.oracles, self.start))
+            return time.perf_counter() - began
+        state = initial_state(self.traced, self.oracles, self.start)
         page = draw_page(self.traced, self.oracles, self.key, np.int32(0), PAGE_LENGTH)
         jax.block_until_ready(advance(self.traced, self.oracles, state, page, np.int32(0), np.int32(0)))
         jax.block_until_ready(cheap_metrics(self.oracles, state.point))
         return time.perf_counter() - began
 
     def _begin(self) -> Position:
+        if not self.solver.compiled:
+            state = self.solver.init(self.oracles, self.start)
+            return Position(state, 0, np.array(state.calls), 0.0)
         began = time.perf_counter()
-        state = jax.block_until_ready(initial_state(self.traced, self.oracles, self.problem.start))
+        state = jax.block_until_ready(initial_state(self.traced, self.oracles, self.start))
         seconds = time.perf_counter() - began
         return Position(state, 0, np.array(self.solver.init_calls(self.oracles), np.int64), seconds)
 
@@ -86,7 +97,7 @@ class Runner:
         expected, structure = jax.tree.flatten(self.position.state)
         if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in state_leaves]:
             raise ValueError("the saved state does not fit this solver and problem.")
-        with arithmetic(self.problem.dtype):
+        with arithmetic(self.dtype):
             state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state_leaves])
         last = rows[-1]
         calls = np.array([last[f"calls_{kind}"] for kind in Calls._fields], np.int64)
@@ -96,13 +107,13 @@ class Runner:
     def finish(self, progress: bool) -> RunResult:
         """Step and evaluate until the run ends."""
         title = f"{type(self.solver).__name__} on {self.problem.name}"
-        with arithmetic(self.problem.dtype), progress_bar(title, progress) as report:
+        with arithmetic(self.dtype), progress_bar(title, progress) as report:
             status = self._drive(report, watched=progress)
         if status is not Status.diverged:
             self._warn()
         return RunResult(
             status=status,
-            point=trees.to_numpy(self.position.state.point),
+            point=trees.to_numpy(self.position.state.point, self.problem.dtype),
             history=columns(self.rows),
             solver=self.solver,
             seed=self.seed,
@@ -119,7 +130,10 @@ class Runner:
                 if stop == self.position.step:
                     self._evaluate()
                     return self._final_status()
-                stayed_finite = self._advance_to(stop)
+                if self.solver.compiled:
+                    stayed_finite = self._advance_to(stop)
+                else:
+                    stayed_finite, evaluation_due = self._take_step()
                 if evaluation_due or not stayed_finite:
                     self._evaluate()
                 if not (stayed_finite and self._measurable()):
@@ -136,6 +150,9 @@ class Runner:
         seconds_left = budget.seconds_left(self.position.seconds)
         if step >= budget.last_step or seconds_left <= 0:
             return step, False
+        if not self.solver.compiled:
+            spent = budget.max_calls is not None and self.position.calls.sum() >= budget.max_calls
+            return step if spent else step + 1, False
         page = self._page_at(step)
         evaluation = page.first + self.agenda.next_position(
             step, int(self.position.calls.sum()), page.first, page.total_after
@@ -180,6 +197,20 @@ class Runner:
         self.position = Position(state, stop, calls, before.seconds + elapsed)
         return stayed_finite
 
+    def _take_step(self) -> tuple[bool, bool]:
+        """Take one step of a solver that is not compiled; return whether it is finite, and due for evaluation."""
+        before = self.position
+        index: Count = before.step
+        began = time.perf_counter()
+        state = self.solver.step(self.oracles, before.state, index, None)
+        seconds = before.seconds + time.perf_counter() - began
+        if not trees.is_finite(state.point):
+            self.position = Position(before.state, before.step, before.calls, seconds)
+            return False, False
+        self.position = Position(state, before.step + 1, np.array(state.calls), seconds)
+        total_after = self.position.calls.sum(keepdims=True)
+        return True, self.agenda.next_position(before.step, int(before.calls.sum()), before.step, total_after) == 1
+
     def _advanced(self, page: OpenPage, state: State, start: int, stop: int) -> State:
         positions = np.int32(start - page.first), np.int32(stop - page.first)
         return advance(self.traced, self.oracles, state, page.draws, *positions)
@@ -208,7 +239,7 @@ class Runner:
         row |= _floats(cheap_metrics(self.oracles, position.state.point))
         exact, self.reference = exact_metrics(self.problem, position.state.point, self.reference)
         row |= exact
-        point = trees.to_numpy(position.state.point)
+        point = trees.to_numpy(position.state.point, self.problem.dtype)
         row |= _floats({name: metric(point) for name, metric in self.problem.metrics.items()})
         row |= _floats(self.solver.diagnostics(position.state))
         self.rows.append(row)

@@ -50,6 +50,11 @@ def to_numpy(tree: PyTree, dtype: DTypeLike | None = None) -> Any:
     return jax.tree.map(lambda leaf: np.array(leaf, dtype=dtype), tree)
 
 
+def flat(tree: PyTree) -> np.ndarray:
+    """Return the leaves of a tree one after the other, in float64."""
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+
+
 def cast(tree: PyTree, dtype: DTypeLike) -> Any:
     """Return the tree with its floating leaves in ``dtype`` and the others as they are."""
 

@@ -1,10 +1,12 @@
 """Small problems, in JAX and as the NumPy transcription of the same rows."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import bilevel
 from bilevel.losses import logistic
@@ -15,6 +17,24 @@ from tests.transcription import problems as numpy_problems
 
 # Neither 53 nor 31 is a multiple of the batch: every shared test meets a short last block.
 N_INNER, N_OUTER, BATCH = 53, 31, 8
+
+
+# Short loops and series: what is tested is their order, not their effect.
+SHORT = {"n_inner_steps": 2, "n_neumann": 3, "period": 5}
+
+
+def short(cls, *args, **kwargs):
+    """A solver of a class with its loops cut short."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return cls(*args, **({name: value for name, value in SHORT.items() if name in names} | kwargs))
+
+
+SOLVERS = {name: short(cls, 0.05, 20.0, BATCH) for name, cls in bilevel.SOLVERS.items() if cls.compiled}
+
+
+def marked(names, quick=("SRBA", "SABA", "SOBA")):
+    """The names as test parameters, those of the rivals marked slow: each solver is a compilation of its own."""
+    return [name if name.split()[0] in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def quadratic(dtype="float64", **kwargs):
@@ -102,8 +122,13 @@ def trajectory(problem, solver, steps, seed=0, page_length=64):
         for position in range(steps):
             at = np.int32(position), np.int32(position + 1)
             states.append(advance(traced, oracles, states[-1], page, *at))
-        draws = [jax.tree.map(lambda leaf, i=i: leaf[i], page.draws) for i in range(steps)]
+        on_host = jax.tree.map(_numpy_unless_keys, page.draws)
+        draws = [jax.tree.map(lambda leaf, i=i: leaf[i], on_host) for i in range(steps)]
     return SimpleNamespace(oracles=oracles, solver=traced, page=page, states=states[1:], draws=draws)
+
+
+def _numpy_unless_keys(leaf):
+    return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
 
 
 def assert_trees_close(a, b, rtol=1e-12, atol=1e-12):

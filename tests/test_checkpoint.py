@@ -6,11 +6,11 @@ import pytest
 import bilevel
 from tests import cases
 
-SOLVERS = {name: cls(0.05, 20.0, cases.BATCH) for name, cls in bilevel.SOLVERS.items()}
+SOLVERS = cases.SOLVERS
 
 
-@pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype, tmp_path):
     path = tmp_path / "deep" / "run.npz"
     whole = bilevel.run(cases.quadratic(dtype), SOLVERS[name], seed=5, max_steps=150)

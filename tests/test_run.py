@@ -11,11 +11,11 @@ from bilevel import runner
 from bilevel.types import Calls
 from tests import cases
 
-SOLVERS = {name: cls(0.05, 20.0, cases.BATCH) for name, cls in bilevel.SOLVERS.items()}
+SOLVERS = cases.SOLVERS
 SRBA = SOLVERS["SRBA"]
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_chunk_length_and_evaluations_do_not_change_a_bit(name, monkeypatch):
     problem = cases.quadratic("float32")
     whole = bilevel.run(problem, SOLVERS[name], max_steps=100, eval_every=100)
@@ -57,7 +57,7 @@ def test_default_evaluations_are_spread_evenly_over_the_logarithm_of_calls():
     assert ratios.min() > 1.15 and ratios.max() < 1.25
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_calls_are_never_exceeded_and_the_next_step_would_exceed_them(name):
     problem = cases.quadratic("float32")
     budget = 5000

@@ -110,13 +110,13 @@ class Oracles(ABC):
         """Number of outer samples."""
         return self.outer_samples.n
 
-    def count_inner(self, rows: Any) -> Count:
-        """Return how many inner rows were drawn."""
-        return self.inner_samples.count(rows)
+    def count_inner(self, rows: Any, batches: int | None = None, first: Count | None = None) -> Count:
+        """Return how many inner rows a batch holds, or several together, or the ``first`` of them."""
+        return _total(self.inner_samples, rows, batches, first)
 
-    def count_outer(self, rows: Any) -> Count:
-        """Return how many outer rows were drawn."""
-        return self.outer_samples.count(rows)
+    def count_outer(self, rows: Any, batches: int | None = None) -> Count:
+        """Return how many outer rows a batch holds, or several together."""
+        return _total(self.outer_samples, rows, batches)
 
     def draw_inner(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw inner rows for step ``index``: one batch, or ``count`` along a leading axis."""
@@ -152,6 +152,15 @@ class Oracles(ABC):
             outer_samples=self.outer_samples.astype(dtype),
             outer_bounds=trees.cast(self.outer_bounds, dtype),
         )
+
+
+def _total(samples: Samples, rows: Any, batches: int | None, first: Count | None = None) -> Count:
+    if batches is None:
+        return samples.count(rows)
+    counts = samples.counts(rows, batches)
+    if first is not None:
+        counts = jnp.where(jnp.arange(batches, dtype=jnp.int32) < first, counts, 0)
+    return jnp.sum(counts, dtype=jnp.int32)
 
 
 def joined(inner: InnerPass, outer: OuterPass) -> Point:

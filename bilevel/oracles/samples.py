@@ -164,6 +164,11 @@ class Samples:
             return self.batch_size
         return jnp.minimum(self.batch_size, self.n - rows * self.batch_size)
 
+    def counts(self, rows: Any, batches: int) -> Array:
+        """Return how many rows each of several batches holds."""
+        one = self.n if rows is None else self.count(rows)
+        return jnp.broadcast_to(jnp.asarray(one, jnp.int32), (batches,))
+
     def share(self, rows: Array) -> Array:
         """Return (rows of the block)/n, the weight of a block in a table's mean."""
         return jnp.broadcast_to(jnp.asarray(self.count(rows), self.dtype) / self.n, rows.shape)

@@ -54,7 +54,7 @@ class GenericReferee:
         if self._oracles is None:
             self._oracles = self._narrow_oracles.astype(np.float64)
         near = self._start if guess is None else guess
-        z, v = _flat(near.inner_var), _flat(near.v)
+        z, v = trees.flat(near.inner_var), trees.flat(near.v)
         unravel: Callable[[Any], PyTree] = ravel_pytree(trees.cast(near.inner_var, np.float64))[1]
 
         def at(z: Any, v: Any) -> Point:
@@ -62,13 +62,13 @@ class GenericReferee:
 
         def value_and_grad(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, grad = _inner_value_and_grad(self._oracles, at(z, v))
-            return float(value), _flat(grad)
+            return float(value), trees.flat(grad)
 
         options = {"maxiter": 1000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-8}
         found = minimize(value_and_grad, z, jac=True, method="L-BFGS-B", options=options)
         z = self._polished(found.x, value_and_grad, at)
         outer_value, outer = _outer_value_and_grads(self._oracles, at(z, v))
-        right_side = -_flat(outer.grad)
+        right_side = -trees.flat(outer.grad)
         v = self._conjugate_gradients(z, right_side, v, at)
         direction = _direction(self._oracles, at(z, v))
         return Reference(
@@ -97,15 +97,11 @@ class GenericReferee:
         from scipy.sparse.linalg import LinearOperator, cg
 
         def product(w: np.ndarray) -> np.ndarray:
-            return _flat(_hvp(self._oracles, at(z, w)))
+            return trees.flat(_hvp(self._oracles, at(z, w)))
 
         hessian = LinearOperator((z.size, z.size), matvec=product, dtype=np.float64)
         solution, _ = cg(hessian, right_side, x0=guess, rtol=1e-13, maxiter=10 * z.size + 100)
         return solution
-
-
-def _flat(tree: PyTree) -> np.ndarray:
-    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
 
 
 @jax.jit

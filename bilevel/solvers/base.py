@@ -2,6 +2,11 @@
 
 A solver is a frozen dataclass of its hyper-parameters and nothing else. Declared with `@solver`, it is a
 pytree: floats are traced, so many step sizes share one compiled program; integers and strings are static.
+
+A solver whose work depends on its iterates (line searches, solves to a tolerance) sets ``compiled = False``. `run`
+then calls its `init`, `warm_up` and `step` from Python, with oracles and start in float64 whatever the dtype of the
+problem, ``index`` an int and ``draw`` None. Its state is of NumPy arrays and has a field ``calls`` more, the ledger
+so far by kind; `calls`, `init_calls` and `draw` are not asked.
 """
 
 import dataclasses
@@ -16,7 +21,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.fields import one_of, positive, whole
+from bilevel.solvers.complexity import Complexity
+from bilevel.solvers.fields import flag, fraction, one_of, positive, whole
 from bilevel.types import Array, Calls, Point
 
 State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
@@ -41,7 +47,9 @@ class Solver(ABC):
     batch_size: int = whole(default=64)
     sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
 
+    complexity: ClassVar[Complexity | None] = None  # what is proved, where table 1 of the SRBA paper says it
     restarts: ClassVar[bool] = False  # does any step begin with an all-rows pass?
+    compiled: ClassVar[bool] = True  # are `init` and `step` traced? see the top of this module if not
     unroll: ClassVar[int] = 1  # steps per round of the hot loop; 4 saves a quarter of the time of a cheap step
 
     @abstractmethod
@@ -52,9 +60,13 @@ class Solver(ABC):
     def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
         """Return the state after step ``index``, which counts from 0."""
 
-    @abstractmethod
     def calls(self, oracles: Oracles, draw: Draw, refresh: bool) -> Calls:
-        """Return the exact cost of a step, or of a refresh."""
+        """Return the exact cost of a step, or of a refresh; asked only where `compiled` is true."""
+        raise NotImplementedError
+
+    def warm_up(self, oracles: Oracles, start: Point) -> None:
+        """Compile and import what steps will call, off the clock; asked only where `compiled` is false."""
+        raise NotImplementedError
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
         """Draw all randomness of step ``index``; one batch on each level unless a solver says more."""
@@ -107,7 +119,7 @@ class Solver(ABC):
         }
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(positive, whole, one_of))
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(positive, whole, one_of, fraction, flag))
 def solver(cls: type[S]) -> type[S]:
     """Make a class a solver: a frozen dataclass, registered as a pytree, strict about its keywords."""
     cls = dataclasses.dataclass(frozen=True)(cls)

@@ -14,7 +14,7 @@ def parameter(default: Any, rule: Rule, *, optional: bool = False, kw_only: bool
     return field(default=default, metadata={"rule": rule, "optional": optional}, kw_only=kw_only)
 
 
-def positive(*, default: Any, optional: bool = False, hint: str = "") -> Any:
+def positive(*, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False) -> Any:
     """Declare a finite number above 0."""
 
     def rule(value: Any) -> str | None:
@@ -22,7 +22,7 @@ def positive(*, default: Any, optional: bool = False, hint: str = "") -> Any:
             return None
         return f"must be a finite number above 0{hint}."
 
-    return parameter(default, rule, optional=optional)
+    return parameter(default, rule, optional=optional, kw_only=kw_only)
 
 
 def whole(*, default: Any, optional: bool = False, hint: str = "") -> Any:
@@ -34,6 +34,26 @@ def whole(*, default: Any, optional: bool = False, hint: str = "") -> Any:
         return f"must be an integer of at least 1{hint}."
 
     return parameter(default, rule, optional=optional)
+
+
+def fraction(*, default: float) -> Any:
+    """Declare a number in (0, 1]."""
+
+    def rule(value: Any) -> str | None:
+        if isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) <= 1:
+            return None
+        return "must be a number in (0, 1]."
+
+    return parameter(default, rule)
+
+
+def flag(*, default: bool) -> Any:
+    """Declare a switch."""
+
+    def rule(value: Any) -> str | None:
+        return None if isinstance(value, bool) else "must be True or False."
+
+    return parameter(default, rule)
 
 
 def one_of(names: tuple[str, ...], *, default: str, kw_only: bool = False) -> Any:

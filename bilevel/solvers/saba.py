@@ -22,6 +22,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevel.oracles import Oracles, Samples, joined
 from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.complexity import Complexity
 from bilevel.solvers.directions import descend, direction_calls
 from bilevel.solvers.fields import one_of, positive, whole
 from bilevel.types import Array, Calls, InnerPass, OuterPass, Point, Rows
@@ -65,6 +66,7 @@ class SABA(Solver):
     rebuild_every: int | None = whole(default=None, optional=True, hint="; use None for the default")
     sampling: str = one_of(("blocks",), default="blocks", kw_only=True)
 
+    complexity = Complexity("O((n+m)^2/3 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
     restarts = True
 
     def resolve(self, oracles: Oracles) -> Self:

@@ -1,5 +1,7 @@
 """What every solver owes: exact costs, one trace for all floats, checked parameters."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from bilevel.stepping import advance, draw_page, initial_state, run_key
 from bilevel.types import Calls
 from tests import cases
 
-SOLVERS = {name: cls(0.05, 20.0, cases.BATCH) for name, cls in bilevel.SOLVERS.items()}
+SOLVERS = cases.SOLVERS
+STEPS = 6  # one more than the shortest period
 
 
 class CountingOracles(Oracles):
@@ -52,18 +55,18 @@ for _kind in Calls._fields:
 CountingOracles.__abstractmethods__ = frozenset()
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
 @pytest.mark.parametrize("sampling", ["blocks", "iid", "full"])
 def test_declared_cost_equals_counted_cost(name, sampling):
     problem = cases.logistic_selection()
     try:
-        solver = type(SOLVERS[name])(0.05, 2.0, cases.BATCH, sampling=sampling)
+        solver = replace(SOLVERS[name], sampling=sampling)
     except ValueError:
         pytest.skip(f"{name} does not draw {sampling}")
     with arithmetic("float64"):
         oracles = problem.oracles.batched(cases.BATCH, sampling)
         solver = solver.resolve(oracles).cast("float64")
-        page = draw_page(solver, oracles, run_key(0), np.int32(0), 12)
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), STEPS)
         counting = CountingOracles(oracles)
         with jax.disable_jit():
             state = solver.init(counting, problem.start)
@@ -71,7 +74,7 @@ def test_declared_cost_equals_counted_cost(name, sampling):
             for kind, declared in solver.init_calls(oracles)._asdict().items():
                 # Where the tables start at zero, the compiled init drops what it computes for their shapes.
                 assert counting.counted[kind] * (not free) == declared
-            for position in range(12):
+            for position in range(STEPS):
                 before = dict(counting.counted)
                 draw = jax.tree.map(lambda leaf, i=position: leaf[i], page.draws)
                 take = solver.refresh if bool(page.refreshes[position]) else solver.step
@@ -81,12 +84,12 @@ def test_declared_cost_equals_counted_cost(name, sampling):
                     assert counting.counted[kind] - before[kind] == declared, (position, kind)
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
     problem = cases.quadratic()
     steps = np.array([0.01, 0.03, 0.05])
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(cases.BATCH, "blocks")
+        oracles = problem.oracles.batched(cases.BATCH, SOLVERS[name].sampling)
         solver = SOLVERS[name].resolve(oracles).cast("float64")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
 

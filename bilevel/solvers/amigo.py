@@ -1,0 +1,91 @@
+"""AmIGO: amortized implicit gradient optimization, two inner loops, both warm.
+
+Arbel, Mairal. Amortized Implicit Differentiation for Stochastic Bilevel Optimization. ICLR 2022, arXiv 2111.14580.
+
+    T times:  draw B;  z ← z - α ∇z G_B
+    draw C;   T times:  draw B;  v ← v - α ((∇²zz G_B) v + ∇z F_C)      at the new z, ∇z F_C computed once
+    draw B;   x ← x - (α/r)((∇²xz G_B) v + ∇x F_C)
+
+Cost (2T + 3) b. Memory 2p + d. With constant steps it stops at a floor of noise.
+"""
+
+from typing import Any, NamedTuple
+
+from bilevel import trees
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.batches import repeat, split
+from bilevel.solvers.complexity import Complexity
+from bilevel.solvers.directions import moved
+from bilevel.solvers.fields import whole
+from bilevel.solvers.inner_loop import inner_descent
+from bilevel.types import Array, Calls, Point, PyTree
+
+
+class AmIGOState(NamedTuple):
+    """The iterate alone."""
+
+    point: Point
+
+
+class AmIGODraw(NamedTuple):
+    """Batches of both loops, of the cross product and of the outer gradients."""
+
+    inner_loop: Any
+    linear_loop: Any
+    cross: Any
+    outer: Any
+
+
+@solver
+class AmIGO(Solver):
+    """Amortized implicit gradient optimization.
+
+    Parameters
+    ----------
+    step_size : step of both inner loops
+    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
+    batch_size : rows per batch, on both levels
+    n_inner_steps : T, steps of each loop per outer step
+    sampling : "blocks", "iid", "reshuffle" or "full"
+    """
+
+    n_inner_steps: int = whole(default=10)
+
+    complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
+
+    def init(self, oracles: Oracles, start: Point) -> AmIGOState:
+        """Start where the problem starts."""
+        return AmIGOState(start)
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> AmIGODraw:
+        """Draw 2T + 1 inner batches and one outer."""
+        times = self.n_inner_steps
+        rows = oracles.draw_inner(key, index, 2 * times + 1)
+        inner_loop, linear_loop, cross = split(rows, times, times, None)
+        return AmIGODraw(inner_loop, linear_loop, cross, oracles.draw_outer(key, index))
+
+    def step(self, oracles: Oracles, state: AmIGOState, index: Array, draw: AmIGODraw) -> AmIGOState:
+        """Follow the inner problem, then the linear system, then move along the hypergradient."""
+        point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
+        outer = oracles.outer(point, draw.outer)
+
+        def follow_system(v: PyTree, rows: Any) -> PyTree:
+            residual = trees.add(oracles.hvp(point._replace(v=v), rows), outer.grad)
+            return moved(v, residual, self.step_size)
+
+        point = point._replace(v=repeat(self.n_inner_steps, draw.linear_loop, follow_system, point.v))
+        grad = trees.add(oracles.cross(point, draw.cross), outer.grad_outer)
+        outer_var = moved(point.outer_var, grad, self.step_size / self.outer_ratio)
+        return AmIGOState(point._replace(outer_var=oracles.project(outer_var)))
+
+    def calls(self, oracles: Oracles, draw: AmIGODraw, refresh: bool) -> Calls:
+        """Count T gradients, T products, one cross product, both outer gradients."""
+        outer = oracles.count_outer(draw.outer)
+        return Calls(
+            inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps),
+            hvp=oracles.count_inner(draw.linear_loop, self.n_inner_steps),
+            cross=oracles.count_inner(draw.cross),
+            outer_grad=outer,
+            outer_grad_outer=outer,
+        )

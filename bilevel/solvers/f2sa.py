@@ -1,0 +1,129 @@
+"""F²SA: fully first-order stochastic approximation, a penalty in the place of second derivatives.
+
+Kwon, Kwon, Wright, Nowak. A Fully First-Order Method for Stochastic Bilevel Optimization. ICML 2023, arXiv 2301.10945.
+
+z follows the minimiser of G, y that of F/λ + G. With g = α t^-4/7,
+
+    T times:  draw B;  z ← z - g ∇z G_B(z, x);   draw B', C;  y ← y - (g/2)(∇z F_C(y, x)/λ + ∇z G_B'(y, x))
+    draw B, C;  x ← x - (α/r) t^-5/7 (∇x F_C(y, x) + λ(∇x G_B(y, x) - ∇x G_B(z, x)));   λ ← λ + δ_0 t^-6/7
+
+so that λ grows like t^1/7. The paper draws two inner batches in the last line; ``shared_batch=False`` does.
+``schedule="printed"`` is what the experiments of the SRBA paper print: λ ← λ + δ_0 t^-1/7, with the y step as
+published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B'). It is here to be compared with, not to be used.
+
+Cost (3T + 3) b, no second derivatives. Memory 2p + d.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bilevel import trees
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.batches import batch, split
+from bilevel.solvers.complexity import Complexity
+from bilevel.solvers.directions import decayed, moved
+from bilevel.solvers.fields import flag, one_of, positive, whole
+from bilevel.types import Array, Calls, Point, PyTree
+
+
+class F2SAState(NamedTuple):
+    """The iterate, y, and λ."""
+
+    point: Point
+    y: PyTree
+    penalty: Array
+
+
+class F2SADraw(NamedTuple):
+    """Batches of the loops over z and y, and of the outer move: inner rows at y and at z, outer rows."""
+
+    inner_loop: Any
+    y_inner_loop: Any
+    y_outer_loop: Any
+    inner: Any
+    inner_at_z: Any
+    outer: Any
+
+
+@solver
+class F2SA(Solver):
+    """Fully first-order stochastic approximation.
+
+    Parameters
+    ----------
+    step_size : first step of the inner loops; steps decrease like t^-4/7
+    outer_ratio : the outer variable moves with ``step_size / outer_ratio``, decreasing like t^-5/7
+    batch_size : rows per batch, on both levels
+    n_inner_steps : T, steps of z and of y per outer step
+    lambda_0 : first penalty; the bias is of the order of 1/λ, and theory asks for at least 2 L_F / mu_G
+    delta_0 : growth of the penalty
+    shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, which
+        is about λ times noisier
+    schedule : "corrected", or "printed" for comparisons
+    sampling : "blocks", "iid", "reshuffle" or "full"
+    """
+
+    n_inner_steps: int = whole(default=10)
+    lambda_0: float = positive(default=1.0)
+    delta_0: float = positive(default=0.1)
+    shared_batch: bool = flag(default=True)
+    schedule: str = one_of(("corrected", "printed"), default="corrected")
+
+    complexity = Complexity("O(ε^-7/2)", "general expectation", "C^{2,2}", "C^{2,2}")
+
+    def init(self, oracles: Oracles, start: Point) -> F2SAState:
+        """Start y at z."""
+        return F2SAState(start, start.inner_var, jnp.asarray(self.lambda_0))
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> F2SADraw:
+        """Draw 2T + 1 inner batches, one more where they are not shared, and T + 1 outer ones."""
+        times = self.n_inner_steps
+        rows = oracles.draw_inner(key, index, 2 * times + (1 if self.shared_batch else 2))
+        inner_loop, y_inner_loop, at_y = split(rows, times, times, None)
+        at_z = at_y if self.shared_batch else batch(rows, 2 * times + 1)
+        y_outer_loop, outer = split(oracles.draw_outer(key, index, times + 1), times, None)
+        return F2SADraw(inner_loop, y_inner_loop, y_outer_loop, at_y, at_z, outer)
+
+    def step(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> F2SAState:
+        """Follow both inner problems, move x along the penalised gradient, raise the penalty."""
+        point, y = self._inner_loops(oracles, state, index, draw)
+        at_y = point._replace(inner_var=y)
+        slope = trees.subtract(
+            oracles.inner_grad_outer(at_y, draw.inner), oracles.inner_grad_outer(point, draw.inner_at_z)
+        )
+        grad = trees.add(oracles.outer_grad_outer(at_y, draw.outer), trees.scale(state.penalty, slope))
+        outer_step = decayed(self.step_size / self.outer_ratio, index, 5 / 7)
+        outer_var = oracles.project(moved(point.outer_var, grad, outer_step))
+        growth = decayed(self.delta_0, index, 6 / 7 if self.schedule == "corrected" else 1 / 7)
+        return F2SAState(point._replace(outer_var=outer_var), y, state.penalty + growth)
+
+    def _inner_loops(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> tuple[Point, PyTree]:
+        step = decayed(self.step_size, index, 4 / 7)
+        weight, y_step = 1 / state.penalty, step / 2
+        if self.schedule == "printed":
+            y_step = decayed(self.step_size / (2 * self.lambda_0), index, 5 / 7) * state.penalty
+
+        def once(i: Array, carry: tuple[Point, Point]) -> tuple[Point, Point]:
+            at_z, at_y = carry
+            z = moved(at_z.inner_var, oracles.inner_grad(at_z, batch(draw.inner_loop, i)), step)
+            pull = trees.scale(weight, oracles.outer_grad(at_y, batch(draw.y_outer_loop, i)))
+            slope = trees.add(pull, oracles.inner_grad(at_y, batch(draw.y_inner_loop, i)))
+            y = moved(at_y.inner_var, slope, y_step)
+            return at_z._replace(inner_var=z), at_y._replace(inner_var=y)
+
+        at_y = state.point._replace(inner_var=state.y)
+        at_z, at_y = jax.lax.fori_loop(0, self.n_inner_steps, once, (state.point, at_y))
+        return at_z, at_y.inner_var
+
+    def calls(self, oracles: Oracles, draw: F2SADraw, refresh: bool) -> Calls:
+        """Count 2T inner gradients, T outer ones, two ∇x G and one ∇x F."""
+        times = self.n_inner_steps
+        return Calls(
+            inner_grad=oracles.count_inner(draw.inner_loop, times) + oracles.count_inner(draw.y_inner_loop, times),
+            inner_grad_outer=oracles.count_inner(draw.inner) + oracles.count_inner(draw.inner_at_z),
+            outer_grad=oracles.count_outer(draw.y_outer_loop, times),
+            outer_grad_outer=oracles.count_outer(draw.outer),
+        )

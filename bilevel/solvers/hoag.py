@@ -1,0 +1,199 @@
+"""HOAG: hyperparameter optimisation with approximate gradients.
+
+Pedregosa. Hyperparameter optimization with approximate gradient. ICML 2016, arXiv 1602.02355.
+
+With tolerances ε_k that can be summed, a constant C, D = ||last move of x||, step k = 1, 2, … is, on all rows,
+
+    z : L-BFGS from the last z until ||∇z G|| <= μ ε_k, and Newton steps where rounding blinds it before
+    v : conjugate gradients from the last v until ||(∇²zz G) v + ∇z F|| <= ε_k;   g = (∇²xz G) v + ∇x F
+    s = 1/||g|| at first;  then s ← 1.05 s if F <= last F + C ε_k + (C + 1) ε_{k-1} D - D²/(2s), else s ← s/2
+    x ← x - s g
+
+The paper prints D²/s, which asks for more than a gradient step gives: s dies once the tolerances are small.
+
+Cost: n per gradient and per value of G, n per product (conjugate gradients, and Lanczos where μ is not given), n cross
+products, m of each gradient of F and m values. Memory: 2p + d and the 10 pairs of L-BFGS.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bilevel.oracles import Oracles
+from bilevel.solvers.all_rows import AllRows
+from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.fields import fraction, one_of, positive
+from bilevel.trees import flat
+from bilevel.types import Calls, Count, Point
+
+_SEQUENCES = {
+    "exponential": lambda k: 0.1 * 0.9**k,
+    "quadratic": lambda k: 0.1 / k**2,
+    "cubic": lambda k: 0.1 / k**3,
+}
+_INNER = ("inner_value", "inner_grad")
+_OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
+_SMALLEST_TOLERANCE = 1e-12
+_SLACK = 1.0  # M of the paper
+_GROWTH, _SHRINKAGE = 1.05, 0.5
+_NEWTON_STEPS = 20
+
+
+class HOAGState(NamedTuple):
+    """The iterate, the step s, F and the length of the move of x in the last step, C so far, and the ledger."""
+
+    point: Point
+    step: np.ndarray
+    value: np.ndarray
+    move: np.ndarray
+    lipschitz: np.ndarray
+    calls: np.ndarray
+
+
+@solver
+class HOAG(Solver):
+    """Hyperparameter optimisation with approximate gradients.
+
+    It works in float64 whatever the dtype of the problem, on all rows, and finds its own step: `step_size`,
+    `outer_ratio` and `batch_size` have no effect. What a step costs is known only once it is taken, so a run
+    ends with the first step that reaches `max_calls`.
+
+    Parameters
+    ----------
+    tolerances : of the two solves in step k: "exponential" is 0.1 · 0.9^k, "quadratic" 0.1 / k², "cubic" 0.1 / k³,
+        none below 1e-12
+    decrease : the step grows while h falls by this times D²/s; the paper prints 1
+    lipschitz : C, the Lipschitz constant of F; None means the largest gradient of F seen
+    strong_convexity : μ of G; None means the smallest eigenvalue of ∇²zz G, by Lanczos in each step. Where that is
+        not positive, inner problems are solved as far as rounding lets them
+    sampling : "full" only
+    """
+
+    tolerances: str = one_of(tuple(_SEQUENCES), default="exponential")
+    decrease: float = fraction(default=0.5)
+    lipschitz: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
+    strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
+    sampling: str = one_of(("full",), default="full", kw_only=True)
+
+    compiled = False
+
+    def init(self, oracles: Oracles, start: Point) -> HOAGState:
+        """Start where the problem starts."""
+        lipschitz = 0.0 if self.lipschitz is None else float(self.lipschitz)
+        unknown = np.array(np.nan)
+        calls = np.zeros(len(Calls._fields), np.int64)
+        return HOAGState(start, unknown, unknown, unknown, np.array(lipschitz), calls)
+
+    def warm_up(self, oracles: Oracles, start: Point) -> None:
+        """Ask once for everything that a step asks for."""
+        import scipy.optimize
+        import scipy.sparse.linalg  # noqa: F401
+
+        rows = AllRows(oracles, start, np.zeros(len(Calls._fields)))
+        z, x, v = (flat(part) for part in start)
+        for kinds in (_INNER, ("inner_grad",), ("hvp",), _OUTER, ("cross",)):
+            rows.ask(kinds, z, x, v)
+
+    @np.errstate(all="ignore")  # a step that overflows ends the run by its result
+    def step(self, oracles: Oracles, state: HOAGState, index: Count, draw: None) -> HOAGState:
+        """Solve both systems to the tolerance of this step, adapt s, and move x."""
+        rows = AllRows(oracles, state.point, state.calls)
+        z, x, v = (flat(part) for part in state.point)
+        tolerance = self._tolerance(index + 1)
+        z = self._inner_solution(rows, z, x, tolerance)
+        value, outer_grad, outer_grad_outer = rows.ask(_OUTER, z, x)
+        if not np.all(np.isfinite(outer_grad)):
+            return state._replace(point=rows.point(z, np.full_like(x, np.nan), v), calls=rows.calls)
+        v = rows.conjugate_gradients(z, x, -outer_grad, v, rtol=0.0, atol=tolerance)
+        grad = rows.ask(("cross",), z, x, v)[0] + outer_grad_outer
+        lipschitz = float(state.lipschitz)
+        if self.lipschitz is None:
+            lipschitz = max(lipschitz, float(np.hypot(np.linalg.norm(outer_grad), np.linalg.norm(outer_grad_outer))))
+        step = self._adapted(state, index + 1, value.item(), lipschitz, grad)
+        moved = flat(oracles.project(rows.point(z, x - step * grad, v).outer_var))
+        return HOAGState(
+            point=rows.point(z, moved, v),
+            step=np.array(step),
+            value=np.array(value.item()),
+            move=np.array(np.linalg.norm(moved - x)),
+            lipschitz=np.array(lipschitz),
+            calls=rows.calls,
+        )
+
+    def _tolerance(self, k: int) -> float:
+        return max(_SMALLEST_TOLERANCE, _SEQUENCES[self.tolerances](k))
+
+    def _adapted(self, state: HOAGState, k: int, value: float, lipschitz: float, grad: np.ndarray) -> float:
+        """Return the step of x in step k."""
+        if k == 1:
+            norm = float(np.linalg.norm(grad))
+            return 1 / norm if norm > 0 else 1.0
+        step, move = float(state.step), float(state.move)
+        errors = lipschitz * self._tolerance(k) + self._tolerance(k - 1) * (lipschitz + _SLACK) * move
+        falls = value <= float(state.value) + errors - float(self.decrease) * move**2 / step
+        return step * (_GROWTH if falls else _SHRINKAGE)
+
+    def _inner_solution(self, rows: AllRows, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
+        """Return z with ||∇z G|| <= μ tolerance, as far as rounding lets it."""
+        inner = _InnerFunction(rows, x)
+        if not np.all(np.isfinite(inner(z)[1])):
+            return np.full_like(z, np.nan)
+        convexity = self._strong_convexity(rows, z, x)
+        z, grad = _by_lbfgs(inner, z, convexity, tolerance)
+        return _by_newton(rows, z, x, grad, convexity * tolerance)
+
+    def _strong_convexity(self, rows: AllRows, z: np.ndarray, x: np.ndarray) -> float:
+        if self.strong_convexity is not None:
+            return float(self.strong_convexity)
+        return max(0.0, rows.smallest_eigenvalue(z, x))
+
+
+class _InnerFunction:
+    """G and its gradient in z; the last answer is remembered."""
+
+    def __init__(self, rows: AllRows, x: np.ndarray) -> None:
+        self.rows, self.x = rows, x
+        self.last_z, self.last = np.array([]), (np.nan, np.array([]))
+
+    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        if not np.array_equal(z, self.last_z):
+            value, grad = self.rows.ask(_INNER, z, self.x)
+            self.last_z, self.last = z.copy(), (value.item(), grad)
+        return self.last
+
+
+def _by_lbfgs(
+    inner: _InnerFunction, z: np.ndarray, convexity: float, tolerance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return z and ∇z G there, small enough or too small for L-BFGS."""
+    from scipy.optimize import minimize
+
+    def enough(z: np.ndarray) -> bool:
+        value, grad = inner(z)
+        norm = np.linalg.norm(grad)
+        # G can still fall by ||∇z G||²/(2μ) at most, which must be more than the rounding of its values.
+        visible = norm**2 > 20 * convexity * np.finfo(np.float64).eps * abs(value)
+        return bool(norm <= convexity * tolerance or not visible)
+
+    def stop(intermediate_result: Any) -> None:
+        if enough(intermediate_result.x):
+            raise StopIteration
+
+    if enough(z):
+        return z, inner(z)[1]
+    options = {"ftol": 0.0, "gtol": 0.0, "maxiter": 10_000, "maxfun": 100_000}
+    found = minimize(inner, z, jac=True, method="L-BFGS-B", callback=stop, options=options)
+    return found.x, found.jac
+
+
+def _by_newton(rows: AllRows, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float) -> np.ndarray:
+    """Go on to ||∇z G|| <= bound by Newton steps, while they halve the gradient."""
+    for _ in range(_NEWTON_STEPS):
+        if np.linalg.norm(grad) <= bound:
+            break
+        trial = z - rows.conjugate_gradients(z, x, grad, np.zeros_like(z), rtol=1e-12, atol=bound / 2)
+        (trial_grad,) = rows.ask(("inner_grad",), trial, x)
+        if not np.linalg.norm(trial_grad) < 0.5 * np.linalg.norm(grad):
+            break
+        z, grad = trial, trial_grad
+    return z

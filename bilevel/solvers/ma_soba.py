@@ -1,0 +1,68 @@
+"""MA-SOBA: SOBA with a moving average of the outer direction.
+
+Chen, Xiao, Balasubramanian. Optimal Algorithms for Stochastic Bilevel Optimization under Relaxed Smoothness Conditions.
+JMLR 25(151), 2024, arXiv 2306.12067.
+
+    draw B, C;   x ← x - (α/r) t^-½ h, the old average;   (z, v) ← (z, v) - α t^-½ D_{B,C}(u), at the old u
+    h ← (1 - θ_t) h + θ_t D_x,   θ_t = min(1, θ t^-½),   h = 0 at first, so x rests in the first step
+
+Cost 5b. Memory 2p + 2d.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bilevel import trees
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.directions import decayed, descend, direction_calls
+from bilevel.solvers.fields import fraction
+from bilevel.types import Array, Calls, Point, PyTree, Rows
+
+
+class MASOBAState(NamedTuple):
+    """The iterate, and the average of D_x."""
+
+    point: Point
+    average: PyTree
+
+
+@solver
+class MASOBA(Solver):
+    """SOBA with a moving average of the outer direction.
+
+    Parameters
+    ----------
+    step_size : first step of the inner variable and of v; steps decrease like t^-1/2
+    outer_ratio : the outer variable moves with the inner step divided by this
+    batch_size : rows per batch, on both levels
+    momentum : θ; the share of the new direction in the average is min(1, θ t^-1/2)
+    sampling : "blocks", "iid", "reshuffle" or "full"
+    """
+
+    momentum: float = fraction(default=1.0)
+
+    unroll = 4
+
+    def init(self, oracles: Oracles, start: Point) -> MASOBAState:
+        """Start with an average of zero."""
+        return MASOBAState(start, trees.zeros_like(start.outer_var))
+
+    def step(self, oracles: Oracles, state: MASOBAState, index: Array, draw: Rows) -> MASOBAState:
+        """Move x along the old average and z, v along the sampled direction, then renew the average."""
+        direction = oracles.direction(state.point, draw)
+        step = decayed(self.step_size, index, 0.5)
+        averaged = direction._replace(outer_var=state.average)
+        point = descend(oracles, state.point, averaged, step, step / self.outer_ratio)
+        share = jnp.minimum(decayed(self.momentum, index, 0.5), jnp.ones_like(self.momentum))
+
+        def renewed(old: Array, new: Array) -> Array:
+            return (1 - share) * old + share * new
+
+        return MASOBAState(point, jax.tree.map(renewed, state.average, direction.outer_var))
+
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
+        """Count one direction."""
+        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

@@ -1,0 +1,99 @@
+"""PZOBO: partial zeroth-order bilevel optimizer.
+
+Sow, Ji, Liang. On the Convergence Theory for Hessian-Free Bilevel Algorithms. NeurIPS 2022, arXiv 2110.07004.
+
+    draw B_1, …, B_T;   z ← T steps of size α from z at x
+    K times:  draw ξ ~ N(0, I);  z_ξ = the same steps from the same start on the same batches at x + μ ξ
+    draw C;   x ← x - (α/r)(∇x F_C + (1/K) sum_ξ <(z_ξ - z)/μ, ∇z F_C> ξ)   at the new z
+
+Cost ((K + 1) T + 2) b, no second derivatives. Memory 3p + 2d. The variance grows with the size of x.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bilevel import trees
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.directions import moved
+from bilevel.solvers.fields import positive, whole
+from bilevel.solvers.inner_loop import inner_descent
+from bilevel.types import Array, Calls, Point, PyTree
+
+_GAUSSIAN_STREAM = 2
+
+
+class PZOBOState(NamedTuple):
+    """The iterate alone; v is not used."""
+
+    point: Point
+
+
+class PZOBODraw(NamedTuple):
+    """Batches of the inner loop and of the outer gradients, and the key of the Gaussians."""
+
+    inner_loop: Any
+    outer: Any
+    key: Array
+
+
+@solver
+class PZOBO(Solver):
+    """Partial zeroth-order bilevel optimizer.
+
+    Parameters
+    ----------
+    step_size : step of the inner loop
+    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
+    batch_size : rows per batch, on both levels
+    n_inner_steps : T, inner steps per outer step
+    n_directions : K, random directions per outer step
+    smoothing : μ, the length of a move along a direction
+    sampling : "blocks", "iid", "reshuffle" or "full"
+    """
+
+    n_inner_steps: int = whole(default=10)
+    n_directions: int = whole(default=1)
+    smoothing: float = positive(default=0.01)
+
+    def init(self, oracles: Oracles, start: Point) -> PZOBOState:
+        """Start where the problem starts."""
+        return PZOBOState(start)
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
+        """Draw T inner batches, one outer, and the key of the Gaussians, whose shape is that of x."""
+        gaussian_key = jax.random.fold_in(jax.random.fold_in(key, _GAUSSIAN_STREAM), index)
+        inner_loop = oracles.draw_inner(key, index, self.n_inner_steps)
+        return PZOBODraw(inner_loop, oracles.draw_outer(key, index), gaussian_key)
+
+    def step(self, oracles: Oracles, state: PZOBOState, index: Array, draw: PZOBODraw) -> PZOBOState:
+        """Follow the inner problem at x and at points around it, and move along the estimated hypergradient."""
+        point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
+        outer = oracles.outer(point, draw.outer)
+
+        def add_direction(k: Array, total: PyTree) -> PyTree:
+            noise = gaussian_like(jax.random.fold_in(draw.key, k), point.outer_var)
+            aside = state.point._replace(outer_var=trees.add(state.point.outer_var, trees.scale(self.smoothing, noise)))
+            aside = inner_descent(oracles, aside, draw.inner_loop, self.n_inner_steps, self.step_size)
+            response = trees.dot(trees.subtract(aside.inner_var, point.inner_var), outer.grad) / self.smoothing
+            return trees.add(total, trees.scale(response / self.n_directions, noise))
+
+        grad = jax.lax.fori_loop(0, self.n_directions, add_direction, outer.grad_outer)
+        outer_var = moved(point.outer_var, grad, self.step_size / self.outer_ratio)
+        return PZOBOState(point._replace(outer_var=oracles.project(outer_var)))
+
+    def calls(self, oracles: Oracles, draw: PZOBODraw, refresh: bool) -> Calls:
+        """Count K + 1 inner loops and both outer gradients."""
+        loop = oracles.count_inner(draw.inner_loop, self.n_inner_steps)
+        outer = oracles.count_outer(draw.outer)
+        return Calls(inner_grad=(self.n_directions + 1) * loop, outer_grad=outer, outer_grad_outer=outer)
+
+
+def gaussian_like(key: Array, tree: PyTree) -> PyTree:
+    """Draw N(0, I) in the shape of a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
+    draws = [jax.random.normal(k, jnp.shape(leaf), leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, draws)

@@ -1,0 +1,68 @@
+"""SPABA: single-loop probabilistic stochastic bilevel algorithm, SRBA with a coin.
+
+Chu, Xu, Yao, Zhang. SPABA: A Single-Loop and Probabilistic Stochastic Bilevel Algorithm Achieving Optimal Sample
+Complexity. ICML 2024, arXiv 2405.18777.
+
+At the first step, and then with probability 1/q, D ← D(u) on all rows; otherwise
+D ← D + D_{B,C}(u) - D_{B,C}(u_previous); then u ← P(u - step · D). One coin serves z, v and x. The
+moves are in :mod:`bilevel.solvers.recursive`.
+
+Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import solver
+from bilevel.solvers.fields import whole
+from bilevel.solvers.recursive import RecursiveSolver
+from bilevel.types import Array
+
+_COIN_STREAM = 2
+
+
+class SPABADraw(NamedTuple):
+    """A batch on each level, and the coin."""
+
+    inner: Any
+    outer: Any
+    coin: Array
+
+
+@solver
+class SPABA(RecursiveSolver):
+    """Single-loop probabilistic stochastic bilevel algorithm.
+
+    Parameters
+    ----------
+    step_size : step of the inner variable and of v
+    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
+    batch_size : rows per batch, on both levels
+    period : q, mean number of steps from one all-rows pass to the next; None means 1 + (n + m) // batch_size
+    v_radius : radius of the ball v is kept in; None means no projection
+    sampling : "blocks", "iid", "reshuffle" or "full"
+    """
+
+    period: int | None = whole(default=None, optional=True, hint="; use None for the default")
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Fill in the default period."""
+        if self.period is not None:
+            return self
+        return replace(self, period=1 + (oracles.n_inner + oracles.n_outer) // self.batch_size)
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> SPABADraw:
+        """Draw one batch on each level and toss the coin."""
+        assert self.period is not None, "resolve() fills it in"
+        rows = oracles.draw(key, index)
+        coin_key = jax.random.fold_in(jax.random.fold_in(key, _COIN_STREAM), index)
+        face = jax.random.randint(coin_key, (), 0, self.period, dtype=jnp.int32)
+        return SPABADraw(rows.inner, rows.outer, face == 0)
+
+    def refreshes(self, index: Array, draw: SPABADraw) -> Array:
+        """Take an all-rows pass at the first step and where the coin says so."""
+        return (index == 0) | draw.coin

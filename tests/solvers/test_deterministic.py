@@ -1,0 +1,297 @@
+"""Exact and HOAG: what they reach, what they cost, and that they run like the others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import bilevel
+from bilevel.precision import arithmetic
+from bilevel.solvers import all_rows, exact, hoag
+from bilevel.solvers.exact import Exact
+from bilevel.solvers.hoag import HOAG
+from bilevel.types import Calls
+from tests import cases
+from tests.solvers.test_contract import CountingOracles
+from tests.solvers.test_convergence import tiny
+from tests.transcription.hoag import exponential
+from tests.transcription.hoag import hoag as transcribed_hoag
+
+SOLVERS = {"Exact": Exact(), "HOAG": HOAG()}
+
+
+def path(problem, solver, steps):
+    """States after each of the first steps."""
+    with arithmetic(np.float64):
+        oracles = problem.oracles.astype(np.float64)
+        states = [solver.init(oracles, problem.start)]
+        for index in range(steps):
+            states.append(solver.step(oracles, states[-1], index, None))
+    return states[1:]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SOLVERS)
+def test_both_reach_the_solution_of_quadratics(name, seed):
+    result = bilevel.run(tiny(seed), SOLVERS[name], max_steps={"Exact": 30, "HOAG": 250}[name], tolerance=1e-20)
+    assert result.status == "converged"
+    np.testing.assert_allclose(result.point.outer_var, tiny(seed).referee.minimiser, atol=1e-8)
+
+
+def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
+    problem = cases.logistic_selection()
+
+    def value_and_grad(x):
+        reference = problem.referee(x, None)
+        return reference.value, reference.hypergrad
+
+    options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 1000}
+    found = minimize(value_and_grad, problem.start.outer_var, jac=True, method="L-BFGS-B", options=options)
+    history = bilevel.run(problem, Exact(), max_steps=100, tolerance=1e-20).history
+    # h levels out towards infinity, and at gradients of 1e-10 what is left of it is below 1e-9.
+    assert history["hypergrad_norm_sq"][-1] <= 1e-20
+    np.testing.assert_allclose(history["value"][-1], found.fun, atol=1e-9)
+
+
+def test_exact_solves_its_systems_to_rounding():
+    history = bilevel.run(cases.logistic_selection(), Exact(), max_steps=8, eval_every=1).history
+    assert np.all(history["inner_residual_sq"][1:] < 1e-24) and np.all(history["v_residual_sq"][1:] < 1e-24)
+    assert np.all(np.diff(history["value"]) < 0), "each step of a line search lowers h"
+
+
+def test_exact_with_conjugate_gradients_takes_the_same_steps(monkeypatch):
+    problem = cases.logistic_selection()
+    dense = path(problem, Exact(), 6)
+    monkeypatch.setattr(exact, "_LARGEST_MATRIX", 0)
+    for a, b in zip(dense, path(problem, Exact(), 6), strict=True):
+        cases.assert_trees_close(a.point, b.point, rtol=1e-6, atol=1e-6)
+
+
+def test_exact_charges_a_matrix_per_newton_iterate():
+    """On a quadratic one evaluation is one Newton step, between a matrix at either end."""
+    problem = cases.quadratic()
+    evaluations = path(problem, Exact(), 1)[0].calls[Calls._fields.index("cross")] // cases.N_INNER
+    n, m, p = cases.N_INNER, cases.N_OUTER, 5
+    one = Calls(inner_grad=2 * n, hvp=2 * p * n, cross=n, outer_grad=m, outer_grad_outer=m, outer_value=m)
+    np.testing.assert_array_equal(path(problem, Exact(), 1)[0].calls, evaluations * np.array(one))
+
+
+@pytest.mark.parametrize("name", [*SOLVERS, "Exact by conjugate gradients", "HOAG, last steps"])
+def test_declared_cost_equals_counted_cost(name, monkeypatch):
+    def by_columns(oracles, point):
+        return np.stack([oracles.hvp(point._replace(v=unit)) for unit in np.eye(point.v.size)])
+
+    monkeypatch.setattr(all_rows, "_hessian", by_columns)
+    if name == "Exact by conjugate gradients":
+        monkeypatch.setattr(exact, "_LARGEST_MATRIX", 0)
+    if name == "HOAG, last steps":
+        monkeypatch.setitem(hoag._SEQUENCES, "exponential", lambda k: 1e-12)
+    problem, solver = cases.logistic_selection(), SOLVERS[name.split()[0].strip(",")]
+    counting = CountingOracles(problem.oracles)
+    with arithmetic(np.float64), jax.disable_jit():
+        state = solver.init(counting, problem.start)
+        for index in range(3):
+            state = solver.step(counting, state, index, None)
+            assert dict(zip(Calls._fields, state.calls.tolist(), strict=True)) == counting.counted
+
+
+def test_hoag_stays_as_near_to_its_exact_sequence_as_its_tolerances_say():
+    problem, steps = cases.quadratic(), 40
+    start = np.asarray(problem.start.inner_var), np.asarray(problem.start.outer_var)
+    expected = transcribed_hoag(cases.in_numpy("quadratic", problem), *start, range(steps), lipschitz=1.0)
+    states = path(problem, HOAG(lipschitz=1.0), steps)
+    inner, outer = problem.referee.inner, problem.referee.outer
+    mu, norm = np.linalg.eigvalsh(inner.a_inner)[0], lambda matrix: np.linalg.norm(matrix, 2)
+    # What errors of eps in z and in the residual of v do to g; Lanczos gives mu to a hundredth.
+    growth = 1.05 * (norm(inner.b) * (1 + norm(outer.a_inner)) / mu + norm(outer.b))
+    first = states[0].step / expected[0]["step"]
+    assert expected[-1]["step"] * norm(problem.referee.hessian) < 2, "else an error could grow from step to step"
+    bound, x = 0.0, start[1]
+    for k, (ours, exact_step) in enumerate(zip(states, expected, strict=True), start=1):
+        np.testing.assert_allclose(ours.step / exact_step["step"], first, rtol=1e-12)
+        grad = np.linalg.norm(problem.referee(x).hypergrad)
+        bound += float(ours.step) * growth * exponential(k) + abs(ours.step - exact_step["step"]) * grad
+        x = exact_step["outer_var"]
+        assert np.linalg.norm(ours.point.outer_var - x) <= bound
+    assert bound < np.linalg.norm(start[1] - problem.referee.minimiser), "a bound that says something"
+
+
+@pytest.mark.parametrize("name", cases.PROBLEMS)
+@pytest.mark.parametrize("decrease", [0.5, 1.0])
+def test_hoag_with_tight_tolerances_is_its_transcription(name, decrease, monkeypatch):
+    monkeypatch.setitem(hoag._SEQUENCES, "exponential", lambda k: 1e-12)
+    problem, steps = cases.PROBLEMS[name](), 20
+    start = np.asarray(problem.start.inner_var), np.asarray(problem.start.outer_var)
+    settings = {"decrease": decrease, "lipschitz": 0.5}
+    numpy_problem = cases.in_numpy(name, problem)
+    expected = transcribed_hoag(numpy_problem, *start, range(steps), tolerance=lambda k: 1e-12, **settings)
+    states = path(problem, HOAG(**settings), steps)
+    np.testing.assert_allclose([state.step for state in states], [row["step"] for row in expected], rtol=1e-7)
+    for state, row in zip(states, expected, strict=True):
+        np.testing.assert_allclose(state.point.outer_var, row["outer_var"], rtol=1e-7, atol=1e-7)
+
+
+def test_hoag_estimates_the_lipschitz_constant_by_the_largest_gradient():
+    problem = cases.quadratic()
+    numpy_problem = cases.in_numpy("quadratic", problem)
+    seen, x = 0.0, np.asarray(problem.start.outer_var)
+    for state in path(problem, HOAG(), 5):
+        z = state.point.inner_var
+        seen = max(seen, np.hypot(np.linalg.norm(numpy_problem.fz(z, x)), np.linalg.norm(numpy_problem.fx(z, x))))
+        np.testing.assert_allclose(state.lipschitz, seen, rtol=1e-10)
+        x = state.point.outer_var
+
+
+def test_hoag_as_printed_stalls_and_with_half_the_decrease_does_not():
+    def final(decrease):
+        solver = HOAG(tolerances="cubic", decrease=decrease, lipschitz=0.25, strong_convexity=0.05)
+        return bilevel.run(tiny(0), solver, max_steps=60)
+
+    printed, corrected = final(1.0), final(0.5)
+    assert printed.history["hypergrad_norm_sq"][-1] > 0.1 and float(printed.state.step) < 1e-2
+    assert corrected.history["hypergrad_norm_sq"][-1] < 1e-8 and float(corrected.state.step) > 1e-2
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype, tmp_path):
+    problem, solver = cases.logistic_selection(dtype), SOLVERS[name]
+    whole = bilevel.run(problem, solver, max_steps=20)
+    bilevel.run(problem, solver, max_steps=7).save(tmp_path / "run.npz")
+    resumed = bilevel.resume(tmp_path / "run.npz", cases.logistic_selection(dtype), solver=solver, max_steps=20)
+    cases.assert_trees_equal(resumed.state, whole.state)
+    cases.assert_trees_equal(resumed.point, whole.point)
+    assert resumed.calls == whole.calls and resumed.point.outer_var.dtype == dtype
+    assert set(whole.history["step"]) <= set(resumed.history["step"])
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_run_ends_with_the_first_step_that_reaches_max_calls(name):
+    problem = cases.quadratic()
+    steps = bilevel.run(problem, SOLVERS[name], max_steps=5, eval_every=1).history["calls"]
+    for budget, taken in ((0, 0), (1, 1), (steps[3], 3), (steps[3] + 1, 4)):
+        result = bilevel.run(problem, SOLVERS[name], max_calls=int(budget))
+        assert result.status == "out_of_budget" and result.history["step"][-1] == taken
+        assert sum(result.calls) == steps[taken]
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_evaluations_do_not_change_a_run_and_lie_where_the_agenda_says(name):
+    problem = cases.quadratic("float32")
+    often = bilevel.run(problem, SOLVERS[name], max_steps=9, eval_every=2)
+    default = bilevel.run(problem, SOLVERS[name], max_steps=9)
+    assert often.history["step"].tolist() == [0, 2, 4, 6, 8, 9]
+    assert default.history["step"][0] == 0 and default.history["step"][-1] == 9
+    cases.assert_trees_equal(often.state, default.state)
+    assert np.all(np.diff(often.history["seconds"]) > 0) and often.history["seconds"][0] == 0
+    kinds = sum(often.history[f"calls_{kind}"] for kind in Calls._fields)
+    np.testing.assert_array_equal(kinds, often.history["calls"])
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_seconds_end_a_run_that_stays_where_it_is(name):
+    result = bilevel.run(cases.quadratic(), SOLVERS[name], max_seconds=0.3)
+    assert result.status == "out_of_budget" and result.history["seconds"][-1] >= 0.3
+    assert np.all(np.isfinite(result.point.outer_var))
+
+
+def test_ctrl_c_in_a_step_keeps_the_steps_before(monkeypatch):
+    problem, plain_step = cases.quadratic(), HOAG.step
+
+    def impatient(self, oracles, state, index, draw):
+        if index == 3:
+            raise KeyboardInterrupt
+        return plain_step(self, oracles, state, index, draw)
+
+    monkeypatch.setattr(HOAG, "step", impatient)
+    result = bilevel.run(problem, HOAG(), max_steps=9)
+    monkeypatch.undo()
+    assert result.status == "interrupted" and result.history["step"][-1] == 3
+    cases.assert_trees_equal(result.state, bilevel.run(problem, HOAG(), max_steps=3).state)
+
+
+def custom(inner_loss, outer_loss, inner_var, outer_var, **kwargs):
+    data = np.random.default_rng(0).standard_normal((20, 3))
+    return bilevel.BilevelProblem.from_losses(inner_loss, outer_loss, data, data, inner_var, outer_var, **kwargs)
+
+
+def test_an_outer_problem_without_minimum_makes_hoag_diverge_and_exact_stay_finite():
+    def inner_loss(z, x, row):
+        return jnp.sum((z - row) ** 2) / 2
+
+    def outer_loss(z, x, row):
+        return -jnp.sum(jnp.exp(x)) - z @ row
+
+    problem = custom(inner_loss, outer_loss, np.zeros(3), np.zeros(2))
+    runs = [bilevel.run(problem, solver, max_steps=40) for solver in (HOAG(), Exact())]
+    assert [run.status for run in runs] == ["diverged", "out_of_budget"]
+    for run in runs:
+        assert all(np.all(np.isfinite(part)) for part in run.point)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_start_where_the_inner_problem_is_undefined_diverges_at_once(name):
+    def inner_loss(z, x, row):
+        return jnp.sum((z - row) ** 2) / 2 + jnp.sum(jnp.log(x)) * jnp.sum(z)
+
+    problem = custom(inner_loss, lambda z, x, row: z @ row, np.zeros(3), -np.ones(2))
+    result = bilevel.run(problem, SOLVERS[name], max_steps=9)
+    assert result.status == "diverged" and result.history["step"].tolist() == [0]
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_variables_may_be_dicts_of_arrays(name, dtype):
+    def inner_loss(z, x, row):
+        return (row @ z["w"] + z["b"] - row[0]) ** 2 / 2 + jnp.exp(x["w"]) * (z["w"] @ z["w"]) / 2 + z["b"] ** 2 / 2
+
+    def outer_loss(z, x, row):
+        return (row @ z["w"] + z["b"] - row[1]) ** 2 / 2 + (x["w"] - 1) ** 2 / 2
+
+    def flat_inner(z, x, row):
+        return inner_loss({"b": z[0], "w": z[1:]}, {"w": x[0]}, row)
+
+    def flat_outer(z, x, row):
+        return outer_loss({"b": z[0], "w": z[1:]}, {"w": x[0]}, row)
+
+    start = {"b": np.zeros(()), "w": np.ones(3)}, {"w": np.zeros(())}
+    nested = bilevel.run(custom(inner_loss, outer_loss, *start, dtype=dtype), SOLVERS[name], max_steps=6)
+    flat_start = np.r_[0.0, 1.0, 1.0, 1.0], np.zeros(1)
+    flat = bilevel.run(custom(flat_inner, flat_outer, *flat_start, dtype=dtype), SOLVERS[name], max_steps=6)
+    assert nested.history["direction_norm_sq"][-1] < 0.1 * nested.history["direction_norm_sq"][0]
+    assert nested.point.inner_var["w"].dtype == dtype and nested.point.outer_var["w"].shape == ()
+    np.testing.assert_allclose(nested.state.point.outer_var["w"], flat.state.point.outer_var[0], rtol=1e-6)
+    np.testing.assert_allclose(nested.state.point.inner_var["w"], flat.state.point.inner_var[1:], rtol=1e-6)
+
+
+def test_exact_refuses_bounds_and_hoag_keeps_them():
+    problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
+    with pytest.raises(ValueError, match=r"`Exact` cannot keep the outer variable in bounds.*`outer_bounds`"):
+        bilevel.run(problem, Exact(), max_steps=5)
+    result = bilevel.run(problem, HOAG(), max_steps=200, tolerance=1e-12)
+    assert result.status == "converged"
+    assert np.max(np.abs(result.point.outer_var)) == 0.5
+
+
+def test_float32_problems_are_solved_in_float64():
+    result = bilevel.run(cases.quadratic("float32"), Exact(), max_steps=30, tolerance=1e-20)
+    assert result.status == "converged"
+    assert result.point.outer_var.dtype == np.float32 and result.state.point.outer_var.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Exact(sampling="blocks"), r"`Exact\(sampling='blocks'\)`: must be one of 'full'"),
+        (lambda: HOAG(sampling="iid"), r"`HOAG\(sampling='iid'\)`"),
+        (lambda: HOAG(tolerances="fast"), r"tolerances='fast'.*'exponential', 'quadratic', 'cubic'"),
+        (lambda: HOAG(decrease=0.0), r"decrease=0.0"),
+        (lambda: HOAG(decrease=2.0), r"decrease=2.0.*\(0, 1\]"),
+        (lambda: HOAG(lipschitz=-1.0), r"lipschitz=-1.0.*use None to estimate it"),
+        (lambda: HOAG(strong_convexity=np.inf), r"strong_convexity=inf.*use None to estimate it"),
+    ],
+)
+def test_bad_parameters_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
