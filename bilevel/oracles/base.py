@@ -101,6 +101,11 @@ class Oracles(ABC):
         return trees.subtract(self.direction(point, rows), self.direction(previous, rows))
 
     @property
+    def largest_curvature(self) -> float | None:
+        """The largest eigenvalue of ∇²zz G where it is known and the same everywhere, else None."""
+        return None
+
+    @property
     def n_inner(self) -> int:
         """Number of inner samples."""
         return self.inner_samples.n

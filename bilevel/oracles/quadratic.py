@@ -30,11 +30,18 @@ class Factors(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["inner_samples", "outer_samples", "outer_bounds"],
-    meta_fields=[],
+    meta_fields=["curvature"],
 )
 @dataclass(frozen=True)
 class QuadraticOracles(Oracles):
-    """Factors on each level, rows first."""
+    """Factors on each level, rows first; ``curvature`` is the largest eigenvalue of the mean A_z of G, if known."""
+
+    curvature: float | None = None
+
+    @property
+    def largest_curvature(self) -> float | None:
+        """The largest eigenvalue of ∇²zz G."""
+        return self.curvature
 
     def _inner(self, point: Point, data: Factors, weights: Array) -> InnerPass:
         inner = _inner_products(point, data, weights)

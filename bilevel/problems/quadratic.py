@@ -76,7 +76,9 @@ def quadratic(
         outer_samples, outer_means = level(n_outer)
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
     referee = QuadraticReferee(inner_means, outer_means)
-    return BilevelProblem(QuadraticOracles(inner_samples, outer_samples), start, referee, "quadratic")
+    curvature = float(np.linalg.eigvalsh(inner_means.a_inner)[-1])
+    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=curvature)
+    return BilevelProblem(oracles, start, referee, "quadratic")
 
 
 def _draw_factors(

@@ -7,7 +7,7 @@ BSA, ALSET and TTSA are this with different loops and schedules:
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
@@ -31,6 +31,11 @@ class AlternatingSolver(Solver):
 
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Refuse a Neumann step that is too large for the problem."""
+        neumann.check_step(type(self).__name__, self.neumann_step, oracles)
+        return self
 
     def draw_alternating(self, oracles: Oracles, key: Array, index: Array, n_inner_steps: int) -> AlternatingDraw:
         """Draw T + Q inner batches, one outer and the length."""

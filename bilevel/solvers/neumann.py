@@ -27,6 +27,16 @@ class NeumannDraw(NamedTuple):
     length: Array | None = None
 
 
+def check_step(solver: str, step: float, oracles: Oracles) -> None:
+    """Refuse a step with which the series cannot converge, where the curvature is known."""
+    curvature = oracles.largest_curvature
+    if curvature is not None and not step < 2 / curvature:
+        raise ValueError(
+            f"`{solver}(neumann_step={step:g})`: the largest curvature of the inner problem is {curvature:.3g}, so the "
+            f"Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
+        )
+
+
 def drawn(inner_rows: Any, outer_rows: Any, n_products: int) -> NeumannDraw:
     """Name the batches of a truncated series: ``n_products`` + 1 inner ones, one outer."""
     products, cross = split(inner_rows, n_products, None)

@@ -8,7 +8,7 @@ Ji, Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design.
 Cost (T + Q + 3) b. Memory p + d. v is rebuilt at every step.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
@@ -54,6 +54,11 @@ class StocBiO(Solver):
     neumann_step: float = positive(default=0.5)
 
     complexity = Complexity("Õ(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Refuse a Neumann step that is too large for the problem."""
+        neumann.check_step(type(self).__name__, self.neumann_step, oracles)
+        return self
 
     def init(self, oracles: Oracles, start: Point) -> StocBiOState:
         """Start where the problem starts."""

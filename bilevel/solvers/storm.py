@@ -6,7 +6,7 @@ z ← z - α t^-⅓ d_z   and   x ← x - (α/r) t^-⅓ d_x   together;   a = mi
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,11 @@ class StormSolver(Solver):
     momentum: float = fraction(default=0.5)
 
     restarts = True
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Refuse a Neumann step that is too large for the problem."""
+        neumann.check_step(type(self).__name__, self.neumann_step, oracles)
+        return self
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
         """Start where the problem starts; the first step makes the estimates."""

@@ -174,6 +174,13 @@ def test_two_batches_make_f2sa_noisier_than_one():
     assert f2sa(30.0, 1.0, settings, 10**6, shared_batch=False) > 3 * f2sa(30.0, 1.0, settings, 10**6)
 
 
+@pytest.mark.parametrize("name", ["StocBiO", "MRBO", "VRBO", "BSA", "TTSA", "ALSET", "SUSTAIN"])
+def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
+    solver = bilevel.SOLVERS[name](0.1, 1.0, 16, neumann_step=5.0)
+    with pytest.raises(ValueError, match=rf"`{name}\(neumann_step=5\)`.*neumann_step < 2/L"):
+        bilevel.run(tiny(), solver, max_steps=1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
