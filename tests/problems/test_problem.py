@@ -65,8 +65,8 @@ def nested_problem(**changes):
 def test_a_dict_of_arrays_runs_like_the_flat_vector(name):
     solver = dataclasses.replace(cases.SOLVERS[name], step_size=0.3, outer_ratio=1.0)
     settings = {"dtype": "float64", "strongly_convex": True}
-    flat = bilevel.run(problem(**settings), solver, max_steps=60, eval_every=60)
-    nested = bilevel.run(nested_problem(**settings), solver, max_steps=60, eval_every=60)
+    flat = bilevel.run(problem(**settings), solver, max_steps=20, eval_every=20)
+    nested = bilevel.run(nested_problem(**settings), solver, max_steps=20, eval_every=20)
     for part in ("inner_var", "v"):
         cases.assert_trees_close(getattr(nested.point, part), as_dict(getattr(flat.point, part)), atol=1e-14)
     np.testing.assert_allclose(nested.point.outer_var["penalty"], flat.point.outer_var, rtol=1e-12)
