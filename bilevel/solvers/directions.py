@@ -1,5 +1,6 @@
 """Moves that several solvers share."""
 
+import jax
 import jax.numpy as jnp
 
 from bilevel import trees
@@ -39,6 +40,16 @@ def into_ball(v: PyTree, radius: Scalar | None) -> PyTree:
 def decayed(step_size: Scalar, index: Array, power: float) -> Array:
     """Return step_size * t^-power with t = index + 1."""
     return step_size * (index + 1).astype(jnp.result_type(step_size)) ** -power
+
+
+def decayed_share(scale: Scalar, index: Array, power: float) -> Array:
+    """Return min(1, scale * t^-power) with t = index + 1."""
+    return jnp.minimum(decayed(scale, index, power), jnp.ones_like(scale))
+
+
+def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree:
+    """Return new + (1 - momentum)(estimate - old): STORM's estimate, with both gradients on one sample."""
+    return jax.tree.map(lambda new, estimate, old: new + (1 - momentum) * (estimate - old), new, estimate, old)
 
 
 def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:

@@ -12,14 +12,11 @@ u_previous is where D_x was taken last, a = min(1, c t^-½). Cost 7b, 5b at the 
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from bilevel import trees
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.batches import split
-from bilevel.solvers.directions import decayed, moved
+from bilevel.solvers.directions import decayed, decayed_share, moved, storm
 from bilevel.solvers.fields import fraction
 from bilevel.types import Array, Calls, Point, PyTree, Rows
 
@@ -81,12 +78,8 @@ class FSLA(Solver):
         point = self._followed(oracles, state.point, index, draw)
         here = _outer_direction(oracles, point, draw.x_rows)
         there = _outer_direction(oracles, state.previous, draw.x_rows)
-        momentum = jnp.minimum(decayed(self.momentum, index, 0.5), jnp.ones_like(self.momentum))
-
-        def storm(new: Array, estimate: Array, old: Array) -> Array:
-            return new + (1 - momentum) * (estimate - old)
-
-        return self._moved(oracles, point, index, jax.tree.map(storm, here, state.estimate, there))
+        momentum = decayed_share(self.momentum, index, 0.5)
+        return self._moved(oracles, point, index, storm(momentum, here, state.estimate, there))
 
     def _followed(self, oracles: Oracles, point: Point, index: Array, draw: FSLADraw) -> Point:
         step = decayed(self.step_size, index, 0.5)

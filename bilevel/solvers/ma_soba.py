@@ -12,12 +12,11 @@ Cost 5b. Memory 2p + 2d.
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from bilevel import trees
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import decayed, descend, direction_calls
+from bilevel.solvers.directions import decayed, decayed_share, descend, direction_calls
 from bilevel.solvers.fields import fraction
 from bilevel.types import Array, Calls, Point, PyTree, Rows
 
@@ -56,7 +55,7 @@ class MASOBA(Solver):
         step = decayed(self.step_size, index, 0.5)
         averaged = direction._replace(outer_var=state.average)
         point = descend(oracles, state.point, averaged, step, step / self.outer_ratio)
-        share = jnp.minimum(decayed(self.momentum, index, 0.5), jnp.ones_like(self.momentum))
+        share = decayed_share(self.momentum, index, 0.5)
 
         def renewed(old: Array, new: Array) -> Array:
             return (1 - share) * old + share * new

@@ -8,14 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
-
 from bilevel import trees
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Solver
-from bilevel.solvers.directions import decayed, moved
+from bilevel.solvers.directions import decayed, decayed_share, moved, storm
 from bilevel.solvers.fields import fraction, positive, whole
 from bilevel.types import Array, Calls, Point, PyTree
 
@@ -67,14 +64,10 @@ class StormSolver(Solver):
         """Correct the estimates, and move."""
         at = self._gradients(oracles, draw)
         here, there = at(state.point), at(state.previous)
-        momentum = jnp.minimum(decayed(self.momentum, index - 1, 2 / 3), jnp.ones_like(self.momentum))
-
-        def storm(new: Array, estimate: Array, old: Array) -> Array:
-            return new + (1 - momentum) * (estimate - old)
-
+        momentum = decayed_share(self.momentum, index - 1, 2 / 3)
         estimates = Point(
-            jax.tree.map(storm, here.inner_var, state.inner_estimate, there.inner_var),
-            jax.tree.map(storm, here.outer_var, state.outer_estimate, there.outer_var),
+            storm(momentum, here.inner_var, state.inner_estimate, there.inner_var),
+            storm(momentum, here.outer_var, state.outer_estimate, there.outer_var),
             here.v,
         )
         return self._moved(oracles, state, index, estimates)
