@@ -168,6 +168,14 @@ def test_the_bias_of_f2sa_falls_with_lambda_0_and_delta_0():
     assert weak > 3 * growing > 9 * strong
 
 
+def test_f2sa_stays_bounded_on_logistic_selection():
+    problem = cases.logistic_selection()
+    for step_size, outer_ratio in ((0.25, 0.1), (0.25, 1.0), (0.03, 0.1)):
+        result = bilevel.run(problem, bilevel.F2SA(step_size, outer_ratio, 8, delta_0=1.0), max_steps=5000)
+        assert result.status == "out_of_budget"
+        assert np.max(np.abs(result.point.outer_var)) < 20
+
+
 @pytest.mark.slow
 def test_two_batches_make_f2sa_noisier_than_one():
     settings = [(0.1, 0.3), (0.5, 1.0), (2.0, 10.0)]
