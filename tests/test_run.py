@@ -128,17 +128,6 @@ def test_ctrl_c_ends_a_run_with_its_result(tmp_path):
     cases.assert_trees_equal(resumed.point, bilevel.run(problem, SRBA, max_steps=100).point)
 
 
-def test_one_compilation_serves_many_step_sizes():
-    from bilevel.stepping import advance
-
-    problem = cases.quadratic("float32")
-    bilevel.run(problem, bilevel.SRBA(0.1, 1, 16, period=5), max_steps=5)
-    compiled = advance._cache_size()
-    for step_size in (0.2, 1, np.float64(0.05)):
-        bilevel.run(problem, bilevel.SRBA(step_size, np.float32(3), 16, period=5), max_steps=9, seed=3)
-    assert advance._cache_size() == compiled
-
-
 def test_summary_and_plot_show_the_run(tmp_path):
     result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=50)
     text = result.summary()

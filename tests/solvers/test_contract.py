@@ -105,6 +105,17 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
             cases.assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone, rtol=1e-11)
 
 
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
+def test_one_compilation_serves_many_step_sizes(name):
+    problem = cases.quadratic("float32")
+    bilevel.run(problem, SOLVERS[name], max_steps=5)
+    compiled = advance._cache_size()
+    for step_size in (0.02, 1, np.float64(0.05)):
+        solver = replace(SOLVERS[name], step_size=step_size, outer_ratio=np.float32(300))
+        bilevel.run(problem, solver, max_steps=9, seed=3)
+    assert advance._cache_size() == compiled
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
