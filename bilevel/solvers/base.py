@@ -98,10 +98,10 @@ class Solver(ABC):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.metadata["optional"]:
+            value, rule = getattr(self, field.name), field.metadata.get("rule")
+            if rule is None or (value is None and field.metadata["optional"]):
                 continue
-            complaint = field.metadata["rule"](value)
+            complaint = rule(value)
             if complaint:
                 raise ValueError(f"`{type(self).__name__}({field.name}={value!r})`: {complaint}")
 

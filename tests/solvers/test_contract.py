@@ -151,6 +151,18 @@ def test_unknown_parameters_get_a_suggestion():
         bilevel.SOBA(zzz=1)
 
 
+def test_a_field_without_a_rule_is_taken_as_it_is():
+    @bilevel.solvers.solver
+    class Plain(bilevel.SOBA):
+        """SOBA with a field more."""
+
+        label: str = "plain"
+        weight: float = 0.5
+
+    assert Plain(0.1, label="other").parameters()["label"] == "other"
+    assert len(jax.tree.leaves(Plain())) == len(jax.tree.leaves(bilevel.SOBA())) + 1, "floats are traced"
+
+
 def test_default_period_is_half_an_epoch_of_batches():
     problem = bilevel.problems.quadratic(300, 200, 4, 2)
     assert bilevel.run(problem, bilevel.SRBA(batch_size=16), max_steps=1).solver.period == 500 // 32
