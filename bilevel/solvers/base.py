@@ -50,7 +50,7 @@ class Solver(ABC):
     complexity: ClassVar[Complexity | None] = None  # what is proved, where table 1 of the SRBA paper says it
     restarts: ClassVar[bool] = False  # does any step begin with an all-rows pass?
     compiled: ClassVar[bool] = True  # are `init` and `step` traced? see the top of this module if not
-    unroll: ClassVar[int] = 1  # steps per round of the hot loop; 4 saves a quarter of the time of a cheap step
+    unroll: ClassVar[int] = 1  # steps per round of the hot loop; 4 saved 15 to 25 % of SRBA's in a trial
 
     @abstractmethod
     def init(self, oracles: Oracles, start: Point) -> State:
