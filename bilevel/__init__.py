@@ -1,6 +1,6 @@
 """Stochastic bilevel optimisation on JAX."""
 
-from bilevel import problems
+from bilevel import datasets, problems
 from bilevel.problems import BilevelProblem
 from bilevel.result import RunResult, Status
 from bilevel.run import resume, run
@@ -55,6 +55,7 @@ __all__ = [
     "RunResult",
     "Status",
     "StocBiO",
+    "datasets",
     "problems",
     "resume",
     "run",

@@ -1,8 +1,6 @@
 """A run in one file: arrays and a JSON text in a NumPy archive, nothing pickled."""
 
 import json
-import os
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bilevel.atomic import replacing
 from bilevel.metrics import cheap_metrics
 from bilevel.precision import arithmetic
 from bilevel.problems import BilevelProblem
@@ -46,15 +45,8 @@ def save(result: RunResult, path: Path) -> None:
     }
     arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(result.state))}
     arrays |= {f"history_{i}": column for i, column in enumerate(result.history.values())}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
 
 
 def load(path: Path, problem: BilevelProblem, solver: Solver | None = None) -> SavedRun:

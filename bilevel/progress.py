@@ -1,4 +1,4 @@
-"""A progress bar for one run."""
+"""A progress bar for one long piece of work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from bilevel.extras import require
 
 
 class Reporter(Protocol):
-    """Takes the share of the budget used so far, and a few words."""
+    """Takes the share of the work done so far, and a few words."""
 
     def __call__(self, fraction: float, text: str) -> None:
         """Show it."""
@@ -29,6 +29,6 @@ def progress_bar(title: str, shown: bool) -> Iterator[Reporter]:
         rich.TextColumn("{task.fields[text]}"),
     )
     with rich.Progress(*layout) as bar:
-        task = bar.add_task(title, total=1.0, text="compiling")
+        task = bar.add_task(title, total=1.0, text="starting")
         yield lambda fraction, text: bar.update(task, completed=min(fraction, 1.0), text=text)
         bar.update(task, completed=1.0)

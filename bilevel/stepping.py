@@ -11,7 +11,7 @@ from bilevel.solvers.base import Draw, Solver, State
 from bilevel.types import Array, Calls, Point
 
 # Without it XLA copies every table of SABA in every step.
-_COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
+COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 
 class Page(NamedTuple):
@@ -64,9 +64,8 @@ def _int32(calls: Calls) -> Calls:
     return jax.tree.map(lambda count: jnp.asarray(count, jnp.int32), calls)
 
 
-@partial(jax.jit, compiler_options=_COMPILER_OPTIONS)
-def advance(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
-    """Take the steps at positions start, …, stop - 1 of the page."""
+def advanced(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
+    """Return the state after the steps at positions start, …, stop - 1 of the page."""
 
     def draw_at(position: Array) -> Any:
         return jax.tree.map(lambda leaf: leaf[position], page.draws)
@@ -98,3 +97,6 @@ def advance(solver: Solver, oracles: Oracles, state: State, page: Page, start: A
     if not solver.restarts:
         return steps(start, stop, state)
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]
+
+
+advance = jax.jit(advanced, compiler_options=COMPILER_OPTIONS)

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 Array: TypeAlias = jax.Array
+AnyArray: TypeAlias = Any  # of JAX or of NumPy, as data are before they are laid out
 PyTree: TypeAlias = Any
 Scalar: TypeAlias = Any  # a float, a 0-d array, or a tracer
 Count: TypeAlias = Any  # an int or an integer array

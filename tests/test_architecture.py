@@ -9,18 +9,20 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "bilevel"
 STATIONS = [
-    ["types", "extras"],
-    ["precision", "trees"],
-    ["losses"],
+    ["types", "extras", "atomic"],
+    ["precision", "trees", "progress"],
+    ["losses", "datasets"],
     ["oracles"],
     ["problems"],
     ["solvers"],
-    ["stepping", "metrics", "budget", "progress"],
+    ["stepping", "metrics", "budget"],
     ["plotting"],
     ["result"],
     ["checkpoint"],
     ["runner"],
     ["run"],
+    ["bench"],
+    ["cli"],
 ]
 PLACE = {name: place for place, names in enumerate(STATIONS) for name in names}
 
@@ -53,7 +55,7 @@ def test_imports_point_to_the_left(path):
 
 
 def test_importing_the_library_imports_no_extra_and_no_scipy():
-    extras = ("scipy.optimize", "sklearn", "matplotlib", "rich")
+    extras = ("scipy.optimize", "sklearn", "matplotlib", "rich", "pandas", "pyarrow", "plotly", "joblib", "typer")
     script = f"import sys, bilevel; print([module for module in {extras} if module in sys.modules])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

@@ -1,11 +1,13 @@
 """What a solver may ask of a problem: derivatives on drawn rows or on all of them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel import trees
@@ -13,6 +15,7 @@ from bilevel.oracles.samples import Samples
 from bilevel.types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
+_PIECE = 2048  # rows
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Oracles(ABC):
 
     def inner(self, point: Point, rows: Any = None) -> InnerPass:
         """Return ∇z G, (∇²zz G) v and (∇²xz G) v together."""
-        return self._inner(point, *self.inner_samples.take(rows))
+        return _estimate(self._inner, point, self.inner_samples, rows)
 
     def inner_grad(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇z G."""
@@ -70,11 +73,11 @@ class Oracles(ABC):
 
     def inner_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇x G."""
-        return self._inner_grad_outer(point, *self.inner_samples.take(rows))
+        return _estimate(self._inner_grad_outer, point, self.inner_samples, rows)
 
     def outer(self, point: Point, rows: Any = None) -> OuterPass:
         """Return ∇z F and ∇x F together."""
-        return self._outer(point, *self.outer_samples.take(rows))
+        return _estimate(self._outer, point, self.outer_samples, rows)
 
     def outer_grad(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇z F."""
@@ -86,11 +89,11 @@ class Oracles(ABC):
 
     def inner_value(self, point: Point, rows: Any = None) -> Array:
         """Return G."""
-        return self._inner_value(point, *self.inner_samples.take(rows))
+        return _estimate(self._inner_value, point, self.inner_samples, rows)
 
     def outer_value(self, point: Point, rows: Any = None) -> Array:
         """Return F."""
-        return self._outer_value(point, *self.outer_samples.take(rows))
+        return _estimate(self._outer_value, point, self.outer_samples, rows)
 
     def direction(self, point: Point, rows: Rows = Rows()) -> Point:  # noqa: B008
         """Return D: ∇z G, (∇²xz G) v + ∇x F and (∇²zz G) v + ∇z F."""
@@ -151,12 +154,34 @@ class Oracles(ABC):
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the same oracles in another floating type."""
+        cast = trees.cast(self, dtype)
         return replace(
-            self,
-            inner_samples=self.inner_samples.astype(dtype),
-            outer_samples=self.outer_samples.astype(dtype),
-            outer_bounds=trees.cast(self.outer_bounds, dtype),
+            cast,
+            inner_samples=cast.inner_samples.astype(dtype),
+            outer_samples=cast.outer_samples.astype(dtype),
         )
+
+    def widened(self) -> Self:
+        """Return the same oracles computing in float64, the rows held as they are."""
+
+        def wide(leaf: Any) -> Any:
+            return leaf.widened() if isinstance(leaf, Samples) else trees.cast(leaf, np.float64)
+
+        return jax.tree.map(wide, self, is_leaf=lambda leaf: isinstance(leaf, Samples))
+
+
+def _estimate(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
+    """Return the function on drawn rows or on all; widened rows are read in pieces, so that few are wide at a time."""
+    if rows is not None or not samples.is_widened:
+        return function(point, *samples.take(rows))
+    pieces = samples.batched(min(_PIECE, samples.n), "blocks")
+
+    def with_piece(index: Array, total: PyTree) -> PyTree:
+        return trees.add(total, trees.scale(pieces.share(index), function(point, *pieces.take(index))))
+
+    shapes = jax.eval_shape(function, point, *samples.take(None))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, pieces.n_blocks, with_piece, nothing)
 
 
 def _total(samples: Samples, rows: Any, batches: int | None, first: Count | None = None) -> Count:

@@ -30,11 +30,11 @@ class Samples:
     Attributes
     ----------
     leaves : pytree of arrays, the sample axis of each where `axes` says
-    n : number of real rows; padding may follow
+    n : number of rows
     axes : the sample axis of each leaf, in the order of ``jax.tree.leaves``
-    dtype : the floating type of data and weights
+    dtype : the floating type that rows are taken in; the leaves may be held in a narrower one
     batch_size, sampling : how `draw` draws; see :mod:`bilevel.oracles.sampling`
-    row_weights : weight of each row in the estimate of its block, 0 for padding; None where all are 1/b
+    row_weights : weights of the rows of each block in its estimate, block after block; None where all are 1/b
     """
 
     leaves: PyTree
@@ -91,21 +91,25 @@ class Samples:
         return self.n % self.batch_size != 0
 
     def batched(self, batch_size: int, sampling: str) -> "Samples":
-        """Return the same rows, drawn in batches of this size; padded where the last block is short."""
-        missing = -self.n % batch_size if sampling in ("blocks", "reshuffle") else 0
-        plain = replace(self, batch_size=batch_size, sampling=sampling)
-        if not missing:
+        """Return the same rows, drawn in batches of this size."""
+        plain = replace(self, batch_size=batch_size, sampling=sampling, row_weights=None)
+        if sampling not in ("blocks", "reshuffle") or not plain.has_short_block:
             return plain
-        padded = self._map(partial(_padded, n=self.n, missing=missing))
-        return replace(plain, leaves=padded, row_weights=plain._row_weights(missing))
+        return replace(plain, row_weights=plain._row_weights())
 
-    def _row_weights(self, missing: int) -> Array:
+    def _row_weights(self) -> Array:
+        """Return the weights of all blocks where the last is short.
+
+        A slice that would reach past the end is moved back by XLA, so the last one begins with rows of the block
+        before it: they weigh nothing.
+        """
+        missing = -self.n % self.batch_size
         weights = np.full(self.n + missing, 1 / self.batch_size, self.dtype)
-        weights[(self.n_blocks - 1) * self.batch_size :] = 1 / (self.batch_size - missing)
+        weights[-self.batch_size :] = 1 / (self.batch_size - missing)
         if self.sampling == "reshuffle":
             # A pass visits each block once, whatever its size, so the short one must weigh less.
             weights[:] = self.n_blocks / self.n
-        weights[self.n :] = 0
+        weights[-self.batch_size :][:missing] = 0
         return jnp.asarray(weights)
 
     def astype(self, dtype: DTypeLike) -> "Samples":
@@ -116,6 +120,17 @@ class Samples:
             dtype=np.dtype(dtype),
             row_weights=trees.cast(self.row_weights, dtype),
         )
+
+    def widened(self) -> "Samples":
+        """Return the same rows, cast to float64 as they are taken, not before."""
+        wide = np.dtype(np.float64)
+        return replace(self, dtype=wide, row_weights=trees.cast(self.row_weights, wide))
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether rows are held in a narrower type than they are taken in."""
+        floats = (leaf for leaf in jax.tree.leaves(self.leaves) if jnp.issubdtype(leaf.dtype, jnp.floating))
+        return any(leaf.dtype != self.dtype for leaf in floats)
 
     def draw(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw the rows of step ``index``: one batch, or ``count`` of them along a leading axis."""
@@ -141,20 +156,16 @@ class Samples:
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return the data of the rows, and weights such that sum(weights * values) is their estimate."""
         if rows is None:
-            return self.leaves, self._all_weights()
+            return trees.cast(self.leaves, self.dtype), jnp.full(self.n, 1 / self.n, self.dtype)
         if self.sampling == "iid":
-            return self._map(lambda leaf, axis: jnp.take(leaf, rows, axis=axis)), self._equal_weights()
+            taken = self._map(lambda leaf, axis: jnp.take(leaf, rows, axis=axis))
+            return trees.cast(taken, self.dtype), self._equal_weights()
         block = partial(jax.lax.dynamic_slice_in_dim, start_index=rows * self.batch_size, slice_size=self.batch_size)
         weights = self._equal_weights() if self.row_weights is None else block(self.row_weights)
-        return self._map(lambda leaf, axis: block(leaf, axis=axis)), weights
+        return trees.cast(self._map(lambda leaf, axis: block(leaf, axis=axis)), self.dtype), weights
 
     def _equal_weights(self) -> Array:
         return jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
-
-    def _all_weights(self) -> Array:
-        if self.row_weights is None:
-            return jnp.full(self.n, 1 / self.n, self.dtype)
-        return jnp.where(self.row_weights > 0, jnp.asarray(1 / self.n, self.dtype), 0)
 
     def count(self, rows: Any) -> Count:
         """Return how many rows one batch holds."""
@@ -176,10 +187,3 @@ class Samples:
     def _map(self, function: Any) -> PyTree:
         leaves, structure = jax.tree.flatten(self.leaves)
         return jax.tree.unflatten(structure, [function(*pair) for pair in zip(leaves, self.axes, strict=True)])
-
-
-def _padded(leaf: Array, axis: int, *, n: int, missing: int) -> Array:
-    """Append copies of row 0: weights leave them out, and a user's loss is finite on a real row."""
-    real = jax.lax.slice_in_dim(leaf, 0, n, axis=axis)
-    filler = jnp.repeat(jax.lax.slice_in_dim(leaf, 0, 1, axis=axis), missing, axis=axis)
-    return jnp.concatenate([real, filler], axis=axis)

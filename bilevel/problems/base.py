@@ -1,7 +1,7 @@
 """A bilevel problem: oracles, a start, and the exact reference it is judged by."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +29,15 @@ class BilevelProblem:
     referee : gives the exact solution at an outer variable, or None where there is none
     name : for tables and plots
     metrics : more numbers to follow, name -> function of the point, evaluated off the clock
+    constants : what is known of the problem in numbers, such as ``v_radius``, a bound of ||v*(x)||
     """
 
     oracles: Oracles
     start: Point
     referee: Referee | None = None
     name: str = "problem"
-    metrics: dict[str, Callable[[Point], Any]] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[[Point], Any]] = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_losses(
@@ -128,15 +130,9 @@ class BilevelProblem:
         return check_derivatives(self.oracles, self.start, seed)
 
     def fingerprint(self) -> str:
-        """Return a digest of data, start, bounds and kind of oracles."""
+        """Return a digest of the start, the kind of oracles and all that they hold."""
         digest = hashlib.sha256(type(self.oracles).__name__.encode())
-        parts = (
-            self.oracles.inner_samples,
-            self.oracles.outer_samples,
-            self.oracles.outer_bounds,
-            self.start,
-        )
-        for leaf in jax.tree.leaves(parts):
+        for leaf in jax.tree.leaves((self.oracles, self.start)):
             array = np.ascontiguousarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.data)

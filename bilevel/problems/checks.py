@@ -74,12 +74,68 @@ def _spread(bound: Any, outer_var: PyTree, missing: float) -> PyTree:
         raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
 
 
-def checked_labels(name: str, labels: Any) -> np.ndarray:
+def checked_start(name: str, given: Any, default: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+    """Return the start of a variable that is one array, refusing any shape but that of the default."""
+    start = checked_variable(name, default if given is None else given, dtype)
+    if np.shape(start) != default.shape:
+        raise ValueError(f"`{name}` has shape {np.shape(start)}; this problem needs {default.shape}.")
+    return start
+
+
+def checked_table(features_name: str, features: Any, targets_name: str, targets: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return features, (samples, features), and targets, one per row; what targets hold is not looked at."""
+    rows, column = checked_data(features_name, features), np.asarray(targets)
+    if not isinstance(rows, np.ndarray) or rows.ndim != 2:
+        raise ValueError(
+            f"`{features_name}` must be an array with two axes, (samples, features), got shape {np.shape(rows)}."
+        )
+    if column.ndim != 1:
+        raise ValueError(f"`{targets_name}` must have one axis, got shape {column.shape}.")
+    if len(rows) != len(column):
+        raise ValueError(f"`{features_name}` has {len(rows)} rows and `{targets_name}` {len(column)}.")
+    return rows, column
+
+
+def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.ndarray]) -> None:
+    """Refuse two tables with different numbers of columns."""
+    widths = [table.shape[1] for table in tables]
+    if widths[0] != widths[1]:
+        raise ValueError(f"`{names[0]}` has {widths[0]} features and `{names[1]}` {widths[1]}; they must agree.")
+
+
+def checked_signs(name: str, labels: np.ndarray) -> np.ndarray:
     """Return labels ±1 as float64."""
-    values = np.asarray(labels)
-    if values.ndim != 1:
-        raise ValueError(f"`{name}` must have one axis, got shape {values.shape}.")
-    if values.size and not np.all(np.isin(values, (-1, 1))):
-        seen = np.unique(values)[:5].tolist()
+    if not np.all(np.isin(labels, (-1, 1))):
+        seen = np.unique(labels)[:5].tolist()
         raise ValueError(f"`{name}` must hold labels -1 and 1, got {seen}; map classes with np.where(y == c, 1, -1).")
-    return values.astype(np.float64)
+    return labels.astype(np.float64)
+
+
+def checked_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -> np.ndarray:
+    """Return classes 0, 1, … as int32, refusing others and those not below ``n_classes``."""
+    if labels.dtype.kind not in "iub" or labels.min() < 0:
+        seen = np.unique(labels)[:5].tolist()
+        raise ValueError(
+            f"`{name}` must hold classes 0, 1, 2, …, got {seen}; number them with np.unique(y, return_inverse=True)[1]."
+        )
+    if n_classes is not None and labels.max() >= n_classes:
+        raise ValueError(f"`{name}` holds the class {labels.max()}, but `y_train` only classes 0 to {n_classes - 1}.")
+    return labels.astype(np.int32)
+
+
+def checked_groups(groups: Any, n_features: int) -> np.ndarray | None:
+    """Return the group of each feature as int32; groups are numbered 0, 1, … and none is empty."""
+    if groups is None:
+        return None
+    numbers = np.asarray(groups)
+    if numbers.shape != (n_features,) or numbers.dtype.kind not in "iu":
+        raise ValueError(
+            f"`groups` must hold one integer per feature ({n_features}), got {numbers.dtype} of shape {numbers.shape}."
+        )
+    found = np.unique(numbers)
+    if not np.array_equal(found, np.arange(len(found))):
+        raise ValueError(
+            f"`groups` must be numbered 0, 1, … without gaps, got {found[:5].tolist()}…; "
+            "number them with np.unique(groups, return_inverse=True)[1]."
+        )
+    return numbers.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Selection of one penalty per feature for logistic regression, on a validation set."""
+"""Selection of penalties for logistic regression, one per feature or group of features, on a validation set."""
 
 from typing import Any
 
@@ -11,7 +11,14 @@ from bilevel.losses import logistic, sigmoid
 from bilevel.oracles import LogisticOracles, Samples
 from bilevel.precision import arithmetic, as_float_dtype
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import checked_bounds, checked_data, checked_labels, checked_variable
+from bilevel.problems.checks import (
+    check_same_features,
+    checked_bounds,
+    checked_groups,
+    checked_signs,
+    checked_start,
+    checked_table,
+)
 from bilevel.problems.reference import Reference
 from bilevel.types import Array, Point
 
@@ -25,6 +32,7 @@ def logistic_selection(
     X_val: Any,
     y_val: Any,
     *,
+    groups: Any = None,
     inner_var: Any = None,
     outer_var: Any = None,
     outer_bounds: Any = None,
@@ -33,53 +41,45 @@ def logistic_selection(
 ) -> BilevelProblem:
     """Build the problem min over x of the validation loss of the best-fitting penalised model.
 
-        G = mean log(1 + exp(-y d'z)) + ½ sum_k exp(x_k) z_k²  on training rows
-        F = mean log(1 + exp(-y d'z))                          on validation rows
+        G = mean log(1 + exp(-y d'z)) + ½ sum_k exp(x_g(k)) z_k²  on training rows
+        F = mean log(1 + exp(-y d'z))                             on validation rows
 
     Parameters
     ----------
     X_train, X_val : (samples, features)
     y_train, y_val : labels -1 and 1
+    groups : the group of each feature, 0, 1, …; features of a group share a penalty; one each by default
     inner_var : start of z; N(0, I) by default
     outer_var : start of x, the logarithms of the penalties; log U(0, 1) by default
-    outer_bounds : (lower, upper) for x, each None, a number or one per feature
+    outer_bounds : (lower, upper) for x, each None, a number or like x
     dtype : "float32" or "float64"
     seed : of the default start and of the one shuffle of the rows
     """
     dtype = as_float_dtype(dtype)
-    inner_rows = _signed_rows(X_train, y_train, "X_train", "y_train")
-    outer_rows = _signed_rows(X_val, y_val, "X_val", "y_val")
-    if inner_rows.shape[1] != outer_rows.shape[1]:
-        raise ValueError(
-            f"`X_train` has {inner_rows.shape[1]} features and `X_val` {outer_rows.shape[1]}; they must agree."
-        )
-    rng = np.random.default_rng(seed)
+    inner_rows = _signed_rows("X_train", X_train, "y_train", y_train)
+    outer_rows = _signed_rows("X_val", X_val, "y_val", y_val)
+    check_same_features(("X_train", "X_val"), (inner_rows, outer_rows))
     dim = inner_rows.shape[1]
-    normal, uniform = rng.standard_normal(dim), rng.uniform(size=dim)
-    z = checked_variable("inner_var", normal if inner_var is None else inner_var, dtype)
-    x = checked_variable("outer_var", np.log(uniform) if outer_var is None else outer_var, dtype)
-    for name, start in (("inner_var", z), ("outer_var", x)):
-        if np.shape(start) != (dim,):
-            raise ValueError(f"`{name}` has shape {np.shape(start)}; there are {dim} features.")
+    groups = checked_groups(groups, dim)
+    rng = np.random.default_rng(seed)
+    n_penalties = dim if groups is None else int(groups.max()) + 1
+    z = checked_start("inner_var", inner_var, rng.standard_normal((dim,)), dtype)
+    x = checked_start("outer_var", outer_var, np.log(rng.uniform(size=(n_penalties,))), dtype)
     bounds = checked_bounds(outer_bounds, x)
     with arithmetic(dtype):
         oracles = LogisticOracles(
             Samples.shuffled(inner_rows, dtype, rng, _EVERY_WIDTH),
             Samples.shuffled(outer_rows, dtype, rng, _EVERY_WIDTH),
             bounds,
+            None if groups is None else jnp.asarray(groups),
         )
     start = Point(z, x, np.zeros_like(z))
     return BilevelProblem(oracles, start, NewtonReferee(oracles), "logistic_selection")
 
 
-def _signed_rows(features: Any, labels: Any, features_name: str, labels_name: str) -> np.ndarray:
-    rows = checked_data(features_name, features)
-    signs = checked_labels(labels_name, labels)
-    if rows.ndim != 2:
-        raise ValueError(f"`{features_name}` must have two axes, (samples, features), got shape {rows.shape}.")
-    if len(rows) != len(signs):
-        raise ValueError(f"`{features_name}` has {len(rows)} rows and `{labels_name}` {len(signs)} labels.")
-    return rows * signs[:, None]
+def _signed_rows(features_name: str, features: Any, labels_name: str, labels: Any) -> np.ndarray:
+    rows, labels = checked_table(features_name, features, labels_name, labels)
+    return rows * checked_signs(labels_name, labels)[:, None]
 
 
 class NewtonReferee:
@@ -98,10 +98,11 @@ class NewtonReferee:
     def __call__(self, outer_var: np.ndarray, guess: Reference | None = None) -> Reference:
         """Return the solution at ``outer_var``, from the last one or from zero."""
         with arithmetic(np.float64):
-            return self._solve(np.exp(np.asarray(outer_var, np.float64)), guess)
+            return self._solve(jnp.asarray(outer_var, np.float64), guess)
 
-    def _solve(self, penalty: np.ndarray, guess: Reference | None) -> Reference:
+    def _solve(self, outer_var: Array, guess: Reference | None) -> Reference:
         train, validation = self._float64_rows()
+        penalty = np.asarray(self._oracles.penalties(outer_var))
         z = self._minimiser(train, penalty, np.zeros_like(penalty) if guess is None else guess.inner_var)
         grad, hessian = _to_numpy(_gradient_and_hessian(train, penalty, z))
         value, outer_grad = _to_numpy(_mean_loss_and_gradient(validation, z))
@@ -110,7 +111,7 @@ class NewtonReferee:
             inner_var=z,
             v=v,
             value=float(value),
-            hypergrad=penalty * z * v,
+            hypergrad=np.asarray(self._oracles.grouped(penalty * z * v, outer_var)),
             inner_residual=float(np.linalg.norm(grad)),
             v_residual=float(np.linalg.norm(hessian @ v + outer_grad)),
         )

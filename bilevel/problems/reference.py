@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.scipy.sparse.linalg import cg
 
 from bilevel import trees
 from bilevel.oracles import Oracles
@@ -32,76 +34,77 @@ Referee: TypeAlias = Callable[[PyTree, Reference | None], Reference]
 class GenericReferee:
     """References of any strongly convex inner problem, from its oracles.
 
-    L-BFGS comes near z*, Newton steps whose systems conjugate gradients solve go on to rounding, and
-    conjugate gradients give v*. All are SciPy's; derivatives are computed in float64.
+    Newton steps go from the guess to z*; where one does not bring the gradient down, L-BFGS comes nearer first.
+    v* solves a linear system. Gradients and residuals are computed in float64; the systems are solved by conjugate
+    gradients in the dtype of the problem as long as that brings the residuals down, then in float64.
+
+    Parameters
+    ----------
+    oracles, start : of the problem
+    residual : where to stop: ||D_z|| relative to ||(∇²zz G) z||, and ||D_v|| relative to ||∇z F||
     """
 
-    newton_steps = 20
+    max_corrections = 30
 
-    def __init__(self, oracles: Oracles, start: Point) -> None:
-        self._narrow_oracles = oracles
-        self._start = start
-        self._oracles: Oracles | None = None
-
-    def __call__(self, outer_var: PyTree, guess: Reference | None) -> Reference:
-        """Solve the inner problem and the linear system at ``outer_var``."""
+    def __init__(self, oracles: Oracles, start: Point, residual: float = 1e-12) -> None:
+        self._narrow = oracles
         with arithmetic(np.float64):
-            return self._solve(outer_var, guess)
+            self._wide = oracles.widened()
+        self._start = start
+        self.residual = residual
 
-    def _solve(self, outer_var: PyTree, guess: Reference | None) -> Reference:
-        from scipy.optimize import minimize
-
-        if self._oracles is None:
-            self._oracles = self._narrow_oracles.astype(np.float64)
+    def __call__(self, outer_var: PyTree, guess: Reference | None = None) -> Reference:
+        """Solve the inner problem and the linear system at ``outer_var``."""
         near = self._start if guess is None else guess
-        z, v = trees.flat(near.inner_var), trees.flat(near.v)
-        unravel: Callable[[Any], PyTree] = ravel_pytree(trees.cast(near.inner_var, np.float64))[1]
+        with arithmetic(np.float64):
+            return self._solve(trees.cast(Point(near.inner_var, outer_var, near.v), np.float64))
 
-        def at(z: Any, v: Any) -> Point:
-            return Point(unravel(z), outer_var, unravel(v))
-
-        def value_and_grad(z: np.ndarray) -> tuple[float, np.ndarray]:
-            value, grad = _inner_value_and_grad(self._oracles, at(z, v))
-            return float(value), trees.flat(grad)
-
-        options = {"maxiter": 1000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-8}
-        found = minimize(value_and_grad, z, jac=True, method="L-BFGS-B", options=options)
-        z = self._polished(found.x, value_and_grad, at)
-        outer_value, outer = _outer_value_and_grads(self._oracles, at(z, v))
-        right_side = -trees.flat(outer.grad)
-        v = self._conjugate_gradients(z, right_side, v, at)
-        direction = _direction(self._oracles, at(z, v))
+    def _solve(self, point: Point) -> Reference:
+        point, solved = self._corrected(point, _inner_defect, _newton_step)
+        if not solved:
+            point, _ = self._corrected(self._lbfgs(point), _inner_defect, _newton_step)
+        point, _ = self._corrected(point, _v_defect, _v_step)
+        value, direction = _value_and_direction(self._wide, point)
         return Reference(
-            inner_var=trees.to_numpy(unravel(z)),
-            v=trees.to_numpy(unravel(v)),
-            value=float(outer_value),
+            inner_var=trees.to_numpy(point.inner_var),
+            v=trees.to_numpy(point.v),
+            value=float(value),
             hypergrad=trees.to_numpy(direction.outer_var),
             inner_residual=float(np.sqrt(trees.norm_sq(direction.inner_var))),
             v_residual=float(np.sqrt(trees.norm_sq(direction.v))),
         )
 
-    def _polished(self, z: np.ndarray, value_and_grad: Callable, at: Callable) -> np.ndarray:
-        """Take Newton steps as long as they halve the gradient."""
-        grad = value_and_grad(z)[1]
-        for _ in range(self.newton_steps):
-            trial = z - self._conjugate_gradients(z, grad, np.zeros_like(z), at)
-            trial_grad = value_and_grad(trial)[1]
-            if not np.linalg.norm(trial_grad) < 0.5 * np.linalg.norm(grad):
-                break
-            z, grad = trial, trial_grad
-        return z
+    def _corrected(self, point: Point, defect: Callable, step: Callable) -> tuple[Point, bool]:
+        """Take steps as long as they halve the defect; return whether it became small."""
+        left, size, scale = defect(self._wide, point)
+        oracles = self._narrow
+        for _ in range(self.max_corrections):
+            if size <= self.residual * scale:
+                return point, True
+            # A system is solved no further than this step can use.
+            accuracy = max(min(size / scale, 0.1), 1e-4, self.residual * scale / size / 2)
+            trial = step(oracles, point, left, accuracy)
+            trial_left, trial_size, trial_scale = defect(self._wide, trial)
+            if trial_size < size / 2:
+                point, left, size, scale = trial, trial_left, trial_size, trial_scale
+            elif oracles is self._wide:
+                return point, bool(size <= 1e3 * self.residual * scale)
+            else:
+                oracles = self._wide
+        return point, False
 
-    def _conjugate_gradients(
-        self, z: np.ndarray, right_side: np.ndarray, guess: np.ndarray, at: Callable
-    ) -> np.ndarray:
-        from scipy.sparse.linalg import LinearOperator, cg
+    def _lbfgs(self, point: Point) -> Point:
+        from scipy.optimize import minimize
 
-        def product(w: np.ndarray) -> np.ndarray:
-            return trees.flat(_hvp(self._oracles, at(z, w)))
+        unravel: Callable[[Any], PyTree] = ravel_pytree(point.inner_var)[1]
 
-        hessian = LinearOperator((z.size, z.size), matvec=product, dtype=np.float64)
-        solution, _ = cg(hessian, right_side, x0=guess, rtol=1e-13, maxiter=10 * z.size + 100)
-        return solution
+        def value_and_grad(z: np.ndarray) -> tuple[float, np.ndarray]:
+            value, grad = _inner_value_and_grad(self._wide, point._replace(inner_var=unravel(z)))
+            return float(value), trees.flat(grad)
+
+        options = {"maxiter": 1000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-8}
+        found = minimize(value_and_grad, trees.flat(point.inner_var), jac=True, method="L-BFGS-B", options=options)
+        return point._replace(inner_var=unravel(found.x))
 
 
 @jax.jit
@@ -110,15 +113,52 @@ def _inner_value_and_grad(oracles: Oracles, point: Point) -> tuple[Array, PyTree
 
 
 @jax.jit
-def _outer_value_and_grads(oracles: Oracles, point: Point) -> tuple[Array, PyTree]:
-    return oracles.outer_value(point), oracles.outer(point)
+def _inner_defect(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
+    """Return ∇z G, its norm, and ||(∇²zz G) z||."""
+    inner = oracles.inner(point._replace(v=point.inner_var))
+    return inner.grad, _norm(inner.grad), _norm(inner.hvp)
 
 
 @jax.jit
-def _hvp(oracles: Oracles, point: Point) -> PyTree:
-    return oracles.hvp(point)
+def _v_defect(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
+    """Return D_v, its norm, and ||∇z F||."""
+    outer_grad = oracles.outer_grad(point)
+    left = trees.add(oracles.hvp(point), outer_grad)
+    return left, _norm(left), _norm(outer_grad)
 
 
 @jax.jit
-def _direction(oracles: Oracles, point: Point) -> Point:
-    return oracles.direction(point)
+def _newton_step(oracles: Oracles, point: Point, grad: PyTree, accuracy: Array) -> Point:
+    move = _solution(oracles, point, grad, accuracy)
+    return point._replace(inner_var=trees.subtract(point.inner_var, move))
+
+
+@jax.jit
+def _v_step(oracles: Oracles, point: Point, left: PyTree, accuracy: Array) -> Point:
+    return point._replace(v=trees.subtract(point.v, _solution(oracles, point, left, accuracy)))
+
+
+def _solution(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array) -> PyTree:
+    """Return the solution of (∇²zz G) w = right side in the arithmetic of the oracles, as float64."""
+    dtype = oracles.inner_samples.dtype
+    z, x, v = trees.cast(point, dtype)
+    size = _norm(right_side)
+    # Scaled, because a float32 of a tiny residual may be no normal number.
+    scaled = trees.cast(trees.scale(1 / size, right_side), dtype)
+    if oracles.inner_samples.is_widened:
+        # What a linearisation would keep of each piece is as large as the rows.
+        def product(w: PyTree) -> PyTree:
+            return oracles.hvp(Point(z, x, w))
+    else:
+        product = jax.linearize(lambda z: oracles.inner_grad(Point(z, x, v)), z)[1]
+    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype))
+    return trees.scale(size, trees.cast(solution, np.float64))
+
+
+def _norm(tree: PyTree) -> Array:
+    return jnp.sqrt(trees.norm_sq(tree))
+
+
+@jax.jit
+def _value_and_direction(oracles: Oracles, point: Point) -> tuple[Array, Point]:
+    return oracles.outer_value(point), oracles.direction(point)

@@ -1,0 +1,1 @@
+"""The benchmark: whole grids in one program, kept in a store, shown as a page."""

@@ -1,0 +1,122 @@
+"""The benchmark as figures for print, each as wide as a column."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bilevel.atomic import replacing
+from bilevel.bench.palette import Look, looks
+from bilevel.bench.sections import METRICS, Section, sections
+from bilevel.bench.select import Frame
+from bilevel.extras import require
+
+Axes: TypeAlias = Any  # a matplotlib.axes.Axes
+Figure: TypeAlias = Any  # a matplotlib.figure.Figure
+
+WIDTH = 3.3  # inches, a column of most journals
+FONT_SIZE = 8
+_PANEL_HEIGHT, _LEGEND_ROW_HEIGHT = 1.9, 0.17
+_LEGEND_COLUMNS = 3
+_LINE_WIDTH = 1.2
+# Type 42 keeps letters as letters, which journals ask for.
+_STYLE = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "pdf.fonttype": 42, "axes.linewidth": 0.6}
+# A date would make each file different from the one before.
+_METADATA = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
+
+
+def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list[Path]:
+    """Write a PDF and a PNG for each problem with a finite curve, and return their paths.
+
+    Parameters
+    ----------
+    table : all rows of a store
+    out : the folder to write to
+    metric : drawn, and by whose final value settings are selected; see :func:`bilevel.bench.sections.sections`
+    """
+    faces = looks(table["solver"])
+    shown = [section for section in sections(table, metric) if section.curves]
+    names = file_names(shown)
+    return [
+        path
+        for section, name in zip(shown, names, strict=True)
+        for path in _write(section, faces, [Path(out) / f"{name}.{kind}" for kind in _METADATA])
+    ]
+
+
+def _write(section: Section, faces: dict[str, Look], paths: list[Path]) -> list[Path]:
+    with require("matplotlib", "bench").rc_context(_STYLE):
+        figure = draw(section, faces)
+        for path, (kind, metadata) in zip(paths, _METADATA.items(), strict=True):
+            with replacing(path) as file:
+                figure.savefig(file, format=kind, dpi=300, metadata=metadata)
+    return paths
+
+
+def file_names(shown: Sequence[Section]) -> list[str]:
+    """Return experiment and problem of each section as a file name, with a digest where two would have the same."""
+    slugs = [_slug(f"{section.experiment}-{section.problem}") for section in shown]
+    return [
+        slug if slugs.count(slug) == 1 else f"{slug}-{_digest(section)}"
+        for section, slug in zip(shown, slugs, strict=True)
+    ]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")[:80]
+
+
+def _digest(section: Section) -> str:
+    key = json.dumps([section.experiment, section.problem, section.arguments], sort_keys=True)
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def draw(section: Section, faces: dict[str, Look]) -> Figure:
+    """Draw one metric against seconds and against calls, where each is known, one panel below the other."""
+    metric = section.metric if section.metric in section.drawn(0) else section.drawn(0)[0]
+    known = {axis for name, axis, _ in section.curves if name == metric}
+    panels = [axis for axis in ("seconds", "calls") if axis in known]
+    solvers = [solver for solver in faces if any(key[0] == metric and key[2] == solver for key in section.curves)]
+    legend_height = _LEGEND_ROW_HEIGHT * -(-len(solvers) // _LEGEND_COLUMNS) + 0.25
+    size = (WIDTH, _PANEL_HEIGHT * len(panels) + legend_height)
+    figure = require("matplotlib.figure", "bench").Figure(figsize=size, layout="constrained")
+    for axes, axis in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
+        _panel(axes, section, metric, axis, faces)
+    figure.axes[0].set_title(section.problem, parse_math=False)
+    _legend(figure, {solver: faces[solver] for solver in solvers})
+    return figure
+
+
+def _panel(axes: Axes, section: Section, metric: str, axis: str, faces: dict[str, Look]) -> None:
+    own = {solver: curve for (name, along, solver), curve in section.curves.items() if (name, along) == (metric, axis)}
+    finite = [edge[np.isfinite(edge)] for curve in own.values() for edge in (curve.low, curve.median, curve.high)]
+    top, bottom = np.max(np.concatenate(finite)), np.min(np.concatenate(finite))
+    for solver, curve in own.items():
+        style = _style(faces[solver]) | ({"marker": "."} if len(curve.x) == 1 else {})
+        median = np.where(np.isfinite(curve.median), curve.median, np.nan)
+        axes.plot(curve.x, median, **style)
+        # Where a fifth of the seeds diverged, the band has no edge of its own and goes to that of the panel.
+        edges = (np.clip(edge, bottom, top) for edge in (curve.low, curve.high))
+        axes.fill_between(curve.x, *edges, where=~np.isnan(median), color=style["color"], alpha=0.15, linewidth=0)
+    if bottom > 0 and metric.endswith(("_sq", "_gap")):
+        axes.set_yscale("log")
+    axes.set(xlabel=axis, ylabel=METRICS[metric])
+    axes.grid(alpha=0.3, linewidth=0.5)
+
+
+def _style(look: Look) -> dict[str, Any]:
+    return {"color": look.colour, "linestyle": (0, look.dashes) if look.dashes else "-", "linewidth": _LINE_WIDTH}
+
+
+def _legend(figure: Figure, faces: dict[str, Look]) -> None:
+    line = require("matplotlib.lines", "bench").Line2D
+    handles = [line([], [], **_style(look)) for look in faces.values()]
+    legend = figure.legend(
+        handles, list(faces), loc="outside lower center", ncols=_LEGEND_COLUMNS, frameon=False, handlelength=2.8
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)

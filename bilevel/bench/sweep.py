@@ -1,0 +1,228 @@
+"""Many settings of one solver in one program.
+
+The settings differ in traced numbers alone. Rows are drawn once per seed, and all settings step through them together
+by ``vmap``; what happens in one never reaches another. Seeds are taken one after the other on a CPU, and together on a
+GPU, by a second ``vmap``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevel.budget import Agenda
+from bilevel.metrics import cheap_metrics, exact_metrics
+from bilevel.oracles import Oracles
+from bilevel.precision import arithmetic
+from bilevel.problems import BilevelProblem, Reference
+from bilevel.result import Status
+from bilevel.solvers.base import Solver, State
+from bilevel.stepping import COMPILER_OPTIONS, Page, advanced, draw_page, run_key
+from bilevel.types import INT32_MAX, Array, Calls, Point, PyTree
+
+PAGE_LENGTH = 4096
+
+# Draws and costs belong to a seed; when all-rows passes come, all seeds of a program must agree.
+_PAGE_OF_SEEDS = Page(first=None, draws=0, calls=0, refreshes=None, next_refresh=None)  # type: ignore[arg-type]
+
+
+class CellResult(NamedTuple):
+    """How one setting did under one seed: a row per evaluation, and how it ended."""
+
+    rows: list[dict[str, Any]]
+    status: Status
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The compiled parts, over settings alone or over seeds and settings."""
+
+    init: Callable[..., State]
+    draw: Callable[..., Page]
+    advance: Callable[..., State]
+    evaluate: Callable[..., dict[str, Array]]
+
+
+def sweep(
+    problem: BilevelProblem,
+    solvers: Sequence[Solver],
+    seeds: Sequence[int],
+    max_calls: int,
+    *,
+    together: bool = False,
+) -> list[list[CellResult]]:
+    """Run every setting with every seed until the calls are used up; results by seed, then by setting.
+
+    Parameters
+    ----------
+    problem : what is solved
+    solvers : of one class, with the same static parameters, resolved
+    seeds : of the batches
+    max_calls : budget of each run, never exceeded
+    together : step all seeds in one program, which pays on a GPU
+    """
+    with arithmetic(problem.dtype):
+        if not together:
+            return [_Sweep(problem, solvers, [seed], max_calls, _BY_SETTING).finished()[0] for seed in seeds]
+        batched = problem.oracles.batched(solvers[0].batch_size, solvers[0].sampling)
+        if solvers[0].restarts and not _refreshes_agree(solvers[0].cast(problem.dtype), batched, seeds):
+            return sweep(problem, solvers, seeds, max_calls)
+        return _Sweep(problem, solvers, seeds, max_calls, _BY_SEED_AND_SETTING).finished()
+
+
+class _Sweep:
+    """The runs of all settings with one seed, or with several that take the same steps."""
+
+    def __init__(
+        self, problem: BilevelProblem, solvers: Sequence[Solver], seeds: Sequence[int], max_calls: int, over: _Program
+    ) -> None:
+        self.problem, self.max_calls, self.over = problem, max_calls, over
+        self.oracles = problem.oracles.batched(solvers[0].batch_size, solvers[0].sampling)
+        casts = [solver.cast(problem.dtype) for solver in solvers]
+        self.solver = casts[0]
+        self.settings = jax.tree.map(lambda *leaves: jnp.stack(leaves), *casts)
+        self.keys = jnp.stack([run_key(seed) for seed in seeds])
+        self.shape = (len(seeds), len(solvers))
+        self.agenda = Agenda(None, epoch=problem.n_inner + problem.n_outer)
+        self.step = 0
+        first = np.array(self.solver.init_calls(self.oracles), np.int64)
+        self.calls = np.tile(first, (len(seeds), 1))
+        self.rows: list[list[list[dict[str, Any]]]] = [[[] for _ in solvers] for _ in seeds]
+        self.alive = np.ones(self.shape, bool)
+        self.state = over.init(self.settings, self.oracles, problem.start, self.keys)
+        self.kept: Point = self._points()
+
+    def finished(self) -> list[list[CellResult]]:
+        """Step and evaluate until the budget is used up, then judge each last finite point exactly."""
+        self._evaluate()
+        while self.alive.any() and self._advance_over_a_page():
+            pass
+        if self.rows[0][0][-1]["step"] != self.step:
+            self._evaluate()
+        return [[self._judged(i, j) for j in range(self.shape[1])] for i in range(self.shape[0])]
+
+    def _advance_over_a_page(self) -> bool:
+        """Take the steps of one page; return whether calls are left for more."""
+        page = self.over.draw(self.solver, self.oracles, self.keys, np.int32(self.step), PAGE_LENGTH)
+        costs = np.stack([np.asarray(kind, np.int64) for kind in page.calls], axis=-1).reshape(-1, PAGE_LENGTH, _KINDS)
+        after = self.calls[:, None] + np.cumsum(costs, axis=1)
+        totals = after.sum(axis=2)
+        affordable = int(min(np.searchsorted(total, self.max_calls, side="right") for total in totals))
+        last = min(affordable, INT32_MAX - self.step)
+        position = 0
+        while position < last and self.alive.any():
+            total = int(self.calls[0].sum())
+            due = self.agenda.next_position(self.step, total, self.step - position, totals[0])
+            stop = min(due, last)
+            self.state = self.over.advance(
+                self.settings, self.oracles, self.state, page, np.int32(position), np.int32(stop)
+            )
+            self.calls, self.step, position = after[:, stop - 1], self.step + stop - position, stop
+            if stop == due:
+                self._evaluate()
+        return last == PAGE_LENGTH
+
+    def _points(self) -> Point:
+        """Return the points with axes (seeds, settings) in front."""
+        return jax.tree.map(lambda leaf: leaf.reshape(*self.shape, *leaf.shape[self._axes :]), self.state.point)
+
+    @property
+    def _axes(self) -> int:
+        return 2 if self.over is _BY_SEED_AND_SETTING else 1
+
+    def _evaluate(self) -> None:
+        """Add a row to every run that is alive, and keep its point; a run that is not finite has diverged."""
+        metrics = self.over.evaluate(self.solver, self.oracles, dict(self.problem.metrics), self.state)
+        columns = {name: np.asarray(column, np.float64).reshape(self.shape) for name, column in metrics.items()}
+        points = self._points()
+        finite = np.isfinite(columns["outer_value"]) & np.isfinite(columns["direction_norm_sq"]) & _finite(points, 2)
+        self.alive &= finite
+        alive = jnp.asarray(self.alive)
+        self.kept = jax.tree.map(lambda new, old: jnp.where(_expanded(alive, new), new, old), points, self.kept)
+        for i, j in zip(*np.nonzero(self.alive), strict=True):
+            self.rows[i][j].append(self._row(i, {name: float(column[i, j]) for name, column in columns.items()}))
+
+    def _row(self, seed: int, metrics: dict[str, float]) -> dict[str, Any]:
+        calls = self.calls[seed]
+        total = int(calls.sum())
+        by_kind = {f"calls_{kind}": int(count) for kind, count in zip(Calls._fields, calls, strict=True)}
+        epochs = total / (self.problem.n_inner + self.problem.n_outer)
+        return {"step": self.step, "calls": total, **by_kind, "epochs": epochs, **metrics}
+
+    def _judged(self, i: int, j: int) -> CellResult:
+        point = jax.tree.map(lambda leaf: np.asarray(leaf[i, j]), self.kept)
+        exact, self.reference = exact_metrics(self.problem, point, self.reference)
+        rows = self.rows[i][j]
+        if rows:
+            rows[-1] |= exact
+        one = jax.tree.map(lambda leaf: leaf.nbytes // np.prod(self.shape), self.state)
+        status = Status.out_of_budget if self.alive[i, j] else Status.diverged
+        return CellResult(rows, status, int(sum(jax.tree.leaves(one))))
+
+    reference: Reference | None = None
+
+
+_KINDS = len(Calls._fields)
+
+
+def _evaluated(solver: Solver, oracles: Oracles, metrics: dict[str, Any], state: State) -> dict[str, Array]:
+    own = {name: metric(state.point) for name, metric in metrics.items()}
+    return cheap_metrics(oracles, state.point) | own | solver.diagnostics(state)
+
+
+def _initial(settings: Solver, oracles: Oracles, start: Point, key: Array) -> State:
+    return settings.init(oracles, start)
+
+
+_init_settings = jax.vmap(_initial, in_axes=(0, None, None, None))
+_advance_settings = jax.vmap(advanced, in_axes=(0, None, 0, None, None, None))
+_evaluate_settings = jax.vmap(_evaluated, in_axes=(None, None, None, 0))
+
+
+@partial(jax.jit, static_argnames="length")
+def _draw_seeds(solver: Solver, oracles: Oracles, keys: Array, first: Array, length: int) -> Page:
+    draw = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length), out_axes=Page(None, 0, 0, 0, 0))
+    pages = draw(keys)
+    return pages._replace(refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
+
+
+def _draw_one(solver: Solver, oracles: Oracles, keys: Array, first: Any, length: int) -> Page:
+    return draw_page(solver, oracles, keys[0], first, length)
+
+
+_BY_SETTING = _Program(
+    init=jax.jit(lambda settings, oracles, start, keys: _init_settings(settings, oracles, start, keys[0])),
+    draw=_draw_one,
+    advance=jax.jit(_advance_settings, compiler_options=COMPILER_OPTIONS),
+    evaluate=jax.jit(_evaluate_settings),
+)
+_BY_SEED_AND_SETTING = _Program(
+    init=jax.jit(jax.vmap(_init_settings, in_axes=(None, None, None, 0))),
+    draw=_draw_seeds,
+    advance=jax.jit(
+        jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_OF_SEEDS, None, None)),
+        compiler_options=COMPILER_OPTIONS,
+    ),
+    evaluate=jax.jit(jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))),
+)
+
+
+def _refreshes_agree(solver: Solver, oracles: Oracles, seeds: Sequence[int]) -> bool:
+    """Tell whether all-rows passes come at the same steps for all seeds; they do not where a coin decides."""
+    pages = [draw_page(solver, oracles, run_key(seed), np.int32(0), PAGE_LENGTH) for seed in seeds]
+    return all(np.array_equal(page.refreshes, pages[0].refreshes) for page in pages)
+
+
+def _finite(tree: PyTree, axes: int) -> np.ndarray:
+    """Tell of each run whether all its numbers are finite."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return np.all([np.isfinite(leaf).all(axis=tuple(range(axes, leaf.ndim))) for leaf in leaves], axis=0)
+
+
+def _expanded(mask: Array, like: Array) -> Array:
+    return mask.reshape(*mask.shape, *(1,) * (like.ndim - mask.ndim))

@@ -1,0 +1,83 @@
+"""A data set in a NumPy archive: read whole and verified, or refused; written whole or not at all."""
+
+import hashlib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from bilevel.atomic import replacing
+from bilevel.datasets.records import ArraySpec, FileSet
+
+_BLOCK_BYTES = 2**20
+
+
+class DamagedFileError(ValueError):
+    """A file that is not the data set its name promises."""
+
+
+def checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of names, types, shapes and values: the bytes of an archive are not reproducible."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        # By blocks of rows: an array in Fortran order is never copied whole.
+        step = max(1, _BLOCK_BYTES * len(array) // max(1, array.nbytes))
+        for start in range(0, len(array), step):
+            digest.update(np.ascontiguousarray(array[start : start + step]).data)
+    return digest.hexdigest()
+
+
+def verify(arrays: Mapping[str, np.ndarray], known: FileSet) -> None:
+    """Raise ValueError unless these are the arrays of the set, to the last bit."""
+    for spec in known.arrays:
+        _check_form(spec, arrays[spec.name].dtype, arrays[spec.name].shape)
+    found = checksum(arrays)
+    if found != known.checksum:
+        raise ValueError(f"the checksum of the contents is {found}, not {known.checksum}")
+
+
+def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
+    """Return the verified arrays of a file."""
+    with path.open("rb") as file:
+        try:
+            _check_members(file, known)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {spec.name: archive[spec.name] for spec in known.arrays}
+            verify(arrays, known)
+        # Damage surfaces in zipfile, zlib, struct or NumPy, under a dozen types that all mean the same.
+        except Exception as error:
+            raise DamagedFileError(
+                f"`{path}` is not the data set '{known.name}', or is damaged: {error}. "
+                f"Delete it, or replace it by a file with {known.contents}."
+            ) from error
+    return arrays
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an archive; the file appears whole or not at all."""
+    with replacing(path) as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _check_members(file: IO[bytes], known: FileSet) -> None:
+    """Refuse by names and headers, before memory is taken for what a header claims."""
+    with zipfile.ZipFile(file) as archive:
+        wanted, found = (sorted(names) for names in ({f"{a.name}.npy" for a in known.arrays}, archive.namelist()))
+        if wanted != found:
+            raise ValueError(f"it holds {found}, not {wanted}")
+        for spec in known.arrays:
+            with archive.open(f"{spec.name}.npy") as member:
+                if np.lib.format.read_magic(member) != (1, 0):
+                    raise ValueError(f"`{spec.name}` is not in version 1.0 of NumPy's format")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            _check_form(spec, dtype, shape)
+
+
+def _check_form(spec: ArraySpec, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    if (dtype, shape) != (np.dtype(spec.dtype), spec.shape):
+        raise ValueError(f"`{spec.name}` is {dtype} {shape}, not {np.dtype(spec.dtype)} {spec.shape}")

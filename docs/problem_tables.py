@@ -1,0 +1,138 @@
+"""Print the tables of docs/problems.md, measured on this machine.
+
+python docs/problem_tables.py ijcnn1      solvers on IJCNN1, 10 seconds each
+python docs/problem_tables.py cleaning    data cleaning on MNIST, 10 seconds, against plain fits
+python docs/problem_tables.py references  time of an exact reference between two evaluations of a run
+python docs/problem_tables.py memory      peak memory of each problem, each in a process of its own
+"""
+
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import bilevel
+from bilevel import problems
+
+SECONDS = 10
+SHOWN_AT = (0, 0.3, 1, 3, 10)
+
+# The best after 2 seconds of step_size in {0.25, 0.5, 1, 2} and outer_ratio in {0.03, 0.1, 0.3, 1}.
+ON_IJCNN1 = {
+    "SRBA": bilevel.SRBA(2.0, 1.0, 64),
+    "SABA": bilevel.SABA(1.0, 1.0, 64),
+    "AmIGO": bilevel.AmIGO(0.5, 0.03, 64),
+    "Exact": bilevel.Exact(),
+}
+ON_CLEANING = bilevel.SRBA(0.003, 1e-5, 64, period=64)
+
+
+def ijcnn1():
+    problem = problems.ijcnn1()
+    print("| solver | seconds | calls | h | ‖∇h‖² |\n| --- | --- | --- | --- | --- |")
+    for name, solver in ON_IJCNN1.items():
+        history = bilevel.run(problem, solver, max_seconds=SECONDS).history
+        shown = sorted({int(np.searchsorted(history["seconds"], at, side="right")) - 1 for at in SHOWN_AT})
+        for i in (i for i in shown if i >= 0):
+            seconds, calls, value, norm_sq = (history[key][i] for key in KEYS)
+            print(f"| {name} | {seconds:.2f} | {calls:.2e} | {value:.4f} | {norm_sq:.1e} |")
+
+
+KEYS = ("seconds", "calls", "value", "hypergrad_norm_sq")
+
+
+def cleaning():
+    print("| corruption | fit | h | test error | AUC of the weights |\n| --- | --- | --- | --- | --- |")
+    for corruption in (0.5, 0.7, 0.9):
+        problem = problems.mnist_cleaning(corruption=corruption)
+        everything = np.full(problem.n_inner, 30.0)  # sigmoid = 1
+        fits = {
+            "softmax on the noisy labels": (problem, everything),
+            "softmax on the clean labels": (problems.mnist_cleaning(corruption=0), everything),
+            "start of SRBA": (problem, problem.start.outer_var.astype(np.float64)),
+            "only the clean rows": (problem, known_weights(problem)),
+        }
+        for name, (judged, trust) in fits.items():
+            print(f"| {corruption} | {name} | {plain_fit(judged, trust)} | |", flush=True)
+        last = {
+            key: column[-1] for key, column in bilevel.run(problem, ON_CLEANING, max_seconds=SECONDS).history.items()
+        }
+        numbers = f"{last['value']:.4f} | {last['test_error']:.4f} | {last['weight_auc']:.4f} |"
+        print(f"| {corruption} | SRBA after {last['seconds']:.0f} s | {numbers}", flush=True)
+
+
+def plain_fit(problem, trust):
+    """h and the test error of the exact fit with these weights."""
+    reference = problem.referee(trust, None)
+    point = problem.start._replace(inner_var=reference.inner_var.astype(np.float32))
+    return f"{reference.value:.4f} | {float(problem.metrics['test_error'](point)):.4f}"
+
+
+def known_weights(problem):
+    """The weights of somebody who knows which rows are corrupted."""
+    clean_rows = problem.metrics["weight_auc"].args[0]
+    trust = np.full(problem.n_inner, -30.0)
+    trust[clean_rows] = 30.0
+    return trust
+
+
+def references():
+    print("| problem | median ms | largest ms | largest residual |\n| --- | --- | --- | --- |")
+    for name, solver in (("ijcnn1", ON_IJCNN1["SRBA"]), ("mnist_cleaning", ON_CLEANING)):
+        problem = problems.PROBLEMS[name]()
+        times, residuals, reference = [], [], None
+        for point in iterates(problem, solver):
+            began = time.perf_counter()
+            reference = problem.referee(point, reference)
+            times.append(1e3 * (time.perf_counter() - began))
+            residuals.append(max(reference.inner_residual, reference.v_residual))
+        warm = times[2:]  # the first compiles, the second may
+        print(f"| {name} | {np.median(warm):.0f} | {max(warm):.0f} | {max(residuals):.0e} |")
+
+
+def iterates(problem, solver, count=12):
+    """Outer variables along a run, further and further apart, as a run evaluates them."""
+    for exponent in range(count):
+        run = bilevel.run(problem, solver, max_steps=2**exponent, eval_every=2**exponent)
+        yield run.point.outer_var.astype(np.float64)
+
+
+def memory():
+    print("| problem | built, MB | with a reference | after a run of SRBA |\n| --- | --- | --- | --- |")
+    for name in ("quadratic", "ijcnn1", "mnist_cleaning", "covtype", "breast_cancer"):
+        print(
+            subprocess.run(
+                [sys.executable, __file__, "--peak", name], capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
+
+
+def peak_of(name):
+    """Megabytes above a process that has imported JAX and run one operation."""
+    import jax
+
+    jax.block_until_ready(jax.numpy.zeros(3) + 1)
+    floor = peak()
+    problem = problems.PROBLEMS[name]()
+    built = peak() - floor
+    problem.referee(problem.start.outer_var.astype(np.float64), None)
+    judged = peak() - floor
+    bilevel.run(problem, bilevel.SRBA(0.01, 1.0, 64), max_steps=200, eval_every=200)
+    print(f"| {name} | {built:.0f} | {judged:.0f} | {peak() - floor:.0f} |")
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    tables = {function.__name__: function for function in (ijcnn1, cleaning, references, memory)}
+    what = sys.argv[1] if len(sys.argv) == 2 else ""
+    if "--peak" in sys.argv:
+        peak_of(sys.argv[-1])
+    elif what in tables:
+        tables[what]()
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,152 @@
+"""Median curves against cases worked out by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bilevel.bench.curves import Run, calls_to_reach, curve_of, final_values, interpolated, median_curve, quantiles
+from tests.bench import tables
+
+INF, NAN = np.inf, np.nan
+
+
+def run(x, y, status="out_of_budget"):
+    return Run.of(np.array(x, float), np.array(y, float), status)
+
+
+def rows_of(values_by_seed, statuses=None):
+    """Rows as a store has them; 100 calls between evaluations."""
+    statuses = statuses or ["out_of_budget"] * len(values_by_seed)
+    return pd.DataFrame(
+        {
+            "cell": f"cell{seed}",
+            "status": status,
+            "step": step,
+            "calls": 100 * step,
+            "value": value,
+            "weight_auc": value,
+        }
+        for seed, (values, status) in enumerate(zip(values_by_seed, statuses, strict=True))
+        for step, value in enumerate(values)
+    )
+
+
+def test_between_positive_values_interpolation_is_geometric_and_elsewhere_linear():
+    x, y = np.array([0.0, 2.0, 4.0, 6.0]), np.array([100.0, 1.0, -3.0, 0.0])
+    grid = np.array([-1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 7.0])
+    np.testing.assert_allclose(interpolated(x, y, grid), [NAN, 100, 10, 1, -1, -1.5, 0, NAN])
+
+
+def test_a_single_evaluation_is_known_only_where_it_was_made():
+    np.testing.assert_equal(interpolated(np.array([2.0]), np.array([5.0]), np.array([1.0, 2.0, 3.0])), [NAN, 5, NAN])
+
+
+def test_quantiles_agree_with_numpy_on_finite_numbers():
+    values = np.random.default_rng(0).standard_normal((7, 5))
+    np.testing.assert_allclose(quantiles(values), np.quantile(values, (0.2, 0.5, 0.8), axis=0))
+    values[2, 1] = values[5, 1] = NAN
+    np.testing.assert_allclose(quantiles(values), np.nanquantile(values, (0.2, 0.5, 0.8), axis=0))
+
+
+def test_quantiles_of_infinite_values_are_never_nan():
+    np.testing.assert_equal(quantiles(np.array([1.0, 2.0, INF, INF]))[1:], [INF, INF])
+    np.testing.assert_allclose(quantiles(np.array([1.0, 2.0, 3.0, 4.0, INF])), [1.8, 3, INF])
+    np.testing.assert_equal(quantiles(np.array([-INF, -INF, 0.5]))[1], -INF)
+    assert np.isnan(quantiles(np.array([NAN, NAN]))).all()
+
+
+def test_three_seeds_give_their_middle():
+    curve = median_curve([run([0, 1], [1, 4]), run([0, 1], [2, 5]), run([0, 1], [9, 0.5])])
+    np.testing.assert_array_equal(curve.x, [0, 1])
+    np.testing.assert_allclose(curve.median, [2, 4])
+    np.testing.assert_allclose(curve.low, [1.4, 1.9])
+    np.testing.assert_allclose(curve.high, [6.2, 4.6])
+
+
+def test_seeds_evaluated_at_different_times_meet_on_a_common_grid():
+    curve = median_curve([run([0, 2], [1, 100]), run([0, 1, 2], [1, 10, 100])])
+    np.testing.assert_array_equal(curve.x, [0, 1, 2])
+    np.testing.assert_allclose(curve.median, [1, 10, 100])
+
+
+def test_a_curve_ends_where_fewer_than_half_of_the_seeds_have_data():
+    ends = [2, 3, 4, 5]
+    curve = median_curve([run(range(end + 1), np.full(end + 1, end)) for end in ends])
+    np.testing.assert_array_equal(curve.x, [0, 1, 2, 3, 4])
+    np.testing.assert_allclose(curve.median, [3.5, 3.5, 3.5, 4, 4.5])
+
+
+def test_a_seed_without_any_data_counts_among_the_seeds():
+    curve = median_curve([run([0, 1], [1, 1]), run([0, 1], [NAN, NAN]), run([], [])])
+    assert not curve.is_drawable and not len(curve.x)
+
+
+def test_a_diverged_seed_is_worse_than_any_other_from_its_end_on():
+    curve = median_curve([run([0, 1], [5, 9], "diverged"), run([0, 1, 2], [5, 3, 1]), run([0, 1, 2], [5, 4, 2])])
+    np.testing.assert_allclose(curve.median, [5, 4, 2])
+    np.testing.assert_equal(curve.high[-1], INF)
+    np.testing.assert_allclose(curve.low[-1], 1.4)
+
+
+def test_a_median_of_mostly_diverged_seeds_is_infinite():
+    bad = run([0, 1, 2], [5, NAN, NAN], "diverged")
+    curve = median_curve([bad, bad, run([0, 1, 2], [5, 3, 1])])
+    np.testing.assert_equal(curve.median, [5, INF, INF])
+
+
+def test_an_infinite_value_counts_as_divergence_whatever_the_status():
+    curve = median_curve([run([0, 1, 2], [5, INF, 1])])
+    np.testing.assert_equal(curve.median, [5])
+    curve = median_curve([run([0, 1, 2], [5, INF, 1]), run([0, 1, 2], [5, 3, 1])])
+    np.testing.assert_equal(curve.median, [5, INF, INF])
+
+
+def test_a_converged_seed_keeps_what_it_reached_but_draws_the_curve_no_further():
+    done = run([0, 1], [8, 0.1], "converged")
+    slow = run([0, 1, 2, 3], [8, 4, 2, 1])
+    np.testing.assert_allclose(median_curve([done, slow, slow]).median, [8, 4, 2, 1])
+    np.testing.assert_allclose(median_curve([done, slow]).median, [8, 2.05, 1.05, 0.55])
+    np.testing.assert_array_equal(median_curve([done, done, slow]).x, [0, 1])
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends():
+    x = np.arange(1000.0)
+    curve = median_curve([run(x, x + 1)], max_points=50)
+    assert len(curve.x) == 50 and curve.x[0] == 0 and curve.x[-1] == 999
+    np.testing.assert_allclose(curve.median, curve.x + 1)
+
+
+def test_two_evaluations_at_the_same_time_count_once_by_the_later():
+    np.testing.assert_allclose(median_curve([run([0, 1, 1, 2], [4, 3, 2, 1])]).median, [4, 2, 1])
+
+
+def test_of_a_metric_that_should_be_high_a_diverged_seed_is_low():
+    rows = rows_of([[0.5, 0.7, 0.9], [0.5, 0.6], [0.5, 0.6]], ["out_of_budget", "diverged", "diverged"])
+    np.testing.assert_equal(curve_of(rows, "calls", "weight_auc").median, [0.5, 0.6, -INF])
+    np.testing.assert_equal(final_values(rows, "weight_auc"), [0.9, -INF, -INF])
+
+
+def test_final_values_skip_what_was_not_evaluated():
+    rows = rows_of([[3, 2, NAN], [NAN, NAN], [3, 1, 0.5]], ["out_of_budget", "out_of_budget", "diverged"])
+    np.testing.assert_equal(final_values(rows, "value"), [2, NAN, INF])
+
+
+def test_calls_to_reach_are_a_median_over_seeds_that_counts_those_that_never_do():
+    rows = rows_of([[1, 0.1, 0.01], [1, 0.5, 0.1], [1, 0.05, 0.2]])
+    np.testing.assert_equal(calls_to_reach(rows, "value", (1, 0.1, 0.05, 0.01)), [0, 100, 200, INF])
+
+
+@pytest.mark.parametrize("axis", ["calls", "epochs"])
+def test_the_curve_of_a_store_is_that_of_its_median_seed(axis):
+    table = tables.store()
+    rows = table[(table.problem == "quadratic") & (table.solver == "SRBA") & (table.phase == "timing")]
+    curve = curve_of(rows, axis, "value_gap")
+    expected = 1.45 * np.exp(-0.4 * curve.x / {"calls": 500, "epochs": 0.5}[axis])
+    np.testing.assert_allclose(curve.median, expected, rtol=1e-9)
+
+
+def test_a_sweep_has_no_curve_against_seconds():
+    table = tables.store()
+    rows = table[(table.problem == "quadratic") & (table.solver == "SRBA") & (table.phase == "sweep")]
+    assert not curve_of(rows, "seconds", "outer_value").is_drawable
+    assert curve_of(rows[rows.param_step_size == 0.1], "calls", "outer_value").is_drawable

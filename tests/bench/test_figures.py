@@ -1,0 +1,103 @@
+"""Figures for print: files, their names, what is drawn in them, and colours."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bilevel.bench.figures import FONT_SIZE, WIDTH, draw, file_names, write_figures
+from bilevel.bench.palette import COLOURS, looks
+from bilevel.bench.sections import sections
+from tests.bench import tables
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+EYES = {
+    "typical": np.eye(3),
+    "deuteranope": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "protanope": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+}
+LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+
+
+@pytest.fixture(scope="module")
+def table():
+    return tables.store()
+
+
+def linear_rgb(colour):
+    channel = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    ratio = to_xyz @ np.clip(rgb, 0, 1) / [0.9505, 1.0, 1.089]
+    x, y, z = np.where(ratio > 216 / 24389, np.cbrt(ratio), (24389 / 27 * ratio + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#14171a"])
+def test_every_colour_stands_out_on_light_and_dark_pages(page):
+    for colour in COLOURS:
+        dark, light = sorted(LUMINANCE @ linear_rgb(each) for each in (colour, page))
+        assert (light + 0.05) / (dark + 0.05) >= 3
+
+
+@pytest.mark.parametrize("eyes", EYES)
+def test_colours_differ_for_colour_blind_eyes(eyes):
+    seen = [lab(np.asarray(EYES[eyes]) @ linear_rgb(colour)) for colour in COLOURS]
+    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) > 25
+
+
+def test_thirty_five_solvers_look_different_and_the_order_does_not_matter():
+    names = [f"solver{number}" for number in range(35)]
+    assert len(set(looks(names).values())) == 35
+    assert looks(names) == looks(reversed(names * 2))
+
+
+def test_each_problem_becomes_a_pdf_and_a_png_with_names_that_do_not_change(table, tmp_path):
+    paths = write_figures(table, tmp_path / "new")
+    stem = "script-window-hacked-1-script"
+    expected = [f"{stem}-{name}.{kind}" for name in ("digits_cleaning", "quadratic") for kind in ("pdf", "png")]
+    assert [path.name for path in paths] == expected
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == expected
+    assert [path.read_bytes()[:4] for path in paths[:2]] == [b"%PDF", b"\x89PNG"]
+    first = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in write_figures(table, tmp_path / "new")] == first
+
+
+def test_two_problems_with_the_same_name_get_different_files(table):
+    other = table.assign(problem_arguments='{"dim": 3}')
+    names = file_names(sections(table)[:1] + sections(other)[:1])
+    assert len(set(names)) == 2 and all("digits_cleaning-" in name for name in names)
+
+
+def test_a_figure_fits_a_column_and_has_a_panel_for_seconds_and_one_for_calls(table):
+    figure = draw(sections(table)[1], looks(table["solver"]))
+    assert figure.get_figwidth() == WIDTH <= 3.3
+    assert [axes.get_xlabel() for axes in figure.axes] == ["seconds", "calls"]
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SABA", "SOBA", "SRBA"]
+    assert FONT_SIZE >= 7
+
+
+def test_lines_are_the_median_curves_in_the_colours_of_their_solvers(table):
+    section, faces = sections(table)[1], looks(table["solver"])
+    for line, solver in zip(draw(section, faces).axes[1].lines, ("SABA", "SOBA", "SRBA"), strict=True):
+        curve = section.curves["value_gap", "calls", solver]
+        np.testing.assert_array_equal(line.get_xydata(), np.stack([curve.x, curve.median], axis=1))
+        assert line.get_color() == faces[solver].colour
+
+
+def test_without_a_timing_phase_there_is_no_panel_for_seconds(table):
+    section = sections(table[table.phase == "sweep"], "outer_value")[0]
+    assert [axes.get_xlabel() for axes in draw(section, looks(table["solver"])).axes] == ["calls"]
+
+
+def test_a_problem_without_a_finite_curve_gets_no_figure(table, tmp_path):
+    assert write_figures(table[table.solver == "StocBiO"], tmp_path) == []
+
+
+def test_an_empty_table_is_refused(table, tmp_path):
+    with pytest.raises(ValueError, match="`table` has no rows; run the experiment first"):
+        write_figures(table[:0], tmp_path)

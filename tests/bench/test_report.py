@@ -1,0 +1,245 @@
+"""The page: complete, self-contained, and deaf to what strings would like to be."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from bilevel.bench.config import METRICS as KNOWN_METRICS
+from bilevel.bench.curves import AXES
+from bilevel.bench.report import embedded, write_report
+from bilevel.bench.sections import METRICS, sections
+from tests.bench import tables
+
+
+class Page(HTMLParser):
+    """Texts and attributes by tag, tables as lists of rows."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.scripts, self.tables, self.inside, self.text = [], [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.inside.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if "script" in self.inside:
+            self.scripts[-1] += data
+            return
+        if "style" not in self.inside:
+            self.text += data
+        if "td" in self.inside or "th" in self.inside:
+            self.tables[-1][-1][-1] += data if "span" not in self.inside else f" [{data}]"
+
+
+@pytest.fixture(scope="module")
+def table():
+    return tables.store()
+
+
+@pytest.fixture(scope="module")
+def source(table, tmp_path_factory):
+    path = write_report(
+        table,
+        tmp_path_factory.mktemp("report"),
+        title=f"Rivals {tables.HOSTILE}",
+        budgets="20,000 calls",
+        commands=["make <it>", "again && again"],
+    )
+    assert path.name == "index.html"
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(source):
+    return Page(source)
+
+
+@pytest.fixture(scope="module")
+def data(page):
+    return json.loads(page.scripts[0])
+
+
+def test_the_page_is_one_file_that_asks_the_network_for_nothing(page):
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "img", "object", "base")
+        assert attributes.get("href", "#").startswith("#") and "src" not in attributes
+    assert len(page.scripts) == 3 and sum(len(script) > 1e6 for script in page.scripts) == 1
+
+
+def test_only_the_two_scripts_of_the_page_may_run(page):
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    digests = {
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        for script, attributes in zip(page.scripts, (a for tag, a in page.tags if tag == "script"), strict=True)
+        if attributes.get("type") != "application/json"
+    }
+    assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
+    assert "default-src 'none'" in policy and "unsafe-inline" not in policy.split("style-src")[0]
+
+
+def test_hostile_strings_are_text(source, page):
+    assert page.text.count(tables.HOSTILE) >= 4
+    assert tables.HOSTILE_ARGUMENT in page.text
+    assert tables.HOSTILE not in source and html.escape(tables.HOSTILE) in source
+    assert "make <it>\nagain && again" in page.text
+
+
+def test_embedded_data_survives_and_holds_no_markup():
+    hostile = {"a": "</script><!-- & \u2028\u2029 é", "b": [1.5, None]}
+    text = embedded(hostile)
+    assert json.loads(text) == hostile
+    assert not set(text) & set("<>&\u2028\u2029")
+
+
+def test_data_that_is_no_json_is_refused():
+    with pytest.raises(ValueError, match="Out of range"):
+        embedded([np.nan])
+
+
+def test_curves_in_the_page_are_those_of_the_table(table, data):
+    for section, drawing in zip(sections(table), data["sections"], strict=True):
+        assert len(drawing["curves"]) == len(section.curves)
+        for drawn in drawing["curves"]:
+            solver = data["solvers"][drawn["solver"]]["name"]
+            curve = section.curves[drawn["metric"], drawn["axis"], solver]
+            for name in ("x", "low", "median", "high"):
+                ours = np.array([np.nan if number is None else number for number in drawn[name]])
+                theirs = getattr(curve, name)
+                np.testing.assert_allclose(ours, np.where(np.isfinite(theirs), theirs, np.nan), rtol=1e-4)
+
+
+def test_each_problem_offers_the_metrics_it_has(data):
+    offered = [[metric["name"] for metric in section["metrics"]] for section in data["sections"]]
+    cleaning, quadratic = offered
+    assert quadratic[0] == "value_gap" and "test_error" not in quadratic
+    assert cleaning[0] == "value" and "test_error" in cleaning and "value_gap" not in cleaning
+    for section in data["sections"]:
+        assert {curve["axis"] for curve in section["curves"]} == set(AXES)
+
+
+def test_every_metric_of_a_store_has_a_label():
+    assert set(METRICS) == set(KNOWN_METRICS)
+
+
+def test_the_selected_step_size_is_the_one_that_was_best(page):
+    settings = {row[0]: row[1] for row in page.tables[2][1:]}
+    assert page.tables[2][0] == ["Solver", "Setting"]
+    assert "step_size 0.1" in settings["SRBA"] and "batch_size 64" in settings["SRBA"]
+    assert settings["StocBiO"].startswith("none")
+
+
+def final_of(solver, seed):
+    return np.exp(-tables.RATES[solver] * (tables.EVALUATIONS - 1) / 10) * (1 + 0.1 * seed)
+
+
+def test_final_values_are_medians_with_their_spread_and_ranked(page):
+    head, *rows = page.tables[0]
+    assert [row[0] for row in rows] == ["SRBA", "SABA", "SOBA", "StocBiO"]
+    value = head.index("h(x)")
+    low, median, high = (f"{final_of('SRBA', seed):.3g}" for seed in (1.8, 4.5, 7.2))
+    assert rows[0][value] == f"{median} [{low} to {high}]"
+    # Seeds 0, 1 and 2 diverged: the median of ten lies between seeds 7 and 8.
+    assert rows[2][value] == f"{final_of('SOBA', 7.5):.3g} [{final_of('SOBA', 4.8):.3g} to diverged]"
+    assert rows[3][value] == "diverged"
+
+
+def test_cost_and_status_are_counted(page):
+    head, *rows = page.tables[0]
+    by_solver = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert by_solver["SRBA"]["Calls"] == "20,000" and by_solver["SRBA"]["Memory"] == "8 KiB"
+    assert by_solver["SRBA"]["Seconds"] == f"{2 * 1.09:.3g}"
+    assert by_solver["SOBA"]["Seeds"] == "7 out of budget, 3 diverged [sweep: 3 of 9 cells diverged]"
+    assert by_solver["StocBiO"]["Seconds"] == "–"
+    assert by_solver["StocBiO"]["Seeds"] == "– [sweep: 9 of 9 cells diverged]"
+
+
+def first_calls(solver, seed, epsilon):
+    """500 calls between evaluations of exp(-rate k / 10) (1 + seed / 10)."""
+    step = np.ceil(np.log((1 + 0.1 * seed) / epsilon) / tables.RATES[solver] * 10)
+    return 500 * step if step < tables.EVALUATIONS else np.inf
+
+
+def test_calls_to_reach_are_medians_over_seeds_and_a_dash_where_not_reached(page):
+    head, *rows = page.tables[1]
+    assert len(head) == 9 and [row[0] for row in rows] == ["SABA", "SOBA", "SRBA"]
+    for row in (rows[0], rows[2]):
+        solver = row[0]
+        for text, power in zip(row[1:], range(1, 9), strict=True):
+            calls = np.median([first_calls(solver, seed, 10.0**-power) for seed in range(tables.TIMING_SEEDS)])
+            assert text == (f"{calls:,.0f}" if np.isfinite(calls) else "–")
+
+
+def test_the_page_says_how_it_was_made(page):
+    for fact in (
+        "72 of the sweep phase, with 3 seeds, each up to 20,000 calls",
+        "60 of the timing phase, with 10 seeds",
+        "Processor & Sons, 2 cores",
+        "Python 3.11.2, JAX 0.10.0, bilevel 0.1.0",
+        "0123456789abcdef",
+        "2024-05-06",
+        "Budget of a cell: 20,000 calls",
+    ):
+        assert fact in page.text
+
+
+def test_a_problem_without_a_finite_curve_has_a_sentence_and_its_table(table, tmp_path):
+    only_diverged = table[(table.solver == "StocBiO") | (table.problem == "quadratic")]
+    page = Page(write_report(only_diverged, tmp_path).read_text(encoding="utf-8"))
+    assert page.text.count("No solver has a finite value to draw here") == 1
+    assert sum(attributes.get("class") == "plot" for _, attributes in page.tags) == 1
+    assert [row[0] for row in page.tables[0][1:]] == ["StocBiO"]
+
+
+def test_a_sweep_alone_makes_a_page_without_seconds_and_without_calls_to_reach(table, tmp_path):
+    page = Page(write_report(table[table.phase == "sweep"], tmp_path).read_text(encoding="utf-8"))
+    curves = [curve for section in json.loads(page.scripts[0])["sections"] for curve in section["curves"]]
+    assert {curve["axis"] for curve in curves} == {"calls", "epochs"}
+    assert {len(curve["x"]) for curve in curves if curve["metric"] == "value"} == {1}, "known at the end only"
+    assert "Calls to reach" not in page.text
+
+
+def test_a_problem_drawn_anew_with_each_seed_is_one_section(table):
+    arguments = [json.dumps({"dim": 3, "seed": seed}) for seed in table.seed]
+    shown = sections(table.assign(problem_arguments=arguments))
+    assert [section.problem for section in shown] == ["digits_cleaning", "quadratic"]
+    assert shown[0].arguments == {"dim": 3}
+    assert shown[0].contenders[0].rows.cell.nunique() == tables.TIMING_SEEDS
+
+
+def test_an_empty_table_is_refused_and_nothing_is_written(table, tmp_path):
+    with pytest.raises(ValueError, match="`table` has no rows; run the experiment first"):
+        write_report(table[:0], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_metric_is_refused(table, tmp_path):
+    with pytest.raises(ValueError, match="metric='value_gab'"):
+        write_report(table, tmp_path, metric="value_gab")
+
+
+def test_a_solver_has_the_same_colour_and_dash_in_its_button_and_its_curve(page, data):
+    lines = [attributes for tag, attributes in page.tags if tag == "line"]
+    assert len(lines) == 2 * len(tables.RATES)
+    for section in (lines[:4], lines[4:]):
+        assert [line["stroke"] for line in section] == [solver["colour"] for solver in data["solvers"]]
+    assert len({solver["dash"] for solver in data["solvers"]}) == len(tables.RATES)

@@ -1,0 +1,107 @@
+"""Small versions of the problems on real data, each beside its losses of one sample."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevel import problems
+from bilevel.losses import logistic
+from bilevel.oracles import AutodiffOracles
+from tests.cases import N_INNER, N_OUTER, logistic_data
+
+FEATURES, CLASSES = 4, 3
+GROUPS = np.array([1, 0, 1, 2])
+
+
+def table(n, seed):
+    """Rows of three overlapping classes."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, n)
+    labels[:CLASSES] = np.arange(CLASSES)
+    return rng.standard_normal((n, FEATURES)) + np.eye(FEATURES)[labels], labels
+
+
+def classes():
+    return *table(N_INNER, 0), *table(N_OUTER, 1)
+
+
+def targets():
+    X, y, X_val, y_val = logistic_data()
+    return X, y + 0.3 * X[:, 0], X_val, y_val + 0.3 * X_val[:, 0]
+
+
+def grouped_logistic(**kwargs):
+    return problems.logistic_selection(*logistic_data(), groups=GROUPS, **kwargs)
+
+
+def ridge(**kwargs):
+    return problems.ridge_selection(*targets(), **kwargs)
+
+
+def grouped_ridge(**kwargs):
+    return problems.ridge_selection(*targets(), groups=GROUPS, **kwargs)
+
+
+def softmax_per_class(**kwargs):
+    return problems.softmax_selection(*classes(), per="class", **kwargs)
+
+
+def softmax_per_feature(**kwargs):
+    return problems.softmax_selection(*classes(), per="feature", **kwargs)
+
+
+def cleaning(**kwargs):
+    corrupted = np.arange(N_INNER) % 2 == 0
+    X_test, y_test = table(40, 2)
+    return problems.data_cleaning(*classes(), X_test=X_test, y_test=y_test, corrupted=corrupted, **kwargs)
+
+
+def squared(z, x, sample):
+    return (sample.features @ z - sample.targets) ** 2 / 2
+
+
+def entropy(z, x, sample):
+    scores = sample.features @ z
+    return jax.nn.logsumexp(scores) - scores[sample.labels]
+
+
+def per_feature(z, x):
+    return jnp.sum(jnp.exp(x) * z**2) / 2
+
+
+def per_group(z, x):
+    return jnp.sum(jnp.exp(x)[GROUPS] * z**2) / 2
+
+
+def penalised(loss, penalty):
+    return lambda z, x, sample: loss(z, x, sample) + penalty(z, x)
+
+
+def trusted(z, x, sample):
+    return jax.nn.sigmoid(x[sample.index]) * entropy(z, x, sample) + 0.2 * jnp.sum(z**2)
+
+
+def signed(z, x, row):
+    return logistic(row @ z)
+
+
+LOSSES = {
+    grouped_logistic: (penalised(signed, per_group), signed),
+    ridge: (penalised(squared, per_feature), squared),
+    grouped_ridge: (penalised(squared, per_group), squared),
+    softmax_per_class: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[None, :] * z**2) / 2), entropy),
+    softmax_per_feature: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[:, None] * z**2) / 2), entropy),
+    cleaning: (trusted, entropy),
+}
+PROBLEMS = {function.__name__: function for function in LOSSES}
+
+
+def by_autodiff(name, oracles):
+    """The same rows in the same layout, differentiated automatically."""
+    inner_loss, outer_loss = LOSSES[PROBLEMS[name]]
+    return AutodiffOracles(
+        inner_samples=oracles.inner_samples,
+        outer_samples=oracles.outer_samples,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+    )

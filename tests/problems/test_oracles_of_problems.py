@@ -1,0 +1,87 @@
+"""Closed-form oracles of the problems on real data against automatic differentiation, and solvers on them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel.precision import arithmetic
+from bilevel.types import Calls, Rows
+from tests import cases
+from tests.problems import small
+
+ROWS = {
+    "all": Rows(),
+    "a full block": Rows(jnp.int32(2), jnp.int32(1)),
+    "the short block": Rows(jnp.int32(cases.N_INNER // cases.BATCH), jnp.int32(cases.N_OUTER // cases.BATCH)),
+}
+
+
+def prepared(name):
+    problem = small.PROBLEMS[name](dtype="float64")
+    rng = np.random.default_rng(0)
+    points = [
+        jax.tree.map(lambda leaf: jnp.asarray(leaf + rng.standard_normal(leaf.shape)), problem.start) for _ in range(2)
+    ]
+    closed = problem.oracles.batched(cases.BATCH, "blocks")
+    return closed, small.by_autodiff(name, closed), *points
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", small.PROBLEMS)
+def test_every_kind_equals_autodiff(name, rows):
+    with arithmetic("float64"):
+        closed, auto, point, _ = prepared(name)
+        for kind in Calls._fields:
+            drawn = getattr(ROWS[rows], "outer" if kind.startswith("outer") else "inner")
+            expected = getattr(auto, kind)(point, drawn)
+            np.testing.assert_allclose(getattr(closed, kind)(point, drawn), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", small.PROBLEMS)
+def test_differences_equal_two_directions(name):
+    with arithmetic("float64"):
+        closed, auto, point, previous = prepared(name)
+        for rows in (ROWS["a full block"], ROWS["the short block"]):
+            expected = jax.tree.map(np.subtract, auto.direction(point, rows), auto.direction(previous, rows))
+            cases.assert_trees_close(closed.difference(point, previous, rows), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", small.PROBLEMS)
+def test_finite_differences_agree_with_every_derivative(name):
+    assert max(small.PROBLEMS[name](dtype="float64").check().values()) < 1e-6
+
+
+@pytest.mark.parametrize("sampling", ["blocks", "iid"])
+def test_the_cross_product_of_cleaning_touches_only_rows_of_the_batch(sampling):
+    with arithmetic("float64"):
+        oracles = small.cleaning(dtype="float64").oracles.batched(cases.BATCH, sampling)
+        _, _, point, previous = prepared("cleaning")
+        drawn = oracles.draw(jax.random.key(0, impl="threefry2x32"), jnp.int32(0))
+        data, weights = oracles.inner_samples.take(drawn.inner)
+        touched = np.isin(np.arange(cases.N_INNER), np.asarray(data.index)[np.asarray(weights) > 0])
+        for cross in (oracles.cross(point, drawn.inner), oracles.difference(point, previous, drawn).outer_var):
+            assert np.all(cross[~touched] == 0) and np.all(cross[touched] != 0)
+
+
+@pytest.mark.parametrize("name", small.PROBLEMS)
+def test_rows_widened_as_they_are_taken_give_float64_derivatives(name, monkeypatch):
+    monkeypatch.setattr("bilevel.oracles.base._PIECE", 7)
+    problem = small.PROBLEMS[name](dtype="float32")
+    with arithmetic("float64"):
+        wide, copied = problem.oracles.widened(), problem.oracles.astype("float64")
+        point = jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float64) + 0.1), problem.start)
+        for kind in Calls._fields:
+            expected = getattr(copied, kind)(point)
+            np.testing.assert_allclose(getattr(wide, kind)(point), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["cleaning", "softmax_per_class"])
+@pytest.mark.parametrize("solver", cases.marked(bilevel.SOLVERS))
+def test_every_solver_runs_on_a_matrix_of_inner_variables(name, solver):
+    problem = small.PROBLEMS[name]()
+    run = bilevel.run(problem, cases.short(bilevel.SOLVERS[solver], 0.01, 10.0, cases.BATCH), max_steps=3)
+    assert run.status == "out_of_budget" and run.history["step"][-1] == 3
+    assert run.point.inner_var.shape == (small.FEATURES, small.CLASSES)
+    assert np.isfinite(run.history["value"]).all()

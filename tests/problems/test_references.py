@@ -1,0 +1,177 @@
+"""References of ridge, softmax and cleaning against SciPy, scikit-learn and finite differences; bad arguments."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp
+from sklearn.metrics import roc_auc_score
+
+import bilevel
+from bilevel import problems
+from bilevel.precision import arithmetic
+from bilevel.problems.reference import GenericReferee
+from bilevel.types import Point
+from tests import cases
+from tests.problems import small
+
+
+def outer_point(problem, seed=3):
+    return problem.start.outer_var + 0.5 * np.random.default_rng(seed).standard_normal(problem.start.outer_var.shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", small.PROBLEMS)
+def test_hypergradient_is_the_gradient_of_h(name, dtype):
+    problem = small.PROBLEMS[name](dtype=dtype)
+    x = np.asarray(outer_point(problem), np.float64)
+    reference = problem.referee(x, None)
+    scale = np.linalg.norm(reference.v)
+    assert reference.inner_residual < 1e-9 and reference.v_residual < 1e-9 * max(1, scale)
+    move = np.random.default_rng(5).standard_normal(x.shape)
+    values = [problem.referee(x + step * move, reference).value for step in (1e-4, -1e-4)]
+    np.testing.assert_allclose(np.sum(reference.hypergrad * move), np.diff(values)[0] / -2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["grouped_logistic", "ridge", "grouped_ridge"])
+def test_special_references_equal_the_generic_one(name):
+    problem = small.PROBLEMS[name](dtype="float64")
+    x = outer_point(problem)
+    generic = GenericReferee(problem.oracles, problem.start)(x)
+    cases.assert_trees_close(problem.referee(x, None)[:4], generic[:4], rtol=1e-8, atol=1e-11)
+
+
+def test_a_narrow_problem_is_judged_in_float64():
+    """In float32 the systems are solved roughly, and corrected until float64 residuals are small."""
+    narrow, wide = small.cleaning(dtype="float32"), small.cleaning(dtype="float64")
+    x = outer_point(wide)
+    cases.assert_trees_close(narrow.referee(x)[:4], wide.referee(x)[:4], rtol=1e-5, atol=1e-6)
+    assert narrow.referee(x).inner_residual < 1e-9
+
+
+def test_ridge_equals_the_normal_equations():
+    X, y, X_val, y_val = small.targets()
+    x = np.array([-1.0, 0.5, -3.0, 1.0])
+    z = np.linalg.solve(X.T @ X / len(X) + np.diag(np.exp(x)), X.T @ y / len(X))
+    reference = small.ridge(dtype="float64").referee(x)
+    np.testing.assert_allclose(reference.inner_var, z, rtol=1e-10)
+    np.testing.assert_allclose(reference.value, np.mean((X_val @ z - y_val) ** 2) / 2, rtol=1e-12)
+
+
+def scipy_softmax(X, labels, row_weights, penalty):
+    """The minimiser of mean w CE + ½ sum penalty z², written anew."""
+    onehot = np.eye(small.CLASSES)[labels]
+
+    def objective(flat):
+        z = flat.reshape(small.FEATURES, small.CLASSES)
+        scores = X @ z
+        losses = logsumexp(scores, axis=1) - np.sum(onehot * scores, axis=1)
+        chances = np.exp(scores - logsumexp(scores, axis=1, keepdims=True))
+        grad = X.T @ (row_weights[:, None] * (chances - onehot)) / len(X) + penalty * z
+        return row_weights @ losses / len(X) + np.sum(penalty * z**2) / 2, grad.ravel()
+
+    start = np.zeros(small.FEATURES * small.CLASSES)
+    return minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x.reshape(small.FEATURES, -1)
+
+
+def test_softmax_and_cleaning_equal_scipy():
+    X, y, X_val, y_val = small.classes()
+    x = np.array([-1.0, 0.0, 0.5])
+    z = scipy_softmax(X, y, np.ones(len(X)), np.exp(x)[None, :])
+    np.testing.assert_allclose(small.softmax_per_class(dtype="float64").referee(x).inner_var, z, atol=1e-8)
+    x = np.random.default_rng(0).standard_normal(len(X))
+    z = scipy_softmax(X, y, expit(x), 0.4)
+    reference = small.cleaning(dtype="float64").referee(x)
+    np.testing.assert_allclose(reference.inner_var, z, atol=1e-8)
+    scores = X_val @ z
+    value = np.mean(logsumexp(scores, axis=1) - scores[np.arange(len(y_val)), y_val])
+    np.testing.assert_allclose(reference.value, value, rtol=1e-9)
+
+
+def test_metrics_of_cleaning_equal_scikit_learn_and_count_ties_half():
+    problem = small.cleaning(dtype="float64")
+    rng = np.random.default_rng(0)
+    x = np.round(rng.standard_normal(cases.N_INNER), 1)
+    z = rng.standard_normal((small.FEATURES, small.CLASSES))
+    point = Point(z, x, z)
+    clean = np.arange(cases.N_INNER) % 2 == 1
+    X_test, y_test = small.table(40, 2)
+    error = np.mean(np.argmax(X_test @ z, axis=1) != y_test)
+    with arithmetic("float64"):
+        np.testing.assert_allclose(problem.metrics["weight_auc"](point), roc_auc_score(clean, x), rtol=1e-12)
+        np.testing.assert_allclose(problem.metrics["test_error"](point), error, rtol=1e-12)
+    history = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, cases.BATCH), max_steps=2).history
+    assert {"test_error", "weight_auc"} <= set(history)
+
+
+def test_v_of_cleaning_stays_within_its_radius():
+    problem = small.cleaning(dtype="float64")
+    lengths = [np.linalg.norm(problem.referee(outer_point(problem, seed)).v) for seed in range(5)]
+    assert max(lengths) <= problem.constants["v_radius"]
+    rows = small.classes()[2]
+    expected = np.sqrt(2) * np.linalg.norm(rows, axis=1).max() / 0.4
+    np.testing.assert_allclose(problem.constants["v_radius"], expected, rtol=1e-12)
+
+
+def test_labels_are_redrawn_with_the_given_chance():
+    labels = np.repeat(np.arange(10), 2000).astype(np.int32)
+    noisy = problems.corrupted_labels(labels, 10, 0.5, np.random.default_rng(0))
+    changed = noisy != labels
+    assert abs(changed.mean() - 0.45) < 4 * np.sqrt(0.45 * 0.55 / len(labels))
+    counts = np.bincount(noisy[changed], minlength=10)
+    assert counts.min() > 0.9 * counts.mean() and noisy.dtype == labels.dtype
+
+
+X, Y, X_VAL, Y_VAL = small.classes()
+_, TARGETS, _, TARGETS_VAL = small.targets()
+BAD = [
+    ("softmax_selection", {"y_train": Y - 1}, r"`y_train` must hold classes 0, 1, 2.*return_inverse"),
+    ("softmax_selection", {"y_train": Y + 0.5}, "`y_train` must hold classes"),
+    ("softmax_selection", {"y_val": Y_VAL + 1}, "`y_val` holds the class 3, but `y_train` only classes 0 to 2"),
+    ("softmax_selection", {"y_train": np.zeros_like(Y)}, "needs at least two"),
+    ("softmax_selection", {"X_val": X_VAL[:, :2]}, "4 features and `X_val` 2"),
+    ("softmax_selection", {"per": "row"}, "per='row'"),
+    ("softmax_selection", {"outer_var": np.zeros(4)}, r"`outer_var` has shape \(4,\); this problem needs \(3,\)"),
+    ("data_cleaning", {"regularisation": 0.0}, "regularisation=0.0"),
+    ("data_cleaning", {"corrupted": np.ones(3, bool)}, r"one bool per training row \(53\)"),
+    ("data_cleaning", {"corrupted": np.ones(53, bool)}, "must mark some rows and leave others"),
+    ("data_cleaning", {"corrupted": np.arange(53)}, "one bool per training row"),
+    ("data_cleaning", {"X_test": X_VAL}, "given together"),
+    ("data_cleaning", {"X_test": X_VAL[:, :3], "y_test": Y_VAL}, "`X_train` has 4 features and `X_test` 3"),
+    ("data_cleaning", {"X_test": X_VAL, "y_test": Y_VAL + 5}, "`y_test` holds the class"),
+    ("data_cleaning", {"inner_var": np.zeros(4)}, r"`inner_var` has shape \(4,\)"),
+    ("data_cleaning", {"X_train": {"a": X}}, "`X_train` must be an array with two axes"),
+    ("ridge_selection", {"groups": [0, 1]}, r"`groups` must hold one integer per feature \(4\)"),
+    ("ridge_selection", {"groups": [0, 1, 1, 3]}, "without gaps"),
+    ("ridge_selection", {"groups": [0.0, 1, 1, 0]}, "one integer per feature"),
+    ("ridge_selection", {"y_train": np.where(TARGETS > 0, np.nan, 0)}, "`y_train` holds NaN"),
+    ("ridge_selection", {"y_train": TARGETS[:5]}, "`X_train` has 53 rows and `y_train` 5"),
+    ("ridge_selection", {"dtype": "int8"}, "dtype='int8'"),
+    ("logistic_selection", {"groups": [0, 1, 2]}, "`groups` must hold one integer"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), BAD)
+def test_bad_arguments_are_named(name, changes, message):
+    rows = {
+        "softmax_selection": small.classes,
+        "data_cleaning": small.classes,
+        "ridge_selection": small.targets,
+        "logistic_selection": cases.logistic_data,
+    }
+    arguments = dict(zip(("X_train", "y_train", "X_val", "y_val"), rows[name](), strict=True)) | changes
+    with pytest.raises(ValueError, match=message):
+        getattr(problems, name)(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"corruption": 1.5}, "corruption=1.5"),
+        ({"n_train": 0}, "n_train=0"),
+        ({"n_val": 1.5}, "n_val=1.5"),
+        ({"n_train": 1400, "n_val": 300}, "together exceed"),
+    ],
+)
+def test_bad_arguments_of_cleaning_digits_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        problems.digits_cleaning(**changes)

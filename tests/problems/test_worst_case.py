@@ -1,0 +1,433 @@
+"""The worst case of the lower bound: its derivatives, its classes of smoothness, its chains, its constants."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import minimize
+
+import bilevel
+from bilevel.oracles import AutodiffOracles
+from bilevel.oracles.worst_case import chain, gamma, gamma_slope
+from bilevel.precision import arithmetic
+from bilevel.problems.reference import GenericReferee
+from bilevel.problems.worst_case import worst_case
+from bilevel.types import Calls, Point
+from tests import cases
+
+M, N, BATCH, EPSILON = 5, 7, 3, 4e-7
+BOTH = pytest.mark.parametrize("normalisation", ["individual", "mean_squared"])
+ROTATIONS = pytest.mark.parametrize("rotation", ["coordinates", "random"])
+
+
+def small(n_outer=M, epsilon=EPSILON, *, dtype="float64", **kwargs):
+    return worst_case(n_outer, epsilon, **({"n_inner": N, "inner_curvature": 0.7} | kwargs), dtype=dtype)
+
+
+def basis_of(problem):
+    """U as an array (m, T + 1, p)."""
+    rows = np.asarray(problem.oracles.outer_samples.leaves)
+    dim = problem.start.inner_var.size
+    return np.eye(dim).reshape(problem.n_outer, -1, dim) if rows.ndim == 1 else rows
+
+
+class InNumPy:
+    """The definitions written anew, with integrals left to SciPy and U as a matrix."""
+
+    def __init__(self, problem):
+        known = problem.constants
+        self.alpha, self.amplitude, self.width = known["alpha"], known["lambda"], known["beta"]
+        self.basis, self.curvature = basis_of(problem), known["mu_G"]
+
+    def loss(self, y):
+        integrals = [quad(lambda t: 120 * t**2 * (t - 1) / (1 + t**2), 1, end, epsabs=1e-13)[0] for end in y[:-1]]
+        links = sum((y[k + 1] - y[k]) ** 2 for k in range(len(y) - 1))
+        return np.sqrt(self.alpha) / 2 * (y[0] - 1) ** 2 + links / 2 + self.alpha * sum(integrals)
+
+    def gradient(self, y):
+        size = len(y)
+        matrix = 2 * np.eye(size) - np.eye(size, k=1) - np.eye(size, k=-1)
+        matrix[0, 0], matrix[-1, -1] = 1 + np.sqrt(self.alpha), 1
+        bent = 120 * y**2 * (y - 1) / (1 + y**2)
+        bent[-1] = 0
+        return matrix @ y - np.sqrt(self.alpha) * np.eye(size)[0] + self.alpha * bent
+
+    def outer_value(self, z, rows):
+        return self.amplitude * np.mean([self.loss(self.basis[j] @ z / self.width) for j in rows])
+
+    def outer_grads(self, z):
+        """The gradient of each F_j, (m, p)."""
+        scale = self.amplitude / self.width
+        return np.array([scale * part.T @ self.gradient(part @ z / self.width) for part in self.basis])
+
+    def kinds(self, point, rows):
+        z, x, v = (np.asarray(part) for part in point)
+        mu = self.curvature
+        return {
+            "inner_grad": mu * (z - x),
+            "inner_grad_outer": mu * (x - z),
+            "hvp": mu * v,
+            "cross": -mu * v,
+            "inner_value": mu / 2 * np.sum((z - x) ** 2),
+            "outer_grad": self.outer_grads(z)[rows].mean(0),
+            "outer_grad_outer": np.zeros_like(x),
+            "outer_value": self.outer_value(z, rows),
+        }
+
+
+def random_point(problem, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: 2 * rng.standard_normal(leaf.shape), problem.start)
+
+
+def by_autodiff(problem):
+    known = problem.constants
+
+    def outer_loss(z, x, row):
+        part = z.reshape(problem.n_outer, -1)[row] if row.ndim == 0 else row @ z
+        return known["lambda"] * chain(part / known["beta"], known["alpha"])
+
+    return AutodiffOracles(
+        inner_samples=problem.oracles.inner_samples,
+        outer_samples=problem.oracles.outer_samples,
+        inner_loss=lambda z, x, curvature: curvature / 2 * jnp.sum((z - x) ** 2),
+        outer_loss=outer_loss,
+    )
+
+
+DRAWS = {
+    "all": (None, None, np.arange(M)),
+    "a block": (jnp.int32(1), jnp.int32(0), np.arange(BATCH)),
+    "the short block": (jnp.int32(N // BATCH), jnp.int32(M // BATCH), np.arange(BATCH, M)),
+}
+
+
+@jax.jit
+def every_kind(oracles, point, inner, outer):
+    drawn = {kind: outer if kind.startswith("outer") else inner for kind in Calls._fields}
+    return {kind: getattr(oracles, kind)(point, rows) for kind, rows in drawn.items()}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@ROTATIONS
+def test_every_kind_equals_autodiff_and_dense_numpy(rotation, draw):
+    problem = small(rotation=rotation)
+    point, (inner, outer, rows) = random_point(problem), DRAWS[draw]
+    dense = InNumPy(problem).kinds(point, rows)
+    with arithmetic("float64"):
+        for plain in (problem.oracles, by_autodiff(problem)):
+            ours = every_kind(plain.batched(BATCH, "blocks"), point, inner, outer)
+            cases.assert_trees_close(ours, dense, rtol=1e-12, atol=1e-12)
+
+
+@ROTATIONS
+def test_a_row_drawn_twice_counts_twice(rotation):
+    problem = small(rotation=rotation)
+    point, rows = random_point(problem), np.array([2, 2, 4], np.int32)
+    with arithmetic("float64"):
+        oracles = problem.oracles.batched(3, "iid")
+        grad = oracles.outer_grad(point, jnp.asarray(rows))
+    np.testing.assert_allclose(grad, InNumPy(problem).outer_grads(point.inner_var)[rows].mean(0), atol=1e-14)
+
+
+@ROTATIONS
+def test_finite_differences_agree_with_every_derivative(rotation):
+    assert max(small(rotation=rotation, dtype="float32").check().values()) < 1e-7
+
+
+def test_gamma_equals_its_integral_and_is_clean_near_its_minimum():
+    with arithmetic("float64"):
+        for t in (-30.0, -1.0, -0.2, 0.0, 0.3, 0.999, 1.0, 1.5, 40.0):
+            integral = quad(lambda s: 120 * s**2 * (s - 1) / (1 + s**2), 1, t, epsabs=1e-13, epsrel=1e-13)[0]
+            np.testing.assert_allclose(gamma(t), integral, rtol=1e-12)
+            np.testing.assert_allclose(jax.grad(gamma)(t), gamma_slope(t), rtol=1e-12, atol=1e-13)
+        for move in (1e-4, -1e-4, 1e-6):
+            np.testing.assert_allclose(gamma(1 + move), 30 * move**2 + 20 * move**3, rtol=1e-7 + 1e-14 / move**2)
+
+
+def test_the_second_derivative_of_gamma_lies_between_its_known_extremes():
+    with arithmetic("float64"):
+        t = np.linspace(-20, 20, 400_001)
+        curvature = np.asarray(jax.vmap(jax.grad(gamma_slope))(t))
+    np.testing.assert_allclose(np.max(np.abs(curvature)), 180, rtol=1e-12)
+    np.testing.assert_allclose(np.min(curvature), 45 * (1 - np.sqrt(3)), rtol=1e-7)  # the grid is 1e-4 wide
+    np.testing.assert_allclose(t[np.argmax(curvature)], -1, atol=1e-9)
+
+
+def test_constants_are_those_of_the_two_normalisations():
+    alpha, m, eps, L, gap = 1 / 180, 6, 5e-7, 2.0, 3.0
+    known = small(m, eps, smoothness=L, gap=gap).constants
+    np.testing.assert_allclose(known["lambda"], 160 * m * eps / (L * alpha**1.5))
+    np.testing.assert_allclose(known["beta"] ** 2, 5 * known["lambda"] / L)
+    assert known["T"] == int(gap * L * np.sqrt(alpha) / (1760 * m * eps))
+    known = small(m, eps, smoothness=L, gap=gap, normalisation="mean_squared").constants
+    np.testing.assert_allclose(known["lambda"], 160 * np.sqrt(m) * eps / (L * alpha**1.5))
+    np.testing.assert_allclose(known["beta"] ** 2, 5 * known["lambda"] / (np.sqrt(m) * L))
+    assert known["T"] == int(gap * L * np.sqrt(alpha) / (1760 * np.sqrt(m) * eps))
+    expected = {"alpha": alpha, "L": L, "Delta": gap, "mu_G": 0.7, "epsilon": eps, "query_bound": m * known["T"] / 2}
+    assert expected.items() <= known.items()
+
+
+def test_the_bound_is_flat_in_m_for_one_class_and_grows_as_its_root_for_the_other():
+    def bounds(normalisation):
+        return [worst_case(m, 1e-9, normalisation=normalisation).constants["query_bound"] for m in (4, 64)]
+
+    few, many = bounds("individual")
+    np.testing.assert_allclose(many, few, rtol=0.01)
+    few, many = bounds("mean_squared")
+    np.testing.assert_allclose(many, 4 * few, rtol=0.01)
+
+
+def dense_hessians(problem, z):
+    """∇²F_j by differences of the dense gradients, (m, p, p)."""
+    plain, dim = InNumPy(problem), z.size
+    ahead, behind = (np.array([plain.outer_grads(z + s * e) for e in np.eye(dim)]) for s in (1e-5, -1e-5))
+    return np.moveaxis((ahead - behind) / 2e-5, 1, 0)
+
+
+def adversary(problem):
+    """Where every Γ'' is largest: all chains at -1."""
+    basis = basis_of(problem)
+    return -problem.constants["beta"] * basis.reshape(-1, basis.shape[-1]).sum(0)
+
+
+@BOTH
+@ROTATIONS
+def test_the_known_smoothness_holds_and_is_reached(normalisation, rotation):
+    problem = small(3, 6e-7, normalisation=normalisation, rotation=rotation)
+    known, m = problem.constants, problem.n_outer
+    claimed = known["L"] * (1 if normalisation == "individual" else np.sqrt(m))
+    points = [adversary(problem), *(random_point(problem, seed).inner_var for seed in range(3))]
+    hessians = np.array([dense_hessians(problem, z) for z in points])
+    largest = np.abs(np.linalg.eigvalsh(hessians)).max((1, 2))
+    np.testing.assert_allclose(largest[0], known["outer_smoothness"], rtol=1e-7)
+    assert np.all(largest <= known["outer_smoothness"] * (1 + 1e-7))
+    assert 0.98 * claimed < known["outer_smoothness"] <= claimed
+    value = np.linalg.norm(hessians[0].mean(0), 2)
+    squares = np.sqrt(np.linalg.norm((hessians[0] @ hessians[0]).mean(0), 2))
+    np.testing.assert_allclose(value, known["value_smoothness"], rtol=1e-7)
+    np.testing.assert_allclose(squares, known["mean_squared_smoothness"], rtol=1e-7)
+
+
+@ROTATIONS
+def test_mean_squared_smoothness_holds_between_any_two_points(rotation):
+    problem = small(normalisation="mean_squared", rotation=rotation)
+    plain, rng, base = InNumPy(problem), np.random.default_rng(0), adversary(problem)
+    top = np.linalg.eigh(dense_hessians(problem, base).mean(0))[1][:, -1]
+    pairs = [(base, base + 1e-3 * top), (base, base + top)]
+    pairs += [tuple(scale * rng.standard_normal((2, base.size))) for scale in np.geomspace(0.1, 30, 50)]
+    ratios = [
+        np.mean(np.sum((plain.outer_grads(a) - plain.outer_grads(b)) ** 2, axis=1)) / np.sum((a - b) ** 2)
+        for a, b in pairs
+    ]
+    assert max(ratios) <= problem.constants["L"] ** 2
+    np.testing.assert_allclose(max(ratios), problem.constants["mean_squared_smoothness"] ** 2, rtol=0.01)
+
+
+@pytest.mark.parametrize(("m", "times"), [(1, 1.0), (32, 7.2), (180, 36.8), (1000, 36.8)])
+def test_with_alpha_as_printed_the_terms_are_far_less_smooth_than_claimed(m, times):
+    alpha, length = min(1, m / 180), 300
+
+    def gradient(y):
+        return jax.grad(lambda y: chain(y, alpha))(y) / 5  # λ/β² = L/5
+
+    with arithmetic("float64"):
+        hessian = jax.jacfwd(gradient)(-np.ones(length + 1))
+    np.testing.assert_allclose(np.linalg.eigvalsh(hessian)[-1], times, rtol=1e-3)
+
+
+@BOTH
+def test_h_at_0_exceeds_its_infimum_by_the_known_gap_and_not_more_than_allowed(normalisation):
+    problem = small(normalisation=normalisation)
+    known, referee = problem.constants, problem.referee
+    rng = np.random.default_rng(0)
+    starts = [np.zeros_like(problem.start.outer_var), *known["beta"] * rng.normal(0.5, 1, (2, problem.start.v.size))]
+
+    def value_and_grad(x):
+        reference = referee(x)
+        return reference.value, reference.hypergrad
+
+    found = [minimize(value_and_grad, x, jac=True, method="L-BFGS-B", options={"maxiter": 300}).fun for x in starts]
+    assert min(found) > -1e-12
+    assert referee(known["beta"] * np.ones_like(starts[0])).value == pytest.approx(0, abs=1e-15)
+    np.testing.assert_allclose(referee(starts[0]).value_gap, known["initial_gap"], rtol=1e-12)
+    assert known["initial_gap"] <= known["Delta"]
+
+
+@pytest.mark.parametrize("m", [1, 3, 50])
+@BOTH
+def test_the_gap_stays_below_delta_up_to_the_largest_epsilon(m, normalisation):
+    with pytest.raises(ValueError, match="take `epsilon`") as refusal:
+        worst_case(m, 1.0, normalisation=normalisation, gap=2.5)
+    largest = float(re.search(r"<= (\S+),", str(refusal.value))[1])
+    known = worst_case(m, largest, normalisation=normalisation, gap=2.5).constants
+    assert known["T"] == 14
+    assert known["initial_gap"] <= 2.5
+    assert known["lambda"] * (np.sqrt(known["alpha"]) + 10 * known["alpha"] * known["T"]) <= 2.5, "as the proof says"
+    with pytest.raises(ValueError, match=r"T = 13 < 14"):
+        worst_case(m, 1.002 * largest, normalisation=normalisation, gap=2.5)
+
+
+@ROTATIONS
+def test_reference_is_exact(rotation):
+    problem = small(rotation=rotation)
+    x, move = random_point(problem)[:2]
+    reference, plain = problem.referee(x), InNumPy(problem)
+    grad = plain.outer_grads(x).mean(0)
+    np.testing.assert_allclose(reference.hypergrad, grad, atol=1e-14)
+    np.testing.assert_allclose(reference.v, -grad / 0.7, atol=1e-14)
+    np.testing.assert_allclose(reference.value, plain.outer_value(x, np.arange(M)), rtol=1e-12)
+    assert max(reference.inner_residual, reference.v_residual) < 1e-15
+    slope = (problem.referee(x + 1e-5 * move).value - problem.referee(x - 1e-5 * move).value) / 2e-5
+    np.testing.assert_allclose(reference.hypergrad @ move, slope, rtol=1e-8)
+    generic = GenericReferee(problem.oracles, problem.start)(x, None)
+    cases.assert_trees_close(reference[:4], generic[:4], rtol=1e-9, atol=1e-11)
+
+
+def test_the_reference_of_a_narrow_problem_is_that_of_the_rows_it_holds():
+    problem = small(rotation="random", dtype="float32")
+    direction = problem.referee(x := random_point(problem).outer_var)
+    with arithmetic("float64"):
+        exact = problem.oracles.astype("float64").direction(Point(x, x, direction.v))
+    np.testing.assert_allclose(exact.outer_var, direction.hypergrad, atol=1e-14)
+    np.testing.assert_allclose(exact.v, 0, atol=1e-14)
+    assert direction.hypergrad.dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_gradient_reaches_one_coordinate_further_of_its_own_chain_alone(dtype):
+    problem = small(dtype=dtype)
+    length = problem.constants["T"] + 1
+    rng = np.random.default_rng(0)
+    with arithmetic(dtype):
+        oracles = problem.oracles.batched(1, "iid")
+        for reached in (0, 1, 6, length - 1):
+            z = np.zeros((M, length), dtype)
+            z[:, :reached] = rng.standard_normal((M, reached))
+            point = problem.start._replace(inner_var=z.ravel())
+            for j in range(M):
+                grad = np.asarray(oracles.outer_grad(point, jnp.array([j], jnp.int32))).reshape(M, length)
+                assert np.count_nonzero(grad[np.arange(M) != j]) == 0
+                assert np.all(grad[j, : reached + 1] != 0) and np.all(grad[j, reached + 1 :] == 0)
+
+
+@BOTH
+def test_h_is_not_stationary_while_half_of_the_chains_end_in_zeros(normalisation):
+    problem = small(4, 7e-7, normalisation=normalisation)
+    width, length = problem.constants["beta"], problem.constants["T"] + 1
+    rng = np.random.default_rng(0)
+
+    def norm_sq(half):
+        y = np.ones((4, length))  # the other half is solved
+        y[:2, :-2], y[:2, -2:] = half, 0
+        return np.sum(problem.referee(width * y.ravel()).hypergrad ** 2)
+
+    slopes = np.linspace(1, 0, length - 2)
+    smooth = [slopes**power for power in np.geomspace(0.05, 5, 30)]
+    rough = [scale * rng.standard_normal((2, length - 2)) for scale in np.geomspace(1e-3, 10, 30)]
+    assert min(map(norm_sq, smooth + rough)) > problem.constants["epsilon"]
+
+
+def test_no_chain_that_ends_in_two_zeros_has_a_small_gradient():
+    """The hardest point of the last test, sought by descent on ||∇f||²; the proof claims α^1.5 / 16."""
+    alpha, length = 1 / 180, 14
+
+    @jax.jit
+    @jax.value_and_grad
+    def norm_sq(y):
+        gradient = jax.grad(lambda y: chain(y, alpha))(jnp.concatenate([y, jnp.zeros(2)]))
+        return jnp.sum(gradient**2)
+
+    with arithmetic("float64"):
+        starts = [np.linspace(1, 0, length - 1) ** power for power in (0.1, 0.3, 1.0, 3.0)]
+        found = [minimize(norm_sq, y, jac=True, method="L-BFGS-B", options={"maxiter": 500}).fun for y in starts]
+    assert min(found) > alpha**1.5 / 16
+
+
+@ROTATIONS
+def test_chains_are_orthonormal(rotation):
+    basis = basis_of(small(rotation=rotation)).reshape(-1, small().start.v.size)
+    np.testing.assert_allclose(basis @ basis.T, np.eye(len(basis)), atol=1e-13)
+
+
+def test_random_bases_follow_the_seed():
+    first, again, other = (small(rotation="random", seed=seed) for seed in (3, 3, 4))
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+    assert small(seed=3).fingerprint() == small(seed=4).fingerprint(), "nothing is drawn for coordinates"
+
+
+@pytest.mark.slow
+def test_a_rotation_turns_the_iterates_and_leaves_the_curve():
+    solver = bilevel.SRBA(0.5, 0.5, BATCH)
+    plain, turned = (bilevel.run(small(rotation=r), solver, max_steps=60) for r in ("coordinates", "random"))
+    basis = basis_of(turned.problem).reshape(plain.point.v.size, -1)
+    cases.assert_trees_close(plain.point, jax.tree.map(lambda leaf: basis @ leaf, turned.point), atol=1e-11)
+    np.testing.assert_allclose(plain.history["value"], turned.history["value"], rtol=1e-9)
+
+
+# Calls of 50 steps on 8 inner and 4 outer rows, in batches of 4: SRBA makes an all-rows pass each 5 steps.
+RUNS = {
+    "SOBA": (bilevel.SOBA(0.1, 10.0, 4), (50 * 4, 50 * 4)),
+    "SABA": (bilevel.SABA(0.1, 10.0, 4), (50 * 4, 50 * 4)),
+    "SRBA": (bilevel.SRBA(0.1, 10.0, 4, period=5), (10 * 8 + 40 * 2 * 4, 10 * 4 + 40 * 2 * 4)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@ROTATIONS
+def test_solvers_run_and_are_charged_for_the_rows_they_read(name, rotation):
+    solver, (inner, outer) = RUNS[name]
+    problem = small(4, 7e-7, n_inner=8, rotation=rotation, dtype="float32")
+    result = bilevel.run(problem, solver, max_steps=50)
+    assert result.status == "out_of_budget"
+    calls = result.calls._asdict()
+    assert {calls[kind] for kind in ("inner_grad", "hvp", "cross")} == {inner}
+    assert {calls[kind] for kind in ("outer_grad", "outer_grad_outer")} == {outer}
+    assert result.history["value_gap"][-1] < result.history["value_gap"][0]
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["SRBA", "SABA", "SOBA"])
+def test_no_solver_beats_the_bound(name, normalisation):
+    problem = small(4, 7e-7, normalisation=normalisation, inner_curvature=1.0)
+    bound = problem.constants["query_bound"]
+    solver = getattr(bilevel, name)(0.5, 0.5, 1)
+    history = bilevel.run(problem, solver, max_steps=400, eval_every=1).history
+    early = history["calls_outer_grad"] <= bound
+    assert np.count_nonzero(early) > 2
+    assert np.all(history["hypergrad_norm_sq"][early] > problem.constants["epsilon"])
+
+
+def test_defaults_make_as_many_inner_rows_as_outer_ones():
+    problem = worst_case(3, 5e-7)
+    assert (problem.n_inner, problem.n_outer) == (3, 3)
+    assert problem.dtype == np.float32
+    assert problem.name == "worst_case (individual)"
+    assert all(not part.any() and part.size == 3 * (problem.constants["T"] + 1) for part in problem.start)
+    assert problem.oracles.largest_curvature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_outer": 0}, "`n_outer=0`: must be an integer of at least 1"),
+        ({"n_outer": 2.5}, "`n_outer=2.5`: must be an integer"),
+        ({"n_inner": -1}, "`n_inner=-1`: must be an integer"),
+        ({"epsilon": 0.0}, "`epsilon=0.0`: must be above 0"),
+        ({"epsilon": np.nan}, "`epsilon=nan`: must be above 0"),
+        ({"epsilon": 1e-3}, "`epsilon=0.001` leaves chains of T = 0 < 14; take `epsilon` <= 6.047e-07"),
+        ({"epsilon": 1e-15}, "`epsilon=1e-15` asks for more than 2147483647 coordinates"),
+        ({"smoothness": -1.0}, "`smoothness=-1.0`: must be above 0"),
+        ({"gap": np.inf}, "`gap=inf`: must be above 0 and finite"),
+        ({"inner_curvature": 0}, "`inner_curvature=0`: must be above 0"),
+        ({"normalisation": "paper"}, "`normalisation='paper'`: must be one of 'individual', 'mean_squared'"),
+        ({"rotation": "none"}, "`rotation='none'`: must be one of 'coordinates', 'random'"),
+        ({"dtype": "int32"}, "dtype='int32'"),
+    ],
+)
+def test_bad_arguments_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        worst_case(**({"n_outer": 5, "epsilon": 5e-7} | changes))
