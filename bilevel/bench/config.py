@@ -78,6 +78,13 @@ class Experiment:
     max_seconds: float | None
 
     @property
+    def budgets(self) -> str:
+        """What a run may use, in words."""
+        sweep = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_calls:,} calls"
+        timing = "" if self.max_seconds is None else f", {self.max_seconds:g} seconds each in the timing"
+        return f"{self.name}: {sweep} each in the sweep{timing}"
+
+    @property
     def solvers(self) -> tuple[str, ...]:
         """The names of the solvers, each once, in the order of the file."""
         return tuple(dict.fromkeys(setting.solver for setting in self.settings))
@@ -153,7 +160,7 @@ def load_config(path: str | Path) -> Experiment:
     ConfigError
         With the file, the place and the way out.
     """
-    file = _found(Path(path))
+    file = found(path)
     try:
         values = tomllib.loads(file.read_bytes().decode())
     except OSError as error:
@@ -163,7 +170,9 @@ def load_config(path: str | Path) -> Experiment:
     return _experiment(_Table(str(file), values))
 
 
-def _found(path: Path) -> Path:
+def found(path: str | Path) -> Path:
+    """Return the file of an experiment, given as a path or by its bare name."""
+    path = Path(path)
     bare = len(path.parts) == 1 and not path.suffix
     file = FOLDER / f"{path}.toml" if bare else path
     if not file.exists():

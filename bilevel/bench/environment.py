@@ -27,7 +27,7 @@ def _fixed() -> dict[str, str]:
 def _machine() -> str:
     import jax
 
-    device = jax.config.jax_default_device or jax.devices()[0]
+    (device,) = jax.numpy.zeros(()).devices()
     if device.platform != "cpu":
         return str(device.device_kind)
     return f"{_processor()}, {os.cpu_count()} cores"

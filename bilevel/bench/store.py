@@ -18,7 +18,7 @@ import numpy as np
 
 from bilevel.atomic import replacing
 from bilevel.bench.cells import SWEEP, TIMING
-from bilevel.bench.config import METRICS, nearest, parameter_types
+from bilevel.bench.config import METRICS, Experiment, found, load_config, nearest, parameter_types
 from bilevel.extras import require
 from bilevel.result import Status
 from bilevel.solvers import SOLVERS
@@ -104,6 +104,16 @@ class Store:
             raise type(error)(f"`{self.folder}` cannot be written to: {error.strerror or error}.") from error
         return path
 
+    def keep_config(self, path: str | Path) -> None:
+        """Put a copy of an experiment's file beside its results."""
+        source = found(path)
+        with replacing(self.folder / f"_{source.stem}.toml") as file:
+            file.write(source.read_bytes())
+
+    def experiments(self) -> list[Experiment]:
+        """Return the experiments whose files lie beside the results."""
+        return [load_config(path) for path in sorted(self.folder.glob("_*.toml"))]
+
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
         return {cell for table in self._tables(["cell", "final"]) for cell in _finished(table)}
@@ -172,9 +182,9 @@ def _column(field: Any, values: list[Any]) -> Any:
     """Return the values as Arrow holds them, refusing those that it would quietly round."""
     pa = require("pyarrow", "bench")
     kind = _KINDS[str(field.type)]
-    for found in set(map(type, values)) - {type(None)}:
-        if not issubclass(found, kind) or (found is bool and field.type != pa.bool_()):
-            raise ValueError(f"column `{field.name}` holds a value of type {found.__name__}; it must be {field.type}.")
+    for given in set(map(type, values)) - {type(None)}:
+        if not issubclass(given, kind) or (given is bool and field.type != pa.bool_()):
+            raise ValueError(f"column `{field.name}` holds a value of type {given.__name__}; it must be {field.type}.")
     try:
         return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError) as error:

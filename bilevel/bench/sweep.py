@@ -26,8 +26,9 @@ from bilevel.types import INT32_MAX, Array, Calls, Point, PyTree
 
 PAGE_LENGTH = 4096
 
+_axes_of: Callable[..., Any] = Page
 # Draws and costs belong to a seed; when all-rows passes come, all seeds of a program must agree.
-_PAGE_OF_SEEDS = Page(first=None, draws=0, calls=0, refreshes=None, next_refresh=None)  # type: ignore[arg-type]
+_PAGE_OF_SEEDS = _axes_of(first=None, draws=0, calls=0, refreshes=None, next_refresh=None)
 
 
 class CellResult(NamedTuple):
@@ -186,7 +187,7 @@ _evaluate_settings = jax.vmap(_evaluated, in_axes=(None, None, None, 0))
 
 @partial(jax.jit, static_argnames="length")
 def _draw_seeds(solver: Solver, oracles: Oracles, keys: Array, first: Array, length: int) -> Page:
-    draw = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length), out_axes=Page(None, 0, 0, 0, 0))
+    draw = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length), out_axes=_axes_of(None, 0, 0, 0, 0))
     pages = draw(keys)
     return pages._replace(refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
 
