@@ -12,8 +12,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
-demo: install  ## solve two problems with three solvers; table on the screen, figure in demo/
-	$(BIN)/python examples/demo.py
+demo: install  ## sweep, select and time four solvers on embedded data; the report is a page in demo/
+	$(BIN)/bilevel run demo --store demo/store
+	$(BIN)/bilevel report demo/store --out demo
 
 # Programs compiled by the first pass serve the second.
 PYTEST := JAX_COMPILATION_CACHE_DIR=.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
@@ -33,6 +34,7 @@ lint: install
 
 bench: install
 	$(BIN)/python benchmarks/srba_step.py
+	$(BIN)/python benchmarks/sweep.py
 
 constraints: install  ## write the versions of this environment to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt

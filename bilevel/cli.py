@@ -154,7 +154,13 @@ def select_(
         results = _opened(store)
         best = select(results.read(), metric or _metric(results) or "value")
     table = _table.Table(
-        "experiment", "solver", "setting", str(best["metric"].iloc[0]), "20 – 80 %", "seeds", "diverged"
+        "experiment",
+        "solver",
+        _table.Column("setting", overflow="fold"),
+        str(best["metric"].iloc[0]),
+        "20 – 80 %",
+        "seeds",
+        "diverged",
     )
     for row in best.to_dict("records"):
         numbers = (f"{row['median']:.6g}", f"{row['p20']:.4g} – {row['p80']:.4g}", str(row["n_seeds"]))

@@ -2,7 +2,11 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import bilevel
 from tests import cases
@@ -50,3 +54,19 @@ def test_the_readmes_example_runs(capsys):
     (example,) = code_blocks("README.md")
     exec(example.replace("max_seconds=5", "max_steps=2000"), {})
     assert "out_of_budget" in capsys.readouterr().out
+
+
+def test_the_example_of_the_page_on_problems_runs(capsys):
+    (example,) = code_blocks("docs/problems.md")
+    exec(example, {})
+    error, auc = map(float, capsys.readouterr().out.split())
+    assert error < 0.2 and auc > 0.8
+
+
+@pytest.mark.slow
+def test_the_neural_example_tells_clean_rows_from_corrupted_ones():
+    command = [sys.executable, str(ROOT / "examples" / "neural_cleaning.py"), "--steps", "6000"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    errors = {line.split("  ")[0]: float(re.search(r"test error (\S+)", line)[1]) for line in lines}
+    assert errors["SRBA"] < errors["plain fit"] / 2
+    assert float(re.search(r"SRBA.*AUC of the weights (\S+)", lines[-1])[1]) > 0.9

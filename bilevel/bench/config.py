@@ -81,8 +81,8 @@ class Experiment:
     def budgets(self) -> str:
         """What a run may use, in words."""
         sweep = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_calls:,} calls"
-        timing = "" if self.max_seconds is None else f", {self.max_seconds:g} seconds each in the timing"
-        return f"{self.name}: {sweep} each in the sweep{timing}"
+        timing = "" if self.max_seconds is None else f", and at most {self.max_seconds:g} seconds in the timing"
+        return f"{self.name}: {sweep} for each run{timing}"
 
     @property
     def solvers(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ class Experiment:
         only : names of the solvers to keep
         """
         n_rows = n_inner + n_outer
-        calls = math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
+        calls = self._calls(n_rows)
         names = self._kept(only)
         # Different fractions may come to the same period.
         runs = dict.fromkeys((s.solver, s.pairs(n_rows)) for s in self.settings if s.solver in names)
@@ -115,16 +115,27 @@ class Experiment:
         )
 
     def timing_cells(
-        self, settings: Iterable[tuple[str, Pairs]], seeds: int | Collection[int] | None = None
+        self,
+        settings: Iterable[tuple[str, Pairs]],
+        n_inner: int,
+        n_outer: int,
+        seeds: int | Collection[int] | None = None,
     ) -> tuple[Cell, ...]:
-        """Return the cells that time these settings, (solver, parameters) each; solvers take turns."""
+        """Return the cells that time these settings, (solver, parameters) each; solvers take turns.
+
+        They end with the calls of the sweep, which the settings were selected for, or with their seconds.
+        """
         if self.max_seconds is None:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
         runs = [(name, _stated(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
+        budget = {"max_calls": self._calls(n_inner + n_outer), "max_seconds": self.max_seconds}
         return tuple(
-            self._cell(solver, pairs, seed, TIMING, max_seconds=self.max_seconds)
+            self._cell(solver, pairs, seed, TIMING, **budget)
             for seed, (solver, pairs) in itertools.product(self._seeds(seeds), runs)
         )
+
+    def _calls(self, n_rows: int) -> int | None:
+        return math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
 
     def _cell(self, solver: str, pairs: Pairs, seed: int, phase: str, **budget: Any) -> Cell:
         arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})

@@ -108,7 +108,9 @@ def _timing(
     swept = table[table["cell"].isin({cell.id for cell in cells})]
     if not len(swept):
         return 0
-    timed = experiment.timing_cells(settings(select(swept, experiment.metric)), seeds)
+    problem = built(experiment.problem, experiment.problem_arguments)
+    selected = settings(select(swept, experiment.metric))
+    timed = experiment.timing_cells(selected, problem.n_inner, problem.n_outer, seeds)
     missing = _missing(timed, store)
     watcher.begin(TIMING, len(timed) - len(missing), len(timed))
     best, failures = _Best(experiment.metric), 0
@@ -138,7 +140,7 @@ class _Best:
 
     def after(self, rows: Rows) -> float | None:
         """Return the best, these rows included."""
-        found = [row[self.metric] for row in rows if row["final"] and row["status"] != "diverged"]
+        found = [row.get(self.metric) for row in rows if row["final"] and row["status"] != "diverged"]
         finite = [value for value in (*found, self.value) if value is not None and value == value]
         self.value = self.better(finite, default=None)
         return self.value

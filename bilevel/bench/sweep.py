@@ -65,7 +65,8 @@ def sweep(
     solvers : of one class, with the same static parameters, resolved
     seeds : of the batches
     max_calls : budget of each run, never exceeded
-    together : step all seeds in one program, which pays on a GPU
+    together : step all seeds in one program, which pays on a GPU; all but the last row are then at the steps where the
+        first seed is evaluated
     """
     with arithmetic(problem.dtype):
         if not together:
@@ -94,39 +95,42 @@ class _Sweep:
         first = np.array(self.solver.init_calls(self.oracles), np.int64)
         self.calls = np.tile(first, (len(seeds), 1))
         self.rows: list[list[list[dict[str, Any]]]] = [[[] for _ in solvers] for _ in seeds]
-        self.alive = np.ones(self.shape, bool)
+        self.running = np.ones(self.shape, bool)
+        self.diverged = np.zeros(self.shape, bool)
         self.state = over.init(self.settings, self.oracles, problem.start, self.keys)
         self.kept: Point = self._points()
 
     def finished(self) -> list[list[CellResult]]:
         """Step and evaluate until the budget is used up, then judge each last finite point exactly."""
-        self._evaluate()
-        while self.alive.any() and self._advance_over_a_page():
-            pass
-        if self.rows[0][0][-1]["step"] != self.step:
-            self._evaluate()
+        self._evaluate(self.running)
+        while self.running.any():
+            self._advance_over_a_page()
         return [[self._judged(i, j) for j in range(self.shape[1])] for i in range(self.shape[0])]
 
-    def _advance_over_a_page(self) -> bool:
-        """Take the steps of one page; return whether calls are left for more."""
+    def _advance_over_a_page(self) -> None:
         page = self.over.draw(self.solver, self.oracles, self.keys, np.int32(self.step), PAGE_LENGTH)
         costs = np.stack([np.asarray(kind, np.int64) for kind in page.calls], axis=-1).reshape(-1, PAGE_LENGTH, _KINDS)
         after = self.calls[:, None] + np.cumsum(costs, axis=1)
         totals = after.sum(axis=2)
-        affordable = int(min(np.searchsorted(total, self.max_calls, side="right") for total in totals))
-        last = min(affordable, INT32_MAX - self.step)
+        # Short blocks make seeds differ in cost, so each has a last step of its own.
+        affordable = [np.searchsorted(total, self.max_calls, side="right") for total in totals]
+        lasts = np.minimum(affordable, INT32_MAX - self.step)
         position = 0
-        while position < last and self.alive.any():
-            total = int(self.calls[0].sum())
-            due = self.agenda.next_position(self.step, total, self.step - position, totals[0])
-            stop = min(due, last)
-            self.state = self.over.advance(
-                self.settings, self.oracles, self.state, page, np.int32(position), np.int32(stop)
-            )
-            self.calls, self.step, position = after[:, stop - 1], self.step + stop - position, stop
-            if stop == due:
-                self._evaluate()
-        return last == PAGE_LENGTH
+        while position < PAGE_LENGTH and self.running.any():
+            due = self.agenda.next_position(self.step, int(self.calls[0].sum()), self.step - position, totals[0])
+            stop = int(min(due, PAGE_LENGTH, *lasts[self.running.any(axis=1)]))
+            if stop > position:
+                self._advance(page, position, stop)
+                self.calls, position = after[:, stop - 1], stop
+            # A seed that can afford the whole page ends, if it does, at the beginning of the next.
+            ending = self.running & (lasts == stop)[:, None] & (stop < PAGE_LENGTH)
+            if stop == due or ending.any():
+                self._evaluate(self.running if stop == due else ending)
+            self.running &= ~ending
+
+    def _advance(self, page: Page, start: int, stop: int) -> None:
+        self.state = self.over.advance(self.settings, self.oracles, self.state, page, np.int32(start), np.int32(stop))
+        self.step += stop - start
 
     def _points(self) -> Point:
         """Return the points with axes (seeds, settings) in front."""
@@ -136,17 +140,20 @@ class _Sweep:
     def _axes(self) -> int:
         return 2 if self.over is _BY_SEED_AND_SETTING else 1
 
-    def _evaluate(self) -> None:
-        """Add a row to every run that is alive, and keep its point; a run that is not finite has diverged."""
+    def _evaluate(self, runs: np.ndarray) -> None:
+        """Add a row to these runs, and keep their points; a run that is not finite has diverged."""
         metrics = self.over.evaluate(self.solver, self.oracles, dict(self.problem.metrics), self.state)
         columns = {name: np.asarray(column, np.float64).reshape(self.shape) for name, column in metrics.items()}
         points = self._points()
         finite = np.isfinite(columns["outer_value"]) & np.isfinite(columns["direction_norm_sq"]) & _finite(points, 2)
-        self.alive &= finite
-        alive = jnp.asarray(self.alive)
-        self.kept = jax.tree.map(lambda new, old: jnp.where(_expanded(alive, new), new, old), points, self.kept)
-        for i, j in zip(*np.nonzero(self.alive), strict=True):
-            self.rows[i][j].append(self._row(i, {name: float(column[i, j]) for name, column in columns.items()}))
+        self.diverged |= runs & ~finite
+        self.running &= ~self.diverged
+        sound = jnp.asarray(runs & finite)
+        self.kept = jax.tree.map(lambda new, old: jnp.where(_expanded(sound, new), new, old), points, self.kept)
+        for i, j in zip(*np.nonzero(runs & finite), strict=True):
+            rows = self.rows[i][j]
+            if not rows or rows[-1]["step"] < self.step:
+                rows.append(self._row(i, {name: float(column[i, j]) for name, column in columns.items()}))
 
     def _row(self, seed: int, metrics: dict[str, float]) -> dict[str, Any]:
         calls = self.calls[seed]
@@ -157,12 +164,14 @@ class _Sweep:
 
     def _judged(self, i: int, j: int) -> CellResult:
         point = jax.tree.map(lambda leaf: np.asarray(leaf[i, j]), self.kept)
-        exact, self.reference = exact_metrics(self.problem, point, self.reference)
+        exact, reference = exact_metrics(self.problem, point, self.reference)
+        if not self.diverged[i, j] and np.isfinite(exact.get("value", np.nan)):
+            self.reference = reference  # near the next, as one far out is not
         rows = self.rows[i][j]
         if rows:
             rows[-1] |= exact
         one = jax.tree.map(lambda leaf: leaf.nbytes // np.prod(self.shape), self.state)
-        status = Status.out_of_budget if self.alive[i, j] else Status.diverged
+        status = Status.diverged if self.diverged[i, j] else Status.out_of_budget
         return CellResult(rows, status, int(sum(jax.tree.leaves(one))))
 
     reference: Reference | None = None

@@ -14,6 +14,7 @@ from bilevel.bench.environment import environment
 from bilevel.bench.sweep import CellResult, sweep
 from bilevel.precision import arithmetic
 from bilevel.problems import PROBLEMS, BilevelProblem
+from bilevel.result import Status
 from bilevel.run import run
 from bilevel.solvers import SOLVERS, Solver
 
@@ -130,6 +131,8 @@ def timed_rows(cell: Cell) -> list[dict[str, Any]]:
 
 def _run_alone(problem: BilevelProblem, solver: Solver, cell: Cell) -> CellResult:
     result = run(problem, solver, seed=cell.seed, max_calls=cell.max_calls, max_seconds=cell.max_seconds)
+    if result.status is Status.interrupted:
+        raise KeyboardInterrupt  # `run` gives what it has, but half a cell is none
     names = list(result.history)
     rows = [dict(zip(names, values, strict=True)) for values in zip(*result.history.values(), strict=True)]
     memory = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(result.state))

@@ -115,16 +115,17 @@ def test_cells_can_be_restricted_to_some_solvers_and_seeds(tmp_path):
 def test_timing_cells_have_seconds_and_let_solvers_take_turns(tmp_path):
     experiment = load_config(config(tmp_path, GOOD))
     settings = [("SRBA", (("period", 3), ("step_size", 1.0))), ("SOBA", (("step_size", 0.5),))]
-    timed = experiment.timing_cells(settings)
+    timed = experiment.timing_cells(settings, 640, 64)
     assert [(cell.solver, cell.seed) for cell in timed] == [("SRBA", 0), ("SOBA", 0), ("SRBA", 1), ("SOBA", 1)]
-    assert {(cell.phase, cell.max_seconds, cell.max_calls) for cell in timed} == {("timing", 1.0, None)}
+    swept = experiment.cells(640, 64)[0].max_calls
+    assert {(cell.phase, cell.max_seconds, cell.max_calls) for cell in timed} == {("timing", 1.0, swept)}
     assert dict(timed[0].parameters)["period"] == 3
 
 
 def test_without_seconds_there_is_no_timing(tmp_path):
     experiment = load_config(config(tmp_path, GOOD.replace("seconds = 1", "")))
     with pytest.raises(ConfigError, match="`x` has no timing phase; give `seconds`"):
-        experiment.timing_cells([])
+        experiment.timing_cells([], 640, 64)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

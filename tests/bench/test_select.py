@@ -239,6 +239,6 @@ def test_a_setting_goes_through_the_store_and_comes_back_as_it_was(tmp_path):
     assert set(chosen) == {
         (cell.solver, cell.parameters) for cell in cells if wanted[cell.solver].items() <= dict(cell.parameters).items()
     }
-    for cell in experiment.timing_cells(chosen):
+    for cell in experiment.timing_cells(chosen, 640, 64):
         assert (cell.solver, cell.parameters) in chosen
         assert {name: type(value) for name, value in cell.parameters}["batch_size"] is int
