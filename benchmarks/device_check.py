@@ -19,10 +19,12 @@ def main():
     rng = np.random.default_rng(0)
     X, X_val = rng.standard_normal((1000, 20)), rng.standard_normal((700, 20))
     y, y_val = np.sign(X[:, 0] + 0.3), np.sign(X_val[:, 0] + 0.3)
+    labels, labels_val = rng.integers(0, 3, 1000), rng.integers(0, 3, 700)
     print(f"Python with JAX {jax.__version__} on {jax.devices()[0].device_kind}")
     problems = {
         "quadratic": lambda: bilevel.problems.quadratic(1000, 700, 20, 5, dtype="float64"),
         "logistic": lambda: bilevel.problems.logistic_selection(X, y, X_val, y_val, dtype="float64"),
+        "cleaning": lambda: bilevel.problems.data_cleaning(X, labels, X_val, labels_val, dtype="float64"),
     }
     for name, cls in bilevel.SOLVERS.items():
         for label, problem_of in problems.items():

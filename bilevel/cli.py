@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import shlex
 import warnings
 from collections.abc import Iterator
 from enum import StrEnum
@@ -115,22 +116,34 @@ def run(
         folder = store or Path("results") / experiment.name
         results = Store(folder)
         results.keep_config(config)
-        again = f"bilevel run {config} --store {folder}"
+        processes = jobs if jobs > 1 else None
+        again = _command("run", config, store=folder, only=only, seeds=seeds, jobs=processes, dask=dask, device=device)
         with _Live(experiment.metric) as watcher:
             try:
                 failures = execute(experiment, results, watcher, seeds=chosen, only=only or None, where=where)
             except KeyboardInterrupt:
                 watcher.stop()
-                err.print(
-                    f"stopped; what is finished is in {folder}. To go on: {_markup.escape(again)}", soft_wrap=True
-                )
+                _say(err, f"stopped; what is finished is in {folder}. To go on: {again}")
                 raise typer.Exit(130) from None
     if failures:
-        err.print(
-            f"[red]{failures} tasks failed[/]; all else is in {folder}. To try them again: {_markup.escape(again)}"
-        )
+        tasks = "task" if failures == 1 else "tasks"
+        _say(err, f"{failures} {tasks} failed; all else is in {folder}. To try again: {again}")
         raise typer.Exit(1)
-    out.print(f"results in {folder}; next: bilevel report {folder} --out {folder}-report", soft_wrap=True)
+    _say(out, f"results in {folder}; next: {_command('report', folder, out=f'{folder}-report')}")
+
+
+def _say(console: Any, text: str) -> None:
+    """Print a line as it is: a folder's name may look like markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _command(name: str, *arguments: Any, **options: Any) -> str:
+    """Return a command as it would be typed, without options that have no value."""
+    words = ["bilevel", name, *arguments]
+    for option, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is None else [f"--{option}", one]
+    return shlex.join(map(str, words))
 
 
 def _seed_range(text: str | None) -> range | None:
@@ -171,7 +184,9 @@ def select_(
 def _setting(row: dict[str, Any]) -> str:
     named = {name.removeprefix("param_"): value for name, value in row.items() if name.startswith("param_")}
     return ", ".join(
-        f"{name}={value:g}" for name, value in named.items() if isinstance(value, float) and value == value
+        f"{name}={value:g}"
+        for name, value in named.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value == value
     )
 
 
@@ -194,7 +209,7 @@ def report(
             budgets="; ".join(experiment.budgets for experiment in results.experiments()),
             commands=[*commands, f"bilevel report {store} --out {out_folder}"],
         )
-    out.print(f"report: {page}", soft_wrap=True)
+    _say(out, f"report: {page}")
 
 
 @app.command()
@@ -209,7 +224,7 @@ def figure(
     with _refusing():
         results = _opened(store)
         for path in write_figures(results.read(), out_folder, metric=metric or _metric(results)):
-            out.print(str(path), soft_wrap=True)
+            _say(out, str(path))
 
 
 def _metric(results: Any) -> str | None:
@@ -224,6 +239,31 @@ def _opened(folder: Path) -> Any:
     if not folder.exists():
         raise FileNotFoundError(f"`{folder}`: no such folder; `bilevel run CONFIG --store {folder}` makes it.")
     return Store(folder)
+
+
+@app.command()
+def complexity(
+    out_folder: Annotated[Path, typer.Option("--out", help="folder of the figure and the measurements")] = Path(
+        "complexity"
+    ),
+    largest: Annotated[int, typer.Option(min=1024, help="largest n + m; sizes grow by 4 from 256")] = 65536,
+    n_seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of each stochastic solver at each size")] = 5,
+) -> None:
+    """Measure how calls to a stationary point grow with n + m and with 1/epsilon, beside what is proved."""
+    from bilevel.theory.complexity import METHODS, SIZES, Measurement, measure
+    from bilevel.theory.complexity_figure import figure, table
+
+    sizes = [size for size in SIZES if size <= largest]
+    found: list[Measurement] = []
+    with _refusing(), _progress.Progress(console=err) as bar:
+        for method in METHODS:
+            task = bar.add_task(method.name, total=None)
+            found += measure(method, sizes, seeds=range(n_seeds))
+            bar.update(task, total=1, completed=1)
+        figure(found, out_folder / "complexity.png")
+    lines = [",".join(Measurement._fields), *(",".join(map(str, row)) for row in found)]
+    (out_folder / "measurements.csv").write_text("\n".join(lines) + "\n")
+    print(table(found))
 
 
 @app.command()

@@ -21,7 +21,7 @@ STATIONS = [
     ["checkpoint"],
     ["runner"],
     ["run"],
-    ["bench"],
+    ["bench", "theory"],
     ["cli"],
 ]
 PLACE = {name: place for place, names in enumerate(STATIONS) for name in names}

@@ -156,8 +156,17 @@ def _results(work: Sequence[Task], where: Where) -> Iterator[tuple[Task, Rows, s
     with _workers(where, joblib):
         parallel = joblib.Parallel(n_jobs=where.jobs if where.dask is None else -1, return_as="generator_unordered")
         calls = (joblib.delayed(_in_worker)(place, task, where) for place, task in enumerate(work))
-        for place, rows, error in parallel(calls):
-            yield work[place], rows, error
+        yield from _arriving(parallel(calls), dict(enumerate(work)))
+
+
+def _arriving(results: Iterator[Any], left: dict[int, Task]) -> Iterator[tuple[Task, Rows, str | None]]:
+    """Yield what comes; where a worker dies and takes the pool down, the tasks that are left have failed."""
+    try:
+        for place, rows, error in results:
+            yield left.pop(place), rows, error
+    except Exception as error:
+        for task in left.values():
+            yield task, [], f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _in_worker(place: int, task: Task, where: Where) -> tuple[int, Rows, str | None]:

@@ -1,0 +1,164 @@
+"""How the cost of a stationary point grows with the number of samples and with the accuracy asked for.
+
+The statements, with N = n + m: to reach ||∇h||² <= ε SRBA with ρ ~ N^(-1/2), q = N needs O(N^(1/2) ε^-1 + N) calls (the
+sample-complexity corollary), SABA with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N), SOBA O(ε^-2) whatever N, and a method on
+all rows O(N). No linear method does better than Ω(N^(1/2) ε^-1) on a whole class.
+
+The measurement: quadratics of growing size and equal conditioning. A step size is tuned at the smallest size, then
+scaled as the theory says; the calls until ||∇h||² first falls to ε are read off runs of several seeds.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from bilevel.problems import BilevelProblem, quadratic
+from bilevel.run import run
+from bilevel.solvers import SABA, SOBA, SRBA, Exact, Solver
+
+DIM_INNER, DIM_OUTER = 10, 5
+SIZES = (256, 1024, 4096, 16384, 65536)
+TUNED_AT = 1e-2  # the ε at which a step size is chosen
+EPSILONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+
+
+class Measurement(NamedTuple):
+    """Calls of one run until ||∇h||² <= ε for good or for the first time; infinite where it never came there."""
+
+    solver: str
+    size: int
+    epsilon: float
+    seed: int
+    calls: float
+
+
+class Slope(NamedTuple):
+    """The exponent of a power law, with the half-width of its 95 % confidence interval."""
+
+    value: float
+    half_width: float
+    n_points: int
+
+
+@dataclass(frozen=True)
+class Method:
+    """A solver whose steps and period follow the size as its theory says.
+
+    Attributes
+    ----------
+    name : of the solver
+    exponent : of N in the number of calls, at a fixed ε
+    solver : from a step at the smallest size, and the ratio of sizes, to the solver
+    steps : what is tried at the smallest size; one value where nothing is to be tuned
+    """
+
+    name: str
+    exponent: float
+    solver: Callable[[float, int], Solver]
+    steps: tuple[float, ...]
+
+
+def _srba(step: float, size: int) -> SRBA:
+    return SRBA(step * (size / SIZES[0]) ** -0.5, 1.0, 1, period=size)
+
+
+def _saba(step: float, size: int) -> SABA:
+    return SABA(step * (size / SIZES[0]) ** (-2 / 3), 1.0, 1)
+
+
+METHODS = (
+    Method("SRBA", 1 / 2, _srba, (0.01, 0.02, 0.04, 0.08)),
+    Method("SABA", 2 / 3, _saba, (0.01, 0.02, 0.04, 0.08)),
+    Method("SOBA", 0.0, lambda step, size: SOBA(step, 1.0, 1), (0.01, 0.02, 0.05, 0.1, 0.2)),
+    Method("Exact", 1.0, lambda step, size: Exact(), (1.0,)),
+)
+
+
+def problem_of(size: int, seed: int = 0) -> BilevelProblem:
+    """Return a quadratic problem with n = m = size / 2, in float64."""
+    if size < 64 or size % 2:
+        raise ValueError(f"`size={size}`: must be an even number of at least 64, or the draw is not strongly convex.")
+    half = size // 2
+    return quadratic(half, half, DIM_INNER, DIM_OUTER, seed, common_linear=1.0, dtype="float64")
+
+
+def calls_to(
+    problem: BilevelProblem, solver: Solver, epsilons: Sequence[float], seed: int, max_calls: int
+) -> dict[float, float]:
+    """Return the calls at which ||∇h||² first fell to each ε, infinite where the budget ended before."""
+    if not epsilons or min(epsilons) <= 0:
+        raise ValueError(f"`epsilons={tuple(epsilons)}`: must be numbers above 0.")
+    result = run(problem, solver, seed=seed, max_calls=max_calls, tolerance=min(epsilons), eval_every=_every(solver))
+    norms, calls = result.history["hypergrad_norm_sq"], result.history["calls"]
+    return {epsilon: min(calls[norms <= epsilon].astype(float), default=np.inf) for epsilon in epsilons}
+
+
+def _every(solver: Solver) -> int:
+    return 1 if not solver.compiled else 50
+
+
+def measure(
+    method: Method,
+    sizes: Sequence[int] = SIZES,
+    epsilons: Sequence[float] = EPSILONS,
+    seeds: Sequence[int] = range(5),
+    max_calls: int = 2_000_000,
+) -> Iterator[Measurement]:
+    """Tune a method at the first size, then measure it at all; a run may take ``max_calls`` and 40 passes more."""
+    if not sizes or not seeds:
+        raise ValueError("`sizes` and `seeds` must not be empty.")
+    step = _tuned(method, sizes[0], max_calls)
+    for size in sizes:
+        problem, solver = problem_of(size), method.solver(step, size)
+        for seed in seeds if solver.compiled else seeds[:1]:
+            found = calls_to(problem, solver, epsilons, seed, max_calls + 40 * size)
+            for epsilon, calls in found.items():
+                yield Measurement(method.name, size, epsilon, seed, calls)
+
+
+def _tuned(method: Method, size: int, max_calls: int) -> float:
+    """Return the step that is stationary first at this size, by the median of three seeds."""
+    if len(method.steps) == 1:
+        return method.steps[0]
+    problem = problem_of(size)
+
+    def cost(step: float) -> float:
+        solver = method.solver(step, size)
+        runs = [calls_to(problem, solver, [TUNED_AT], seed, max_calls)[TUNED_AT] for seed in (100, 101, 102)]
+        return float(np.median(runs))
+
+    return min(method.steps, key=cost)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """Fit y ~ x^a by least squares on the logarithms of the finite points."""
+    from scipy.stats import linregress, t
+
+    points = np.log([(a, b) for a, b in zip(x, y, strict=True) if np.isfinite(b)])
+    if len(points) < 3 or len(np.unique(points[:, 0])) < 2:
+        raise ValueError(f"a slope needs at least three finite points at two places, got {len(points)}.")
+    fit = linregress(points[:, 0], points[:, 1])
+    return Slope(float(fit.slope), float(t.ppf(0.975, len(points) - 2) * fit.stderr), len(points))
+
+
+def medians(measurements: Sequence[Measurement], solver: str) -> dict[tuple[int, float], float]:
+    """Return the median calls over seeds by (size, ε)."""
+    places: dict[tuple[int, float], list[float]] = {}
+    for found in measurements:
+        if found.solver == solver:
+            places.setdefault((found.size, found.epsilon), []).append(found.calls)
+    return {place: float(np.median(calls)) for place, calls in places.items()}
+
+
+def slope_in_size(measurements: Sequence[Measurement], solver: str, epsilon: float) -> Slope:
+    """Return the exponent of N in the calls at one ε."""
+    chosen = [found for found in measurements if found.solver == solver and found.epsilon == epsilon]
+    return slope([found.size for found in chosen], [found.calls for found in chosen])
+
+
+def slope_in_accuracy(measurements: Sequence[Measurement], solver: str, size: int) -> Slope:
+    """Return the exponent of 1/ε in the calls at one size."""
+    chosen = [found for found in measurements if found.solver == solver and found.size == size]
+    return slope([1 / found.epsilon for found in chosen], [found.calls for found in chosen])

@@ -1,0 +1,299 @@
+"""The step sizes of th:cvg_rate, from the constants of a problem, and the Lyapunov function that they make descend.
+
+The constants of lemma:descent_z, lemma:descent_v, lemma:descent_h and of th:cvg_rate as they are printed do not prove
+the theorem; here is the same proof with its arithmetic put right. What differs from the paper is named where it is
+computed. μ, R and L_z* are those of :mod:`bilevel.theory.constants`.
+"""
+
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from bilevel import trees
+from bilevel.oracles import Oracles
+from bilevel.precision import arithmetic
+from bilevel.problems import BilevelProblem
+from bilevel.solvers.srba import SRBA
+from bilevel.theory.constants import Constants
+from bilevel.types import Array, Point, PyTree
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The constants of the three descent lemmas, named as in the paper.
+
+    Attributes
+    ----------
+    L_x : ||D_x(z, v, x) - ∇h(x)||² <= L_x² (||z - z*||² + ||v - v*||²)
+    Lambda_z, Lambda_v : Lipschitz constants of ∇φ_z and ∇φ_v
+    B_v, C_z, C_v : the lemmas ask for ρ <= B_v and γ <= min(C_z, C_v) ρ
+    beta_zz, …, bar_vx : factors of the sums of squared moves, and bar_zx, bar_vx of ||D_x(u)||²
+    tilde_vv : what the move of v takes off; alpha_vz : of φ_z in the descent on φ_v
+    """
+
+    L_x: float
+    Lambda_z: float
+    Lambda_v: float
+    B_v: float
+    C_z: float
+    C_v: float
+    beta_zz: float
+    beta_zv: float
+    beta_zx: float
+    bar_zx: float
+    beta_vz: float
+    beta_vv: float
+    beta_vx: float
+    bar_vx: float
+    tilde_vv: float
+    alpha_vz: float
+    beta_hz: float
+    beta_hv: float
+    beta_hx: float
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """Steps of SRBA under which E[L] falls by at least γ/4 times the sum of E||∇h||² in every period.
+
+    Attributes
+    ----------
+    rho, gamma : steps of z and v, and of x: the largest that are proved, ρ̄ and min(γ̄, ξ ρ̄)
+    rho_bar, gamma_bar, xi : as in th:cvg_rate; ρ̄ and γ̄ hold the factor q^(-1/2), which cor:sample_complexity has twice
+    psi_z, psi_v : weights of φ_z and φ_v in L = h + ψ_z φ_z + ψ_v φ_v
+    q : steps per period
+    calls_per_period : 3n + 2m + 10 (q - 1)
+    v_radius : R, None where v is free
+    """
+
+    rho: float
+    gamma: float
+    rho_bar: float
+    gamma_bar: float
+    xi: float
+    psi_z: float
+    psi_v: float
+    q: int
+    calls_per_period: int
+    v_radius: float | None
+
+    def solver(self) -> SRBA:
+        """Return SRBA as it is analysed: one row of each level per step, drawn independently."""
+        return SRBA(
+            self.rho, self.rho / self.gamma, batch_size=1, period=self.q, v_radius=self.v_radius, sampling="iid"
+        )
+
+
+def descent_constants(constants: Constants) -> Descent:
+    """Return the constants of lemma:descent_z, lemma:descent_v and lemma:descent_h.
+
+    With L' = L1_G²/μ, L'' = 2 (1 + L_z*)² (L2_G R + L1_F)²/μ, a = (L2_G R)² + L1_F² and e = L1_G/μ + μ/(16 L1_G):
+
+        β_zz = β_zx = L1_G²    β_zv = 8 L1_G² L'/μ    β̄_zx = 2 L'/μ     C_z = √(μ L1_G² / (16 L' a))
+        β_vz = β_vx = 32 a e   β_vv = 32 L1_G² e      β̄_vx = 32 L''/μ   C_v = √(μ e / (16 L''))
+        β_hz = β_hx = 4 a      β_hv = 4 L1_G²         β̃_vv = μ/(32 L1_G)   α_vz = 12 e (L2_G R + L1_F)²/μ
+        Λ_z = L1_G (L_z* + 3)  B_v = min(1, √(μ e / (2 L1_G))) / Λ_v      L_x² = L1_G² + (L2_G R + L1_F)²
+
+    Where the paper differs: L1_G² for L1_G in app:lemma:bound_error_directions and app:eq:4, so in L', β_zz, β_zx;
+    ||D_v||² <= 2 L1_G φ_v for 2 L1_G/μ φ_v in app:eq:delta_D, so in e, β̃_vv, B_v; L1_F for L2_F in app:eq:9, so in L'';
+    a factor 2 for the cross term that app:eq:exp_norm_exp_d_x drops, so in β_zv, β̄_zx, β̄_vx, C_z, C_v; 32 in β_vv;
+    ρ <= 1/Λ_v and a square root in B_v. Λ_v, of which the paper says only that it exists, is `phi_v_smoothness`.
+    """
+    c, mu, g1 = constants, constants.mu_G, constants.L1_G
+    bent = _bending(c)
+    slope = bent + c.L1_F
+    a, e = bent**2 + c.L1_F**2, g1 / mu + mu / (16 * g1)
+    first, second = g1**2 / mu, 2 * (1 + c.L_z_star) ** 2 * slope**2 / mu
+    Lambda_v = phi_v_smoothness(c)
+    return Descent(
+        L_x=sqrt(g1**2 + slope**2),
+        Lambda_z=g1 * (c.L_z_star + 3),
+        Lambda_v=Lambda_v,
+        B_v=min(1, sqrt(mu * e / (2 * g1))) / Lambda_v,
+        C_z=sqrt(_over(mu * g1**2, 16 * first * a)),
+        C_v=sqrt(_over(mu * e, 16 * second)),
+        beta_zz=g1**2,
+        beta_zv=8 * g1**2 * first / mu,
+        beta_zx=g1**2,
+        bar_zx=2 * first / mu,
+        beta_vz=32 * a * e,
+        beta_vv=32 * g1**2 * e,
+        beta_vx=32 * a * e,
+        bar_vx=32 * second / mu,
+        tilde_vv=mu / (32 * g1),
+        alpha_vz=12 * e * slope**2 / mu,
+        beta_hz=4 * a,
+        beta_hv=4 * g1**2,
+        beta_hx=4 * a,
+    )
+
+
+def phi_v_smoothness(constants: Constants) -> float:
+    """Return Λ_v = Λ_1 + Λ_2, a Lipschitz constant of ∇φ_v where ||v|| <= R.
+
+        Λ_1 = 2 L1_G + s (L2_G R + L1_F),   s = 1 + L_z*
+        Λ_2 = s (L2_G R + L1_F) (1 + L_v*) + R² (s² L3_G + L_J L2_G) + 2 R (s² L2_F + L_J L1_F)
+
+    with L_J = L2_G s²/μ the Lipschitz constant of Dz*. Λ_1 is the paper's. For Λ_2 write, with H = ∇²zz G(z*(x), x),
+    <∇x φ_v, u> = ½ DH[u](v, v) - ½ DH[u](v*, v*) + D(∇z F)[u](v - v*), whose factors are Lipschitz and bounded.
+    """
+    c, s = constants, 1 + constants.L_z_star
+    slope = s * (_bending(c) + c.L1_F)
+    jacobian = c.L2_G * s**2 / c.mu_G
+    third, second = s**2 * c.L3_G + jacobian * c.L2_G, s**2 * c.L2_F + jacobian * c.L1_F
+    far = 0.0 if third == second == 0 else _needed(c.R, "R")
+    return 2 * c.L1_G + slope * (2 + _needed(c.L_v_star, "L_v_star")) + far**2 * third + 2 * far * second
+
+
+def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> StepSizes:
+    """Return the largest steps for which th:cvg_rate is proved.
+
+        ψ_z = 1/(16 β̄_zx)    ψ_v = min(1/(16 β̄_vx), μ ψ_z/(12 α_vz))
+        ξ = min(C_z, C_v, 1, ψ_v μ²/(40 L_x²), ψ_z μ²/(24 L_x²))
+        ρ̄ = min(1/(6 Λ_z), B_v, √(r/q))   r the least of   ψ_z/(12 (ψ_z β_zz + ψ_v β_vz)),   ψ_z/(12 ξ β_hz),
+             β̃_vv/(6 β_vv),   ψ_v β̃_vv/(6 ξ β_hv),   1/(12 ξ (ψ_z β_zx + ψ_v β_vx))
+        γ̄ = min(1/(6 (L_h + ψ_z Λ_z + ψ_v Λ_v)), √(g/q))   g the lesser of   1/(12 β_hx),   ψ_v β̃_vv/(6 ψ_z β_zv)
+
+    and ρ = ρ̄, γ = min(γ̄, ξ ρ). Where the paper differs: it multiplies by α_vz in ψ_v; has 16 for 40 in ξ, from μ/2 for
+    μ/16 in app:eq:ineq_4 and a lost L_x² in the bound of ||D_x||²; √(1/(6 Λ_z)) in ρ̄; β_zv for β_vz; 1/(12 β_vv)
+    without β̃_vv; γ²ρ for γρ² in the terms of β_hz and β_hv, which therefore bound ρ here, as does the last term of r.
+
+    Parameters
+    ----------
+    constants : of the problem
+    n, m : samples of each level
+    q : steps per period; n + m by default, as in cor:sample_complexity
+    """
+    q = n + m if q is None else q
+    for name, size in (("n", n), ("m", m), ("q", q)):
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
+    d, mu = descent_constants(constants), constants.mu_G
+    psi_z = 1 / (16 * d.bar_zx)
+    psi_v = min(_over(1, 16 * d.bar_vx), _over(mu * psi_z, 12 * d.alpha_vz))
+    xi = min(d.C_z, d.C_v, 1, psi_v * mu**2 / (40 * d.L_x**2), psi_z * mu**2 / (24 * d.L_x**2))
+    rho_bar = min(1 / (6 * d.Lambda_z), d.B_v, sqrt(_squared_rho(d, psi_z, psi_v, xi) / q))
+    curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
+    squared_gamma = min(_over(1, 12 * d.beta_hx), psi_v * d.tilde_vv / (6 * psi_z * d.beta_zv))
+    gamma_bar = min(1 / (6 * curvature), sqrt(squared_gamma / q))
+    return StepSizes(
+        rho=rho_bar,
+        gamma=min(gamma_bar, xi * rho_bar),
+        rho_bar=rho_bar,
+        gamma_bar=gamma_bar,
+        xi=xi,
+        psi_z=psi_z,
+        psi_v=psi_v,
+        q=int(q),
+        calls_per_period=int(3 * n + 2 * m + 10 * (q - 1)),
+        v_radius=constants.R,
+    )
+
+
+def _squared_rho(d: Descent, psi_z: float, psi_v: float, xi: float) -> float:
+    """Return q times the square of what the recursive estimate allows for ρ."""
+    return min(
+        psi_z / (12 * (psi_z * d.beta_zz + psi_v * d.beta_vz)),
+        _over(psi_z, 12 * xi * d.beta_hz),
+        d.tilde_vv / (6 * d.beta_vv),
+        psi_v * d.tilde_vv / (6 * xi * d.beta_hv),
+        1 / (12 * xi * (psi_z * d.beta_zx + psi_v * d.beta_vx)),
+    )
+
+
+class Coefficients(NamedTuple):
+    """What stands before the sums over a period in the bound of E[L] at its end less L at its beginning."""
+
+    hypergrad: float
+    phi_z: float
+    phi_v: float
+    V_z: float
+    V_v: float
+    V_x: float
+
+
+def lyapunov_coefficients(constants: Constants, steps: StepSizes) -> Coefficients:
+    """Return the coefficients of app:eq:lyap_ineq_2; the theorem holds when the first is <= -γ/4 and no other above 0.
+
+    They are those that the descent lemmas give, for any steps with γ <= min(C_z, C_v) ρ, γ <= ρ and ρ <= B_v:
+
+        ||∇h||²   -γ/2 + 2w γ²/ρ                                         w = ψ_z β̄_zx + ψ_v β̄_vx
+        φ_z       2 L_x² γ/μ - ψ_z μ ρ/2 + ψ_v α_vz ρ + 4w L_x² γ²/(μ ρ)
+        φ_v       2 L_x² γ/μ - ψ_v μ ρ/16 + 4w L_x² γ²/(μ ρ)
+        V_z       -ψ_z ρ/2 (1 - Λ_z ρ) + q (β_hz γ ρ² + ψ_z β_zz ρ³ + ψ_v β_vz ρ³)
+        V_v       -ψ_v β̃_vv ρ + q (β_hv γ ρ² + ψ_z β_zv γ² ρ + ψ_v β_vv ρ³)
+        V_x       -γ/2 (1 - (L_h + ψ_z Λ_z + ψ_v Λ_v) γ) + q (β_hx γ³ + (ψ_z β_zx + ψ_v β_vx) γ² ρ)
+    """
+    d, mu, q = descent_constants(constants), constants.mu_G, steps.q
+    rho, gamma, psi_z, psi_v = steps.rho, steps.gamma, steps.psi_z, steps.psi_v
+    weight = psi_z * d.bar_zx + psi_v * d.bar_vx
+    missed = 2 * d.L_x**2 * gamma / mu + 4 * weight * d.L_x**2 * gamma**2 / (mu * rho)
+    curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
+    noise_z = d.beta_hz * gamma * rho**2 + (psi_z * d.beta_zz + psi_v * d.beta_vz) * rho**3
+    noise_v = d.beta_hv * gamma * rho**2 + psi_z * d.beta_zv * gamma**2 * rho + psi_v * d.beta_vv * rho**3
+    noise_x = d.beta_hx * gamma**3 + (psi_z * d.beta_zx + psi_v * d.beta_vx) * gamma**2 * rho
+    return Coefficients(
+        hypergrad=-gamma / 2 + 2 * weight * gamma**2 / rho,
+        phi_z=missed - psi_z * mu * rho / 2 + psi_v * d.alpha_vz * rho,
+        phi_v=missed - psi_v * mu * rho / 16,
+        V_z=-psi_z * rho / 2 * (1 - d.Lambda_z * rho) + q * noise_z,
+        V_v=-psi_v * d.tilde_vv * rho + q * noise_v,
+        V_x=-gamma / 2 * (1 - curvature * gamma) + q * noise_x,
+    )
+
+
+class Lyapunov(NamedTuple):
+    """L = h + ψ_z φ_z + ψ_v φ_v and its parts, with ||∇h||²."""
+
+    total: float
+    value: float
+    phi_z: float
+    phi_v: float
+    hypergrad_norm_sq: float
+
+
+def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapunov:
+    """Return the Lyapunov function of th:cvg_rate at a point (z, v, x).
+
+        L = h(x) + ψ_z φ_z + ψ_v φ_v
+        φ_z = G(z, x) - G(z*(x), x)                 φ_v = Ψ(v) - Ψ(v*) = ½ (v - v*)'H (v - v*)
+
+    with Ψ(v) = ½ v'H v + ∇z F'v and H, ∇z F at z*(x). Both are at least μ/2 times a squared distance, to z* and to v*.
+    """
+    if problem.referee is None:
+        raise ValueError("`problem` has no exact solution, so h and z* are not known; say `strongly_convex=True`.")
+    point = trees.to_numpy(point, np.float64)
+    reference = problem.referee(point.outer_var, None)
+    with arithmetic(np.float64):
+        gaps = _gaps(problem.oracles.widened(), trees.cast(point, np.float64), reference.inner_var, reference.v)
+    phi_z, phi_v = (float(gap) for gap in gaps)
+    total = reference.value + steps.psi_z * phi_z + steps.psi_v * phi_v
+    hypergrad = trees.flat(reference.hypergrad)
+    return Lyapunov(total, reference.value, phi_z, phi_v, float(hypergrad @ hypergrad))
+
+
+@jax.jit
+def _gaps(oracles: Oracles, point: Point, inner_star: PyTree, v_star: PyTree) -> tuple[Array, Array]:
+    """Return φ_z and φ_v."""
+    solution = point._replace(inner_var=inner_star)
+    off = trees.subtract(point.v, v_star)
+    phi_z = oracles.inner_value(point) - oracles.inner_value(solution)
+    return phi_z, trees.dot(off, oracles.hvp(solution._replace(v=off))) / 2
+
+
+def _bending(c: Constants) -> float:
+    """Return L2_G R; R is not needed where the Hessians of G are constant."""
+    return 0.0 if c.L2_G == 0 else c.L2_G * _needed(c.R, "R")
+
+
+def _needed(value: float | None, name: str) -> float:
+    if value is None:
+        raise ValueError(f"`constants.{name}` is None: no step is proved without it; give `constants` a `radius`.")
+    return value
+
+
+def _over(a: float, b: float) -> float:
+    return a / b if b > 0 else inf

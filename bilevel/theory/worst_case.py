@@ -1,0 +1,192 @@
+"""How far runs come on :func:`bilevel.problems.worst_case`, next to what the lower bound allows them (th:lower_bound).
+
+Every point a linear method computes from 0 lies in the span of the gradients of F it has seen: G only carries
+coordinates from one variable to another. A query of row j, at a point that has reached k coordinates of chain j, sees
+coordinate k + 1 and no coordinate of another chain (app:prop:span). Hence after n_j queries of row j
+
+    the coordinates of chain j that are not 0, in z, x and v together, are among its first n_j
+
+whatever the order of moves and of rows: at most t coordinates in all after t queries, and at most t / T chains
+completed, a chain being incomplete while the last two of its T + 1 coordinates are 0 in x. With |I| incomplete chains,
+
+    ||∇h(x)||²  >=  λ² α^(3/2) |I| / (16 β² m²)  =  2 ε |I| / m                        (lemma:lower_bound_grad_h)
+
+which is above ε as long as t <= m T / 2, for then |I| >= m/2; the inequality is strict, as a chain's own bound is.
+
+The gap, the smoothness and the bound of a single chain belong to the problem, and are tested with it.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from bilevel import trees
+from bilevel.oracles import CoordinateChains, WorstCaseOracles
+from bilevel.problems import BilevelProblem
+from bilevel.run import run
+from bilevel.solvers.base import Solver
+from bilevel.types import Point
+
+# Methods that leave the span of gradients, and how: the bound is not for them.
+OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at once"}
+
+ORDERS = ("together", "in_turn")
+
+
+def reached(point: Point, problem: BilevelProblem) -> Point:
+    """Return how far each chain is reached in z, x and v: the place of its last coordinate that is not 0, or 0.
+
+    Parameters
+    ----------
+    point : of a run on the problem
+    problem : :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0
+
+    Returns
+    -------
+    Point
+        Integer arrays (m,).
+    """
+    _check_problem(problem)
+    places = np.arange(1, _length(problem) + 1)
+
+    def last(part: np.ndarray) -> np.ndarray:
+        return np.max(places * (np.asarray(part).reshape(problem.n_outer, -1) != 0), axis=1)
+
+    return Point(*map(last, point))
+
+
+def n_completed(point: Point, problem: BilevelProblem) -> int:
+    """Return m - |I|: how many chains have one of their last two coordinates other than 0 in x."""
+    return int(np.sum(reached(point, problem).outer_var >= problem.constants["T"]))
+
+
+def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.ndarray:
+    """Return λ² α^(3/2) |I| / (16 β² m²) = 2 ε |I| / m with |I| = m - completed (lemma:lower_bound_grad_h)."""
+    _check_problem(problem, turned_too=True)
+    known, m = problem.constants, problem.n_outer
+    if np.any(np.less(completed, 0)) or np.any(np.greater(completed, m)):
+        raise ValueError(f"`completed={completed!r}`: must lie between 0 and the {m} chains.")
+    scale = (known["lambda"] / (known["beta"] * m)) ** 2
+    return scale * known["alpha"] ** 1.5 / 16 * (m - np.asarray(completed))
+
+
+def zero_chain(queried: np.ndarray, length: int, order: str = "together") -> Point:
+    """Return how far z, x and v may have come after each step, given the rows of F that each step reads.
+
+    ∇F enters v alone, v enters x through the cross product, x enters z through ∇z G. With z_j, x_j, v_j the reach in
+    chain j, a step is
+
+        v_j ← max(v_j, z_j + 1) where row j is read;   x_j ← max(x_j, v_j);   z_j ← max(z_j, x_j)
+
+    With "together" all three read the values before the step (SOBA, SABA, SRBA, SPABA): a coordinate of v is in x one
+    step later, in z two, and the next one comes into v three steps later at the earliest. With "in_turn" z moves
+    first, then v, then x (AmIGO, StocBiO, BSA, ALSET, TTSA): one coordinate per step. Either way the reach is at most
+    the number of steps that read row j, which is what app:eq:iter_z, app:eq:iter_v and app:eq:iter_x come to.
+
+    Parameters
+    ----------
+    queried : (steps, m), how often each step reads each row
+    length : T + 1
+    order : "together" or "in_turn"
+
+    Returns
+    -------
+    Point
+        Integer arrays (steps + 1, m), the start first.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"`order={order!r}`: must be one of {', '.join(map(repr, ORDERS))}.")
+    queried = np.asarray(queried)
+    if queried.ndim != 2 or np.any(queried < 0):
+        raise ValueError(f"`queried`: must be counts of shape (steps, rows of F), got shape {queried.shape}.")
+    z = x = v = np.zeros(queried.shape[1], int)
+    path = [Point(z, x, v)]
+    for counts in queried > 0:
+        old = Point(z, x, v)
+        z = np.maximum(z, old.outer_var)
+        seen_from = z if order == "in_turn" else old.inner_var
+        v = np.where(counts, np.maximum(v, np.minimum(seen_from + 1, length)), v)
+        x = np.maximum(x, v if order == "in_turn" else old.v)
+        path.append(Point(z, x, v))
+    return Point(*(np.array(part) for part in zip(*path, strict=True)))
+
+
+class Progress(NamedTuple):
+    """A run on the worst case, one entry per evaluation.
+
+    Attributes
+    ----------
+    step : steps taken
+    queries : rows of F read, the ledger's ``outer_grad``
+    reached : coordinates reached in all, of each chain in that of z, x and v which is furthest
+    allowed : how many the queries allow
+    completed : chains completed in x
+    completed_allowed : how many the queries allow
+    hypergrad_norm_sq : ||∇h||²
+    floor : what it is at least, with so many chains completed
+    """
+
+    step: np.ndarray
+    queries: np.ndarray
+    reached: np.ndarray
+    allowed: np.ndarray
+    completed: np.ndarray
+    completed_allowed: np.ndarray
+    hypergrad_norm_sq: np.ndarray
+    floor: np.ndarray
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the run is nowhere ahead of the bound."""
+        in_reach = np.all(self.reached <= self.allowed) and np.all(self.completed <= self.completed_allowed)
+        return bool(in_reach and np.all(self.hypergrad_norm_sq >= self.floor))
+
+    def queries_to(self, epsilon: float) -> float:
+        """Return the queries at the first evaluation with ||∇h||² <= epsilon, infinity where there is none."""
+        there = np.flatnonzero(self.hypergrad_norm_sq <= epsilon)
+        return float(self.queries[there[0]]) if len(there) else np.inf
+
+
+def progress(problem: BilevelProblem, solver: Solver, *, seed: int = 0, max_calls: int, every: int = 1) -> Progress:
+    """Run a solver on the worst case and measure it against the bound of th:lower_bound.
+
+    Parameters
+    ----------
+    problem : :func:`bilevel.problems.worst_case` along the axes
+    solver : any; what is allowed is for those that stay in the span of gradients, see `OUTSIDE`
+    seed : of the draws
+    max_calls : budget, all kinds of derivatives together
+    every : steps between two evaluations
+    """
+    _check_problem(problem)
+    meters = {
+        "reached": lambda point: np.sum(np.max(reached(point, problem), axis=0)),
+        "completed": lambda point: n_completed(point, problem),
+    }
+    history = run(replace(problem, metrics=meters), solver, seed=seed, max_calls=max_calls, eval_every=every).history
+    queries, completed = history["calls_outer_grad"], history["completed"].astype(int)
+    return Progress(
+        step=history["step"],
+        queries=queries,
+        reached=history["reached"].astype(int),
+        allowed=np.minimum(queries, trees.flat(problem.start.outer_var).size),
+        completed=completed,
+        completed_allowed=np.minimum(queries // int(problem.constants["T"]), problem.n_outer),
+        hypergrad_norm_sq=history["hypergrad_norm_sq"],
+        floor=gradient_floor(problem, completed),
+    )
+
+
+def _length(problem: BilevelProblem) -> int:
+    return int(problem.constants["T"]) + 1
+
+
+def _check_problem(problem: BilevelProblem, turned_too: bool = False) -> None:
+    if not isinstance(problem.oracles, WorstCaseOracles):
+        raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
+    if not (turned_too or isinstance(problem.oracles, CoordinateChains)):
+        raise ValueError(
+            "`problem`: its chains lie along a random basis, where rounding reaches every coordinate; build it with "
+            "rotation='coordinates', on which the iterates are the same but for the turn."
+        )

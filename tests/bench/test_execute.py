@@ -1,0 +1,206 @@
+"""An experiment: nothing is run twice, nothing that fails takes the rest down, and the best is timed alone."""
+
+import os
+import signal
+
+import pytest
+
+from bilevel.bench import execute as module
+from bilevel.bench.config import ConfigError
+from bilevel.bench.execute import Where, execute
+from bilevel.bench.store import Store
+from tests.bench import tiny
+
+BOTH = tiny.SOBA + tiny.SRBA
+
+
+in_worker = module._in_worker
+
+
+def dying(place, task, where):
+    """A worker that the system kills, as for want of memory, once others have given their rows."""
+    if place == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return in_worker(place, task, where)
+
+
+def ran(experiment, store, **kwargs):
+    watcher = tiny.Watcher()
+    return execute(experiment, store, watcher, **kwargs), watcher
+
+
+@pytest.fixture
+def pretence(monkeypatch):
+    return tiny.Pretence().install(monkeypatch)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def test_what_is_in_the_store_is_not_run_again(tmp_path, store, pretence):
+    experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
+    failures, watcher = ran(experiment, store)
+    cells = tiny.cells(experiment)
+    assert failures == 0 and sorted(pretence.cells) == sorted(cell.id for cell in cells)
+    assert watcher.begun == [("sweep", 0, 12), ("timing", 0, 4)]
+    assert sum(n for n, *_ in watcher.advanced) == 12 + 4
+    before = sorted(path.name for path in store.folder.iterdir())
+    pretence.swept.clear()
+    pretence.timed.clear()
+    failures, watcher = ran(experiment, store)
+    assert (failures, pretence.swept, pretence.timed, watcher.advanced) == (0, [], [], [])
+    assert watcher.begun == [("sweep", 12, 12), ("timing", 4, 4)]
+    assert sorted(path.name for path in store.folder.iterdir()) == before
+
+
+def test_a_new_seed_runs_alone(tmp_path, store, pretence):
+    ran(tiny.experiment(tmp_path), store)
+    pretence.swept.clear()
+    longer = tiny.experiment(tmp_path, seeds=3)
+    ran(longer, store)
+    assert {cell.seed for task in pretence.swept for cell in task.cells} == {2} and len(pretence.cells) == 2
+    assert store.finished() == {cell.id for cell in tiny.cells(longer)}
+
+
+def test_a_new_setting_runs_alone(tmp_path, store, pretence):
+    ran(tiny.experiment(tmp_path), store)
+    pretence.swept.clear()
+    wider = tiny.experiment(tmp_path, tiny.SOBA.replace("0.02]", "0.02, 0.01]"))
+    ran(wider, store)
+    assert {dict(cell.parameters)["step_size"] for task in pretence.swept for cell in task.cells} == {0.01}
+    assert len(pretence.cells) == 2
+    assert store.finished() == {cell.id for cell in tiny.cells(wider)}
+
+
+@pytest.mark.parametrize("broken", [("SOBA", 0), ("SRBA", 1)])
+def test_a_task_that_fails_is_told_and_tried_again_alone(tmp_path, store, monkeypatch, broken):
+    experiment = tiny.experiment(tmp_path, BOTH)
+    pretence = tiny.Pretence([broken]).install(monkeypatch)
+    failures, watcher = ran(experiment, store)
+    lost = [cell.id for cell in tiny.cells(experiment) if (cell.solver, cell.seed) == broken]
+    title = f"{broken[0]} on quadratic, seed {broken[1]}"
+    assert failures == len(watcher.failures) >= 1
+    assert set(watcher.failures) == {(title, f"RuntimeError: no {broken[0]} today")}
+    assert store.finished() == {cell.id for cell in tiny.cells(experiment)} - set(lost)
+    pretence.broken.clear()
+    pretence.swept.clear()
+    failures, _ = ran(experiment, store)
+    assert failures == 0 and sorted(pretence.cells) == sorted(lost)
+    assert store.finished() == {cell.id for cell in tiny.cells(experiment)}
+
+
+def test_a_timing_that_fails_is_told_and_the_others_are_timed(tmp_path, store, monkeypatch):
+    experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
+    pretence = tiny.Pretence([("SOBA", "timing")]).install(monkeypatch)
+    failures, watcher = ran(experiment, store)
+    assert failures == 2 and {title for title, _ in watcher.failures} == {
+        "SOBA on quadratic, seed 0",
+        "SOBA on quadratic, seed 1",
+    }
+    assert set(store.read("timing")["solver"]) == {"SRBA"}
+    pretence.broken.clear()
+    assert ran(experiment, store)[0] == 0
+    assert set(store.read("timing")["solver"]) == {"SOBA", "SRBA"}
+
+
+def test_solvers_and_seeds_can_be_chosen(tmp_path, store, pretence):
+    experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
+    ran(experiment, store, only=["SRBA"], seeds=range(4, 6))
+    swept = [cell for task in pretence.swept for cell in task.cells]
+    assert {(cell.solver, cell.seed) for cell in swept} == {("SRBA", 4), ("SRBA", 5)}
+    assert {(cell.solver, cell.seed) for cell in pretence.timed} == {("SRBA", 4), ("SRBA", 5)}
+    with pytest.raises(ConfigError, match="unknown solver `SORBA`; did you mean `SRBA`"):
+        ran(experiment, store, only=["SORBA"])
+    with pytest.raises(ConfigError, match="must be a number of at least 1"):
+        ran(experiment, store, seeds=[-1])
+
+
+def test_the_best_setting_of_each_solver_is_timed_alone(tmp_path, store, pretence):
+    ran(tiny.experiment(tmp_path, BOTH, tiny.SECONDS), store)
+    timed = [(cell.solver, dict(cell.parameters)["step_size"], cell.seed) for cell in pretence.timed]
+    assert sorted(timed) == [(solver, 0.02, seed) for solver in ("SOBA", "SRBA") for seed in (0, 1)]
+    assert all(cell.phase == "timing" and cell.max_seconds == 0.05 for cell in pretence.timed)
+    assert set(store.read("timing")["seconds"]) == {0.5}
+    assert store.read("sweep")["seconds"].isna().all()
+
+
+def test_nothing_is_timed_without_seconds(tmp_path, store, pretence):
+    _, watcher = ran(tiny.experiment(tmp_path), store)
+    assert pretence.timed == [] and [phase for phase, *_ in watcher.begun] == ["sweep"]
+
+
+def test_nothing_is_timed_where_the_sweep_failed(tmp_path, store, monkeypatch):
+    pretence = tiny.Pretence([("SOBA", 0), ("SOBA", 1)]).install(monkeypatch)
+    failures, _ = ran(tiny.experiment(tmp_path, seconds=tiny.SECONDS), store)
+    assert failures == 2 and pretence.timed == []
+
+
+def test_the_best_value_so_far_is_told(tmp_path, store, pretence):
+    _, watcher = ran(tiny.experiment(tmp_path), store)
+    assert [best for *_, best in watcher.advanced] == [0.02, 0.02]
+
+
+def test_a_metric_that_no_cell_has_is_refused_by_name(tmp_path, store, pretence):
+    path = tiny.write(tmp_path, (tiny.HEAD + tiny.BUDGET + tiny.SECONDS + tiny.SOBA).replace("value_gap", "test_error"))
+    with pytest.raises(ValueError, match="`metric='test_error'`: no cell of `tiny` on quadratic has it"):
+        ran(tiny.load_config(path), store)
+
+
+def test_ctrl_c_leaves_what_is_finished(tmp_path, store, monkeypatch):
+    pretence = tiny.Pretence().install(monkeypatch)
+
+    def interrupted(task, **_):
+        if task.cells[0].seed == 1:
+            raise KeyboardInterrupt
+        return pretence.rows_of(task)
+
+    monkeypatch.setattr("bilevel.bench.execute.rows_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ran(tiny.experiment(tmp_path), store)
+    assert set(store.read()["seed"]) == {0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"jobs": 0}, "`jobs=0`: must be at least 1."),
+        ({"jobs": 2, "dask": "tcp://127.0.0.1:1"}, "`jobs` and `dask` exclude each other"),
+    ],
+)
+def test_where_to_run_is_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Where(**arguments)
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path, store):
+    with pytest.raises(ValueError, match="`device='gpu'`: JAX has no such device here"):
+        ran(tiny.experiment(tmp_path), store, where=Where(device="gpu"))
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_rows_of_one(tmp_path):
+    experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
+    stores = [Store(tmp_path / str(jobs)) for jobs in (1, 2)]
+    for jobs, store in enumerate(stores, start=1):
+        failures, watcher = ran(experiment, store, where=Where(jobs=jobs))
+        assert failures == 0 and watcher.failures == []
+    one, two = (tiny.table(store, "sweep") for store in stores)
+    tiny.assert_same_table(two, one)
+    assert set(stores[0].read("timing")["cell"]) == set(stores[1].read("timing")["cell"])
+    assert stores[1].read("timing")["seconds"].notna().all()
+
+
+@pytest.mark.slow
+def test_a_local_worker_that_dies_costs_no_finished_task(tmp_path, store, monkeypatch):
+    experiment = tiny.experiment(tmp_path, BOTH)
+    cells = {cell.id for cell in tiny.cells(experiment)}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_in_worker", dying)
+        failures, watcher = ran(experiment, store, where=Where(jobs=2))
+    assert failures == len(watcher.failures) >= 1
+    assert all("TerminatedWorkerError" in error for _, error in watcher.failures)
+    assert len(store.finished()) == sum(n for n, *_ in watcher.advanced) < len(cells)
+    assert ran(experiment, store)[0] == 0
+    assert store.finished() == cells

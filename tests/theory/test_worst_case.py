@@ -1,0 +1,184 @@
+"""Runs on the worst case against the lower bound. The problem itself is tested in tests/problems/test_worst_case.py."""
+
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel.problems.worst_case import worst_case
+from bilevel.theory.worst_case import OUTSIDE, gradient_floor, n_completed, progress, reached, zero_chain
+from bilevel.types import Point
+from tests import cases
+
+M, EPSILON = 4, 7e-7
+NORMALISATIONS = ["individual", "mean_squared"]
+BOTH = pytest.mark.parametrize("normalisation", NORMALISATIONS)
+LINEAR = [name for name, cls in bilevel.SOLVERS.items() if cls.compiled and name not in OUTSIDE]
+
+
+def hard(normalisation="individual", **kwargs):
+    return worst_case(M, EPSILON, **({"normalisation": normalisation, "dtype": "float64"} | kwargs))
+
+
+def quick(name, **kwargs):
+    """Large steps and one row at a time, so that a run gets as far as its queries let it."""
+    return cases.short(getattr(bilevel, name), 0.5, 0.5, 1, **kwargs)
+
+
+def test_reach_is_the_last_coordinate_that_is_not_zero():
+    problem = hard()
+    length = int(problem.constants["T"]) + 1
+    z, x, v = np.zeros((3, M, length))
+    z[0, [0, 2]], x[1, length - 2], v[2, length - 1] = 1.0, -1e-300, 5.0
+    point = Point(z.ravel(), x.ravel(), v.ravel())
+    cases.assert_trees_equal(
+        reached(point, problem),
+        Point(np.array([3, 0, 0, 0]), np.array([0, length - 1, 0, 0]), np.array([0, 0, length, 0])),
+    )
+    assert n_completed(point, problem) == 1, "one of the last two coordinates of x is enough"
+    assert n_completed(problem.start, problem) == 0
+
+
+@BOTH
+def test_the_floor_is_epsilon_with_half_of_the_chains_and_twice_that_with_all(normalisation):
+    problem = hard(normalisation)
+    np.testing.assert_allclose(gradient_floor(problem, M // 2), EPSILON, rtol=1e-12)
+    np.testing.assert_allclose(gradient_floor(problem, 0), 2 * EPSILON, rtol=1e-12)
+    np.testing.assert_allclose(gradient_floor(problem, np.array([1, M])), [1.5 * EPSILON, 0], rtol=1e-12)
+    turned = hard(normalisation, rotation="random")
+    assert gradient_floor(turned, 0) == gradient_floor(problem, 0)
+
+
+@pytest.mark.parametrize(("order", "steps_per_coordinate"), [("together", 3), ("in_turn", 1)])
+def test_a_coordinate_enters_v_then_x_then_z(order, steps_per_coordinate):
+    path = zero_chain(np.ones((12, 2)), 100, order)
+    t = np.arange(13)
+    lag = 1 if order == "together" else 0
+    np.testing.assert_array_equal(path.v[:, 0], -(-t // steps_per_coordinate))
+    np.testing.assert_array_equal(path.outer_var[:, 0], -(-np.maximum(t - lag, 0) // steps_per_coordinate))
+    np.testing.assert_array_equal(path.inner_var[:, 0], -(-np.maximum(t - lag - 1, 0) // steps_per_coordinate))
+
+
+@pytest.mark.parametrize("order", ["together", "in_turn"])
+def test_no_order_of_rows_reaches_more_coordinates_than_it_asks_for(order):
+    rng = np.random.default_rng(0)
+    for rate in (0.1, 0.3, 0.9):
+        queried = rng.random((60, M)) < rate
+        path = zero_chain(queried, 16, order)
+        counts = np.vstack([np.zeros(M, int), np.cumsum(queried, axis=0)])
+        assert all(np.all(part <= np.minimum(counts, 16)) for part in path)
+        assert np.all(path.inner_var <= path.outer_var) and np.all(path.outer_var <= path.v)
+        assert np.all(np.sum(path.outer_var >= 15, axis=1) <= counts.sum(1) / 15), "completed chains"
+
+
+ORDERS = {"SRBA": "together", "SABA": "together", "SOBA": "together", "SPABA": "together", "AmIGO": "in_turn"}
+
+
+def rows_of_f(run, steps):
+    """How often each step reads each row, from the draws; all rows at a refresh of the recursions."""
+    refreshes = np.asarray(run.page.refreshes)[:steps] & (type(run.solver).__name__ in ("SRBA", "SPABA"))
+    drawn = [np.bincount(cases.indices(run.oracles.outer_samples, draw.outer), minlength=M) for draw in run.draws]
+    return np.where(refreshes[:, None], 1, drawn)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", cases.marked(ORDERS))
+def test_solvers_reach_exactly_what_their_rows_and_their_order_of_moves_allow(name, seed):
+    problem, steps = hard(), 60
+    run = cases.trajectory(problem, quick(name), steps, seed)
+    allowed = zero_chain(rows_of_f(run, steps), int(problem.constants["T"]) + 1, ORDERS[name])
+    for t, state in enumerate(run.states, start=1):
+        cases.assert_trees_equal(reached(state.point, problem), Point(*(part[t] for part in allowed)))
+    assert allowed.v[-1].max() > 3
+
+
+def test_the_induction_as_printed_would_let_every_chain_be_complete_within_the_bound():
+    """The proof counts "at most m t vectors", t per row seen; the bound needs one per query of the row itself."""
+    problem = hard()
+    length, queries = int(problem.constants["T"]), int(problem.constants["T"])
+    assert queries < problem.constants["query_bound"]
+    in_turn = np.eye(M)[np.arange(queries) % M]
+    printed = np.where(in_turn.sum(0) > 0, queries, 0)
+    assert np.all(printed >= length), "nothing would be left of I"
+    path = zero_chain(in_turn, length + 1, "in_turn")
+    assert path.outer_var[-1].sum() == queries
+    assert np.sum(path.outer_var[-1] >= length) == 0
+
+
+def test_the_allowance_is_met_with_equality():
+    """BOME sends ∇F into z itself, so that each query of its passes brings a coordinate."""
+    meter = progress(hard(), quick("BOME"), max_calls=600)
+    assert meter.is_within
+    assert meter.allowed[3] == 12 and meter.allowed[-1] == 64
+    np.testing.assert_array_equal(meter.reached, meter.allowed)
+
+
+@pytest.mark.parametrize(
+    ("name", "normalisation"),
+    [
+        pytest.param(name, normalisation, marks=() if name in ("SRBA", "SABA", "SOBA") else pytest.mark.slow)
+        for name in LINEAR
+        for normalisation in NORMALISATIONS
+    ],
+)
+def test_no_linear_solver_is_ahead_of_the_bound(name, normalisation):
+    problem = hard(normalisation)
+    bound = problem.constants["query_bound"]
+    for seed in range(3):
+        meter = progress(problem, quick(name), seed=seed, max_calls=1500)
+        assert meter.is_within
+        early = meter.queries <= bound
+        assert np.all(meter.hypergrad_norm_sq[early] > EPSILON)
+        assert np.all(M - meter.completed[early] >= M / 2), "the proof prints |I| <= m/2"
+        assert meter.queries_to(EPSILON) > bound
+        assert np.sum(early) > 3 and meter.queries[-1] > bound and meter.reached[-1] > 0.5 * 4 * problem.constants["T"]
+
+
+def test_a_run_that_reaches_stationarity_does_so_beyond_the_bound():
+    problem = hard()
+    meter = progress(problem, quick("SABA"), max_calls=10_000, every=20)
+    assert meter.is_within
+    assert problem.constants["query_bound"] < meter.queries_to(EPSILON) < np.inf
+    assert meter.completed[-1] == M and meter.floor[-1] == 0
+
+
+def test_random_directions_leave_the_span_and_are_seen_ahead_of_the_bound():
+    assert list(OUTSIDE) == ["PZOBO"]
+    meter = progress(hard(), quick("PZOBO"), max_calls=60)
+    assert not meter.is_within
+    assert meter.reached[1] == 64 > meter.allowed[1] == 1
+
+
+def test_a_start_nearer_to_the_solution_is_seen_ahead_of_the_bound():
+    problem = hard()
+    ahead = bilevel.problems.base.BilevelProblem(
+        problem.oracles,
+        problem.start._replace(outer_var=np.full_like(problem.start.outer_var, problem.constants["beta"])),
+        problem.referee,
+        problem.name,
+        constants=problem.constants,
+    )
+    meter = progress(ahead, quick("SOBA"), max_calls=60)
+    assert not meter.is_within
+    assert meter.completed[0] == M > meter.completed_allowed[0] == 0
+    assert meter.queries_to(EPSILON) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: progress(cases.quadratic(), quick("SOBA"), max_calls=10),
+            "must be made by bilevel.problems.worst_case",
+        ),
+        (lambda: reached(hard().start, hard(rotation="random")), "random basis.*rotation='coordinates'"),
+        (lambda: gradient_floor(hard(), M + 1), "`completed=5`: must lie between 0 and the 4 chains"),
+        (
+            lambda: zero_chain(np.ones((3, 2)), 5, "backwards"),
+            "`order='backwards'`: must be one of 'together', 'in_turn'",
+        ),
+        (lambda: zero_chain(np.ones(3), 5), r"`queried`: must be counts of shape"),
+    ],
+)
+def test_what_has_no_chains_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
