@@ -26,6 +26,9 @@ out = _console.Console()
 err = _console.Console(stderr=True)
 
 
+_LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
+
+
 class Kind(StrEnum):
     """What there is to list."""
 
@@ -150,8 +153,8 @@ def _seed_range(text: str | None) -> range | None:
     if text is None:
         return None
     first, colon, stop = text.partition(":")
-    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
-        raise ValueError(f"`--seeds {text}`: must be FIRST:STOP with FIRST below STOP, as 0:3.")
+    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop) <= _LAST_SEED):
+        raise ValueError(f"`--seeds {text}`: must be FIRST:STOP with FIRST below STOP <= {_LAST_SEED:,}, as 0:3.")
     return range(int(first), int(stop))
 
 
@@ -201,7 +204,7 @@ def report(
 
     with _refusing():
         results = _opened(store)
-        commands = [f"bilevel run {experiment.name} --store {store}" for experiment in results.experiments()]
+        commands = [shlex.join(["bilevel", "run", str(path), "--store", str(store)]) for path in results.configs()]
         page = write_report(
             results.read(),
             out_folder,

@@ -285,14 +285,19 @@ def _check_input(problem: BilevelProblem, solver: Solver, seed: int, budget: Bud
         raise TypeError(f"`solver` must be a solver such as bilevel.SRBA(), got {solver!r}.")
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
+    check_batch(problem, solver)
+    if budget.tolerance is not None and problem.referee is None:
+        raise ValueError(
+            "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
+            "strongly_convex=True if its inner loss is, or leave `tolerance` out."
+        )
+
+
+def check_batch(problem: BilevelProblem, solver: Solver) -> None:
+    """Refuse batches that are larger than the data."""
     smallest = min(problem.n_inner, problem.n_outer)
     if solver.sampling != "full" and solver.batch_size > smallest:
         raise ValueError(
             f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: there are {problem.n_inner} "
             f"inner and {problem.n_outer} outer samples. Use batch_size <= {smallest}, or sampling='full'."
-        )
-    if budget.tolerance is not None and problem.referee is None:
-        raise ValueError(
-            "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
-            "strongly_convex=True if its inner loss is, or leave `tolerance` out."
         )

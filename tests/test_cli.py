@@ -139,7 +139,7 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (("--only", "SORBA"), "unknown solver `SORBA`; did you mean `SOBA`?"),
-        (("--seeds", "3"), "`--seeds 3`: must be FIRST:STOP with FIRST below STOP, as 0:3."),
+        (("--seeds", "3"), "`--seeds 3`: must be FIRST:STOP with FIRST below STOP"),
         (("--seeds", "3:3"), "`--seeds 3:3`: must be FIRST:STOP"),
         (("--seeds", "a:b"), "`--seeds a:b`: must be FIRST:STOP"),
         (("--seeds=-1:2",), "`--seeds -1:2`: must be FIRST:STOP"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import bilevel
+from bilevel.bench.config import load_config
 from tests import cases
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +62,12 @@ def test_the_example_of_the_page_on_problems_runs(capsys):
     exec(example, {})
     error, auc = map(float, capsys.readouterr().out.split())
     assert error < 0.2 and auc > 0.8
+
+
+def test_the_config_of_the_page_on_the_benchmark_is_accepted(tmp_path):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/benchmark.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "shown.toml").write_text(text)
+    assert len(load_config(tmp_path / "shown.toml").cells(49_990, 91_701)) == 6 * 3
 
 
 @pytest.mark.slow

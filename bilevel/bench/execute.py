@@ -11,7 +11,7 @@ from bilevel.bench.cells import SWEEP, TIMING, Cell
 from bilevel.bench.config import Experiment
 from bilevel.bench.select import LARGER_IS_BETTER, select, settings
 from bilevel.bench.store import Store
-from bilevel.bench.tasks import Task, built, rows_of, tasks, timed_rows
+from bilevel.bench.tasks import Task, built, distinct, rows_of, tasks, timed_rows
 from bilevel.extras import require
 
 Rows = list[dict[str, Any]]
@@ -72,7 +72,8 @@ def execute(
     with _on(where.device):
         cells = _sweep_cells(experiment, seeds, only)
         failures = _sweep(experiment, cells, store, watcher, where)
-        if experiment.max_seconds is not None:
+        # What is missing from the sweep might be what should be selected.
+        if experiment.max_seconds is not None and not failures:
             failures += _timing(experiment, cells, seeds, store, watcher)
     return failures
 
@@ -82,7 +83,7 @@ def _sweep_cells(
 ) -> tuple[Cell, ...]:
     # The size of a problem does not depend on its seed.
     problem = built(experiment.problem, experiment.problem_arguments)
-    return experiment.cells(problem.n_inner, problem.n_outer, seeds, only)
+    return distinct(experiment.cells(problem.n_inner, problem.n_outer, seeds, only), problem)
 
 
 def _sweep(experiment: Experiment, cells: Sequence[Cell], store: Store, watcher: Watcher, where: Where) -> int:

@@ -107,12 +107,18 @@ class Store:
     def keep_config(self, path: str | Path) -> None:
         """Put a copy of an experiment's file beside its results."""
         source = found(path)
+        if source.resolve() in (kept.resolve() for kept in self.configs()):
+            return
         with replacing(self.folder / f"_{source.stem}.toml") as file:
             file.write(source.read_bytes())
 
+    def configs(self) -> list[Path]:
+        """Return the files of the experiments, kept beside the results."""
+        return sorted(self.folder.glob("_*.toml"))
+
     def experiments(self) -> list[Experiment]:
         """Return the experiments whose files lie beside the results."""
-        return [load_config(path) for path in sorted(self.folder.glob("_*.toml"))]
+        return [load_config(path) for path in self.configs()]
 
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""

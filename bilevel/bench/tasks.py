@@ -16,6 +16,7 @@ from bilevel.precision import arithmetic
 from bilevel.problems import PROBLEMS, BilevelProblem
 from bilevel.result import Status
 from bilevel.run import run
+from bilevel.runner import check_batch
 from bilevel.solvers import SOLVERS, Solver
 
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
@@ -73,9 +74,12 @@ def _fitting(group: list[Cell]) -> Iterator[list[Cell]]:
         yield group
         return
     problem = built(group[0].problem, group[0].problem_arguments)
-    largest = max(1, MAX_STATE_BYTES // _state_bytes(problem, solver))
-    for begin in range(0, len(group), largest):
-        yield group[begin : begin + largest]
+    settings = list(dict.fromkeys(cell.parameters for cell in group))
+    n_seeds = len({cell.seed for cell in group})
+    largest = max(1, MAX_STATE_BYTES // (n_seeds * _state_bytes(problem, solver)))
+    for begin in range(0, len(settings), largest):
+        chosen = set(settings[begin : begin + largest])
+        yield [cell for cell in group if cell.parameters in chosen]
 
 
 def _state_bytes(problem: BilevelProblem, solver: Solver) -> int:
@@ -87,10 +91,32 @@ def _state_bytes(problem: BilevelProblem, solver: Solver) -> int:
 
 def _solver(cell: Cell) -> Solver:
     """Return the solver of a cell with its defaults filled in."""
+    return _resolved(built(cell.problem, cell.problem_arguments), cell)
+
+
+def _resolved(problem: BilevelProblem, cell: Cell) -> Solver:
     solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    problem = built(cell.problem, cell.problem_arguments)
+    check_batch(problem, solver)
     with arithmetic(problem.dtype):
         return solver.resolve(problem.oracles.batched(solver.batch_size, solver.sampling))
+
+
+def distinct(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
+    """Return the cells without those that a default makes equal to one before them.
+
+    Parameters
+    ----------
+    cells : of one experiment
+    problem : of the size that defaults follow
+    """
+    resolved: dict[Any, Any] = {}
+    first: dict[Any, Cell] = {}
+    for cell in cells:
+        stated = cell.solver, cell.parameters
+        if stated not in resolved:
+            resolved[stated] = tuple(sorted(_resolved(problem, cell).parameters().items(), key=str))
+        first.setdefault((cell.solver, resolved[stated], cell.seed), cell)
+    return tuple(first.values())
 
 
 def rows_of(task: Task, *, seeds_together: bool = False) -> list[dict[str, Any]]:

@@ -266,7 +266,7 @@ def test_a_folder_without_permission_is_refused_by_name(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)  # root may write everywhere
+    monkeypatch.setattr("os.fsync", refuse)  # root may write everywhere
     with pytest.raises(PermissionError, match=rf"`{tmp_path}` cannot be written to: Permission denied."):
         Store(tmp_path).write(group(1))
 

@@ -9,7 +9,7 @@ import bilevel
 from bilevel.bench import tasks as module
 from bilevel.bench.config import parameter_types
 from bilevel.bench.store import Store
-from bilevel.bench.tasks import Task, built, rows_of, tasks, timed_rows
+from bilevel.bench.tasks import Task, built, distinct, rows_of, tasks, timed_rows
 from bilevel.solvers import SOLVERS
 from tests.bench import tiny
 from tests.cases import N_INNER, N_OUTER
@@ -194,3 +194,34 @@ def test_the_title_says_what_runs(tmp_path):
     cells = tiny.cells(tiny.experiment(tmp_path))
     assert Task(cells[:1]).title == "SOBA on quadratic, seed 0"
     assert Task(cells).title == "SOBA on quadratic, 2 seeds"
+
+
+DEFAULT_AND_THE_SAME = """
+[[solvers]]
+name = "SRBA"
+batch_size = 8
+step_size = 0.05
+[[solvers]]
+name = "SRBA"
+batch_size = 8
+step_size = 0.05
+period = PERIOD
+"""
+
+
+def test_a_default_and_the_number_it_comes_to_are_one_cell(tmp_path):
+    problem = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, dtype="float64")
+    oracles = problem.oracles.batched(8, "blocks")
+    period = bilevel.SRBA(0.05, 1.0, 8).resolve(oracles).period
+    counts = []
+    for number in (period, period + 1):
+        text = DEFAULT_AND_THE_SAME.replace("PERIOD", str(number))
+        counts.append(len(distinct(tiny.cells(tiny.experiment(tmp_path, text)), problem)))
+    assert counts == [2, 4], "two seeds of one setting, then of two"
+
+
+def test_a_batch_larger_than_the_data_is_refused_before_anything_runs(tmp_path):
+    problem = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, dtype="float64")
+    cells = tiny.cells(tiny.experiment(tmp_path, tiny.SOBA.replace("batch_size = 8", "batch_size = 40")))
+    with pytest.raises(ValueError, match=r"`SOBA\(batch_size=40\)` exceeds the data"):
+        distinct(cells, problem)
