@@ -99,6 +99,7 @@ class _Sweep:
         self.diverged = np.zeros(self.shape, bool)
         self.state = over.init(self.settings, self.oracles, problem.start, self.keys)
         self.kept: Point = self._points()
+        self.reference: Reference | None = None
 
     def finished(self) -> list[list[CellResult]]:
         """Step and evaluate until the budget is used up, then judge each last finite point exactly."""
@@ -173,8 +174,6 @@ class _Sweep:
         one = jax.tree.map(lambda leaf: leaf.nbytes // np.prod(self.shape), self.state)
         status = Status.diverged if self.diverged[i, j] else Status.out_of_budget
         return CellResult(rows, status, int(sum(jax.tree.leaves(one))))
-
-    reference: Reference | None = None
 
 
 _KINDS = len(Calls._fields)

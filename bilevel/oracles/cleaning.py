@@ -16,9 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from bilevel.losses import sigmoid
-from bilevel.oracles.base import Oracles
-from bilevel.oracles.softmax import Labelled, cross_entropies, curved, probabilities, products, residuals
-from bilevel.types import Array, InnerPass, OuterPass, Point, Rows
+from bilevel.oracles.softmax import (
+    Labelled,
+    SoftmaxOracles,
+    cross_entropies,
+    curved,
+    probabilities,
+    products,
+    residuals,
+)
+from bilevel.types import Array, InnerPass, Point, Rows
 
 
 @partial(
@@ -27,7 +34,7 @@ from bilevel.types import Array, InnerPass, OuterPass, Point, Rows
     meta_fields=[],
 )
 @dataclass(frozen=True, kw_only=True)
-class CleaningOracles(Oracles):
+class CleaningOracles(SoftmaxOracles):
     """Labelled rows on each level; ``regularisation`` is C, in the dtype of the rows."""
 
     regularisation: Array
@@ -46,11 +53,6 @@ class CleaningOracles(Oracles):
         trust = sigmoid(point.outer_var[data.index])
         losses = cross_entropies(data.features @ point.inner_var, data.labels)
         return _placed(weights * trust * (1 - trust) * losses, data.index, point.outer_var)
-
-    def _outer(self, point: Point, data: Labelled, weights: Array) -> OuterPass:
-        chances = probabilities(data.features @ point.inner_var)
-        grad = data.features.T @ (weights[:, None] * residuals(chances, data.labels))
-        return OuterPass(grad, jnp.zeros_like(point.outer_var))
 
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
         """Return D(point) - D(previous): each level is read once for both points, and once to multiply back."""
@@ -75,9 +77,6 @@ class CleaningOracles(Oracles):
         losses = cross_entropies(data.features @ point.inner_var, data.labels)
         fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
         return fit + self.regularisation * jnp.sum(point.inner_var**2)
-
-    def _outer_value(self, point: Point, data: Labelled, weights: Array) -> Array:
-        return weights @ cross_entropies(data.features @ point.inner_var, data.labels)
 
 
 def _row_terms(scores: Array, tangents: Array, trust: Array, labels: Array) -> tuple[Array, Array, Array]:

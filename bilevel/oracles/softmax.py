@@ -1,11 +1,13 @@
 """What linear softmax regression has in common at both levels: rows, probabilities, curvature."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bilevel.types import AnyArray, Array
+from bilevel.oracles.base import Oracles
+from bilevel.types import AnyArray, Array, OuterPass, Point
 
 
 class Labelled(NamedTuple):
@@ -40,3 +42,16 @@ def curved(chances: Array, tangents: Array) -> Array:
 def products(features: Array, *matrices: Array) -> list[Array]:
     """Return features @ matrix for each matrix, reading the features once; none can be left uncomputed."""
     return jnp.split(features @ jnp.concatenate(matrices, axis=1), len(matrices), axis=1)
+
+
+@dataclass(frozen=True)
+class SoftmaxOracles(Oracles):
+    """F = mean CE(d'z), whatever the inner problem is."""
+
+    def _outer(self, point: Point, data: Labelled, weights: Array) -> OuterPass:
+        chances = probabilities(data.features @ point.inner_var)
+        grad = data.features.T @ (weights[:, None] * residuals(chances, data.labels))
+        return OuterPass(grad, jnp.zeros_like(point.outer_var))
+
+    def _outer_value(self, point: Point, data: Labelled, weights: Array) -> Array:
+        return weights @ cross_entropies(data.features @ point.inner_var, data.labels)

@@ -12,9 +12,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from bilevel.oracles.base import Oracles
-from bilevel.oracles.softmax import Labelled, cross_entropies, curved, probabilities, products, residuals
-from bilevel.types import Array, InnerPass, OuterPass, Point, Rows
+from bilevel.oracles.softmax import (
+    Labelled,
+    SoftmaxOracles,
+    curved,
+    probabilities,
+    products,
+    residuals,
+)
+from bilevel.types import Array, InnerPass, Point, Rows
 
 PENALTIES = ("class", "feature")
 
@@ -25,7 +31,7 @@ PENALTIES = ("class", "feature")
     meta_fields=["per"],
 )
 @dataclass(frozen=True)
-class SoftmaxSelectionOracles(Oracles):
+class SoftmaxSelectionOracles(SoftmaxOracles):
     """Labelled rows on each level; one penalty per ``"class"`` or per ``"feature"``."""
 
     per: str = "class"
@@ -51,11 +57,6 @@ class SoftmaxSelectionOracles(Oracles):
     def _inner_grad_outer(self, point: Point, data: Labelled, weights: Array) -> Array:
         return jnp.sum(self.penalties(point.outer_var) * point.inner_var**2, axis=self._shared_axis) / 2
 
-    def _outer(self, point: Point, data: Labelled, weights: Array) -> OuterPass:
-        chances = probabilities(data.features @ point.inner_var)
-        grad = data.features.T @ (weights[:, None] * residuals(chances, data.labels))
-        return OuterPass(grad, jnp.zeros_like(point.outer_var))
-
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
         """Return D(point) - D(previous): each level is read once for both points, and once to multiply back."""
         train, weights = self.inner_samples.take(rows.inner)
@@ -77,6 +78,3 @@ class SoftmaxSelectionOracles(Oracles):
     def _inner_value(self, point: Point, data: Labelled, weights: Array) -> Array:
         penalty = jnp.sum(self.penalties(point.outer_var) * point.inner_var**2) / 2
         return self._outer_value(point, data, weights) + penalty
-
-    def _outer_value(self, point: Point, data: Labelled, weights: Array) -> Array:
-        return weights @ cross_entropies(data.features @ point.inner_var, data.labels)

@@ -69,7 +69,10 @@ class Solver(ABC):
         raise NotImplementedError
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
-        """Draw all randomness of step ``index``; one batch on each level unless a solver says more."""
+        """Draw all randomness of step ``index``; one batch on each level unless a solver says more.
+
+        Traced parameters must not matter here: the settings of a sweep share their draws.
+        """
         return oracles.draw(key, index)
 
     def refreshes(self, index: Array, draw: Draw) -> Array:

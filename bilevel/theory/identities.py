@@ -97,12 +97,8 @@ def shares(samples: Samples) -> np.ndarray:
 def _both(inner: Sequences, outer: Sequences) -> Sequences:
     """Return each pair of an inner and an outer sequence: the levels are drawn independently."""
     _refuse_many(len(inner.rows) * len(outer.rows))
-    rows = Rows(np.repeat(inner.rows, len(outer.rows), axis=0), np.tile(outer.rows, (len(inner.rows), *_ones(outer))))
-    return Sequences(rows, np.outer(inner.probability, outer.probability).ravel())
-
-
-def _ones(sequences: Sequences) -> tuple[int, ...]:
-    return (1,) * (sequences.rows.ndim - 1)
+    i, j = np.indices((len(inner.rows), len(outer.rows))).reshape(2, -1)
+    return Sequences(Rows(inner.rows[i], outer.rows[j]), inner.probability[i] * outer.probability[j])
 
 
 def _drawn(oracles: Oracles, steps: int) -> Sequences:
@@ -129,9 +125,6 @@ def _flat(point: Point) -> Point:
 
 def _mean(probability: np.ndarray, values: PyTree, axis: int = 0) -> Any:
     return jax.tree.map(lambda leaf: np.tensordot(probability, np.asarray(leaf), (0, axis)), values)
-
-
-# Sampled directions
 
 
 def sampled_direction(problem: BilevelProblem, point: Point, batch_size: int, sampling: str, index: int = 0) -> Sides:
@@ -162,9 +155,6 @@ def sampled_direction(problem: BilevelProblem, point: Point, batch_size: int, sa
 @jax.jit
 def _directions(oracles: Oracles, point: Point, rows: Rows) -> Point:
     return jax.vmap(lambda one: _flat(oracles.direction(point, one)))(rows)
-
-
-# The recursive estimate of SRBA
 
 
 def recursive_mse(problem: BilevelProblem, solver: SRBA, steps: int) -> Sides:
@@ -230,9 +220,6 @@ def _mse_sides(probability: np.ndarray, estimates: np.ndarray, exact: np.ndarray
     for k in range(1, len(begins)):
         rhs[k] = 0 if begins[k] else rhs[k - 1] + growth[k - 1]
     return Sides(expected_norm_sq(estimates - exact), rhs)
-
-
-# Neumann series
 
 
 def neumann_mean(problem: BilevelProblem, solver: Solver, point: Point | None = None) -> Sides:
@@ -317,9 +304,6 @@ def _dense(oracles: Oracles, point: Point) -> tuple[Array, Array]:
         return ravel_pytree(inner.hvp)[0], ravel_pytree(inner.cross)[0]
 
     return jax.vmap(columns, out_axes=1)(jnp.eye(flat.size, dtype=flat.dtype))
-
-
-# The tables of SABA
 
 
 class TableIdentities(NamedTuple):

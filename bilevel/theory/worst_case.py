@@ -11,7 +11,7 @@ completed, a chain being incomplete while the last two of its T + 1 coordinates 
 
     ||∇h(x)||²  >=  λ² α^(3/2) |I| / (16 β² m²)  =  2 ε |I| / m                        (lemma:lower_bound_grad_h)
 
-which is above ε as long as t <= m T / 2, for then |I| >= m/2; the inequality is strict, as a chain's own bound is.
+which keeps ||∇h||² above ε as long as t <= m T / 2, for then |I| >= m/2 (and a single chain stays clear of its bound).
 
 The gap, the smoothness and the bound of a single chain belong to the problem, and are tested with it.
 """

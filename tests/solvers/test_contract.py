@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -181,3 +182,20 @@ def test_sabas_tables_are_not_copied_in_the_loop():
     loops = [text for text in hot_bodies if "while/body/while/body" in text and "ROOT" in text]
     assert loops, "the hot loop was not found"
     assert not [line for text in loops for line in text.split("\n") if " copy(" in line and "f32[128," in line]
+
+
+@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS))
+def test_draws_do_not_depend_on_traced_parameters(name):
+    """The settings of a sweep share their draws."""
+    problem, solver = cases.quadratic(), cases.SOLVERS[name]
+    with arithmetic("float64"):
+        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+        resolved = solver.resolve(oracles).cast("float64")
+        leaves, structure = jax.tree.flatten(resolved)
+        other = jax.tree.unflatten(structure, [0.7 * leaf for leaf in leaves])
+        pages = [draw_page(setting, oracles, run_key(0), np.int32(0), 16) for setting in (resolved, other)]
+    cases.assert_trees_equal(*(jax.tree.map(plain, page) for page in pages))
+
+
+def plain(leaf):
+    return np.asarray(jax.random.key_data(leaf)) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -1,5 +1,7 @@
 """Runs on the worst case against the lower bound. The problem itself is tested in tests/problems/test_worst_case.py."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,7 @@ from bilevel.types import Point
 from tests import cases
 
 M, EPSILON = 4, 7e-7
-NORMALISATIONS = ["individual", "mean_squared"]
-BOTH = pytest.mark.parametrize("normalisation", NORMALISATIONS)
+BOTH = pytest.mark.parametrize("normalisation", ["individual", "mean_squared"])
 LINEAR = [name for name, cls in bilevel.SOLVERS.items() if cls.compiled and name not in OUTSIDE]
 
 
@@ -112,14 +113,8 @@ def test_the_allowance_is_met_with_equality():
     np.testing.assert_array_equal(meter.reached, meter.allowed)
 
 
-@pytest.mark.parametrize(
-    ("name", "normalisation"),
-    [
-        pytest.param(name, normalisation, marks=() if name in ("SRBA", "SABA", "SOBA") else pytest.mark.slow)
-        for name in LINEAR
-        for normalisation in NORMALISATIONS
-    ],
-)
+@BOTH
+@pytest.mark.parametrize("name", cases.marked(LINEAR))
 def test_no_linear_solver_is_ahead_of_the_bound(name, normalisation):
     problem = hard(normalisation)
     bound = problem.constants["query_bound"]
@@ -130,7 +125,8 @@ def test_no_linear_solver_is_ahead_of_the_bound(name, normalisation):
         assert np.all(meter.hypergrad_norm_sq[early] > EPSILON)
         assert np.all(M - meter.completed[early] >= M / 2), "the proof prints |I| <= m/2"
         assert meter.queries_to(EPSILON) > bound
-        assert np.sum(early) > 3 and meter.queries[-1] > bound and meter.reached[-1] > 0.5 * 4 * problem.constants["T"]
+        assert np.sum(early) > 3 and meter.queries[-1] > bound, "too few evaluations, or too short a run"
+        assert meter.reached[-1] > problem.constants["T"]
 
 
 def test_a_run_that_reaches_stationarity_does_so_beyond_the_bound():
@@ -150,13 +146,8 @@ def test_random_directions_leave_the_span_and_are_seen_ahead_of_the_bound():
 
 def test_a_start_nearer_to_the_solution_is_seen_ahead_of_the_bound():
     problem = hard()
-    ahead = bilevel.problems.base.BilevelProblem(
-        problem.oracles,
-        problem.start._replace(outer_var=np.full_like(problem.start.outer_var, problem.constants["beta"])),
-        problem.referee,
-        problem.name,
-        constants=problem.constants,
-    )
+    solution = np.full_like(problem.start.outer_var, problem.constants["beta"])
+    ahead = replace(problem, start=problem.start._replace(outer_var=solution))
     meter = progress(ahead, quick("SOBA"), max_calls=60)
     assert not meter.is_within
     assert meter.completed[0] == M > meter.completed_allowed[0] == 0
