@@ -46,7 +46,7 @@ SIGMOID_FOURTH = _ROOT * (1 - _ROOT**2) * (2 - 3 * _ROOT**2) / 4
 _DRAWS, _ASCENTS = 512, 12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region:
     """Where constants hold: ||z|| <= radius and lower <= x <= upper, coordinate by coordinate; None is no limit."""
 
@@ -79,8 +79,8 @@ class Constants:
     L1_G, L2_G, L3_G : of the gradient, the Hessian, the third derivative of each G_i
     R : bound of ||v*(x)||, see `implied`; like the next three it holds for x whose z*(x) is in the region
     L_z_star, L_v_star, L_h : Lipschitz constants of z*, v*, ∇h
-    how : of each of them, "exact" (the smallest that holds in the region), "bound" (proved) or "estimate" (the largest
-        of many samples: the constant itself is at least this, or for mu_G at most)
+    how : of each of them, "exact" (no smaller one holds; None with "exact" is infinite), "bound" (proved) or "estimate"
+        (the largest of many samples: the constant itself is at least this, or for mu_G at most)
     region : where they hold
     """
 
@@ -96,7 +96,7 @@ class Constants:
     L_v_star: float | None
     L_h: float | None
     how: Mapping[str, str] = field(hash=False)
-    region: Region = field(hash=False)
+    region: Region
 
     def __str__(self) -> str:
         rows = [f"{name:<9} {_shown(getattr(self, name)):>10}  {self.how[name]}" for name in ASSUMED + DERIVED]
@@ -519,11 +519,13 @@ def _box(problem: BilevelProblem, box: tuple[Any, Any] | None) -> tuple[np.ndarr
 def _limits(given: Any, x: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
     if given is None:
         return otherwise
-    limits = np.broadcast_to(trees.flat(given) if np.ndim(given) or not np.isscalar(given) else float(given), x.shape)
+    limits = trees.flat(given)
+    if limits.size not in (1, x.size):
+        raise ValueError(f"`box`: a limit has {limits.size} numbers; give one, or {x.size} like the outer variable.")
     return np.where(np.isinf(limits), otherwise, limits)
 
 
-_RULES: dict[type[Oracles], Callable[..., _Found]] = {
+_RULES: dict[Any, Callable[..., _Found]] = {
     QuadraticOracles: _quadratic,
     WorstCaseOracles: _worst_case,
     LogisticOracles: _logistic,

@@ -1,6 +1,7 @@
 """Constants of regularity: no difference quotient exceeds one, and none is far above the largest that is found."""
 
 import dataclasses
+import itertools
 from functools import lru_cache, partial
 
 import jax
@@ -18,12 +19,13 @@ from bilevel.types import Point
 from tests import cases
 from tests.problems import small
 
-RADIUS = 3.0
+RADIUS = 30.0
 STEP = 1e-3  # of difference quotients of derivatives up to the third
 
 
 def cleaning():
-    return bilevel.problems.data_cleaning(*small.classes(), dtype="float64")
+    rows = (part[:12] for part in small.classes())
+    return bilevel.problems.data_cleaning(*rows, dtype="float64")
 
 
 def worst():
@@ -49,11 +51,11 @@ def made(name):
 
 # The largest ratio of a constant to the largest quotient found that is let pass: 1 is a constant that cannot be less.
 LOOSENESS = {
-    "quadratic": {"L0_F": 1.6, "L1_F": 1.001, "L1_G": 1.001},
-    "logistic": {"L0_F": 1.001, "L1_F": 1.001, "L2_F": 1.001, "L1_G": 1.6, "L2_G": 2.5, "L3_G": 2.5},
-    "grouped": {"L0_F": 1.001, "L1_F": 1.001, "L2_F": 1.001, "L1_G": 1.6, "L2_G": 2.5, "L3_G": 2.5},
-    "worst case": {"L0_F": 1.6, "L1_F": 1.01, "L2_F": 1.01, "L1_G": 1.001},
-    "cleaning": {"L0_F": 1.6, "L1_F": 1.3, "L2_F": 1.6, "L1_G": 2, "L2_G": 4, "L3_G": 8},
+    "quadratic": {"L0_F": 1.4, "L1_F": 1.001, "L1_G": 1.001},
+    "logistic": {"L0_F": 1.001, "L1_F": 1.001, "L2_F": 1.001, "L1_G": 1.1, "L2_G": 1.1, "L3_G": 1.1},
+    "grouped": {"L0_F": 1.001, "L1_F": 1.001, "L2_F": 1.001, "L1_G": 1.2, "L2_G": 1.5, "L3_G": 1.1},
+    "worst case": {"L0_F": 1.2, "L1_F": 1.05, "L2_F": 1.01, "L1_G": 1.001},
+    "cleaning": {"L0_F": 1.1, "L1_F": 1.1, "L2_F": 1.1, "L1_G": 1.2, "L2_G": 1.2, "L3_G": 1.2},
 }
 
 
@@ -105,11 +107,11 @@ def unit(vector, otherwise):
     return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1), otherwise)
 
 
-def quotients(samples, order, seed=0, starts=12, rounds=80):
+def quotients(samples, order, seed=0, rounds=80):
     """Difference quotients of derivatives of order - 1: between random points, and where ascent finds them large."""
     rng = np.random.default_rng(seed)
-    rows = np.tile(np.arange(samples.n, dtype=np.int32)[:, None], (starts, 1))
-    first, second, directions = samples.draw(rng, len(rows)), samples.draw(rng, len(rows)), None
+    rows = np.tile(np.arange(samples.n, dtype=np.int32)[:, None], (480 // samples.n, 1))
+    first, second = samples.draw(rng, len(rows)), samples.draw(rng, len(rows))
     directions = rng.standard_normal(first.shape)
 
     def climb(point, direction, row):
@@ -141,7 +143,10 @@ def quotients(samples, order, seed=0, starts=12, rounds=80):
 
 
 ORDERS = {"L0_F": 1, "L1_F": 2, "L2_F": 3, "L1_G": 2, "L2_G": 3, "L3_G": 4}
-CONSTANTS = [(name, constant) for name in MADE for constant in ORDERS]
+LONG = {("cleaning", "L2_G"), ("cleaning", "L3_G"), *(("grouped", constant) for constant in ORDERS)}
+CONSTANTS = [
+    pytest.param(*pair, marks=[pytest.mark.slow] if pair in LONG else []) for pair in itertools.product(MADE, ORDERS)
+]
 
 
 @pytest.mark.parametrize(("name", "constant"), CONSTANTS)
@@ -154,7 +159,6 @@ def test_no_difference_quotient_exceeds_a_constant_and_some_come_near(name, cons
         assert largest < 1e-9, "derivatives of this order are constant"
         return
     assert largest <= bound * (1 + 1e-6)
-    print(f"LOOSE {name} {constant} {bound:.4g} {found.how[constant]} {bound / largest:.3f}")
     assert bound <= LOOSENESS[name][constant] * largest, f"{bound / largest:.3g} times the largest quotient"
     if found.how[constant] == "exact":
         assert bound <= 1.05 * largest
@@ -177,7 +181,6 @@ def test_inner_curvature_is_at_least_mu(name):
 
     with arithmetic(np.float64):
         least = np.linalg.eigvalsh(np.asarray(hessian(points)))[:, 0].min()
-    print(f"LOOSE {name} mu_G {found.mu_G:.4g} {found.how['mu_G']} {least / found.mu_G:.3f}")
     assert found.mu_G * (1 - 1e-9) <= least <= 2 * found.mu_G
 
 
@@ -194,7 +197,13 @@ def solution_jacobians(problem, x, step=1e-4):
 
 PARTS = {"L_z_star": "inner_var", "L_v_star": "v", "L_h": "hypergrad"}
 # Bounds of the solution's Lipschitz constants are products of worst cases that do not occur together.
-SOLUTION_LOOSENESS = {"quadratic": 1.001, "logistic": 60, "grouped": 60, "worst case": 1.4, "cleaning": 300}
+SOLUTION_LOOSENESS = {
+    "quadratic": {"L_z_star": 1.001, "L_v_star": 1.001, "L_h": 1.001},
+    "logistic": {"L_z_star": 40, "L_v_star": 300, "L_h": 10_000},
+    "grouped": {"L_z_star": 30, "L_v_star": 100, "L_h": 5000},
+    "worst case": {"L_z_star": 1.001, "L_v_star": 1.001, "L_h": 1.001},
+    "cleaning": {"L_z_star": 10, "L_v_star": 600, "L_h": 2000},
+}
 
 
 def outer_points(problem, region, count, seed=0):
@@ -216,14 +225,13 @@ def test_solutions_move_no_faster_than_their_constants(name):
         pairs = zip(points, points[1:], ends, ends[1:], strict=False)
         rates = [np.linalg.norm(b - a) / np.linalg.norm(y - x) for x, y, a, b in pairs]
         largest[constant] = max(rates)
-    for x in points[:6]:
+    for x in points[: 2 if name == "cleaning" else 6]:
         for constant, jacobian in solution_jacobians(problem, x).items():
             largest[constant] = max(largest[constant], np.linalg.norm(jacobian, 2))
     for constant, rate in largest.items():
         bound = getattr(found, constant)
-        print(f"LOOSE {name} {constant} {bound:.4g} {found.how[constant]} {bound / rate:.3f}")
         assert rate <= bound * (1 + 1e-5), constant
-        assert bound <= SOLUTION_LOOSENESS[name] * rate, f"{constant} is {bound / rate:.3g} times the largest rate"
+        assert bound <= SOLUTION_LOOSENESS[name][constant] * rate, f"{constant} is {bound / rate:.3g} times a rate"
 
 
 @NAMES
@@ -232,7 +240,6 @@ def test_v_star_stays_in_the_ball_of_radius_R(name):
     points = [problem.referee(x, None) for x in outer_points(problem, found.region, 20)]
     inside = [r for r in points if np.linalg.norm(r.inner_var) <= found.region.radius]
     largest = max(np.linalg.norm(reference.v) for reference in inside)
-    print(f"LOOSE {name} R {found.R:.4g} {found.how['R']} {found.R / largest:.3f}")
     assert largest <= found.R == found.L0_F / found.mu_G
 
 
@@ -284,7 +291,7 @@ def test_smoothness_of_h_is_linear_in_F_unlike_the_printed_one():
         given = mu, L0_F, L1_F, mu + more, L2_G
         scaled = mu, 7 * L0_F, 7 * L1_F, mu + more, L2_G
         np.testing.assert_allclose(implied(*scaled)["L_h"], 7 * implied(*given)["L_h"])
-        assert printed_smoothness(*scaled) > 7.01 * printed_smoothness(*given)
+        assert printed_smoothness(*scaled) > 7 * (1 + 1e-6) * printed_smoothness(*given)
         assert implied(*given)["L_h"] <= printed_smoothness(*given)
 
 
@@ -295,7 +302,7 @@ def test_estimates_never_exceed_the_constants_and_come_near():
     found = constants(other, radius=RADIUS)
     assert set(found.how.values()) == {"estimate"} and found.region.radius == RADIUS
     for constant in ("L0_F", "L1_F", "L1_G"):
-        assert 0.6 * getattr(exact, constant) <= getattr(found, constant) <= getattr(exact, constant) * (1 + 1e-9)
+        assert 0.5 * getattr(exact, constant) <= getattr(found, constant) <= getattr(exact, constant) * (1 + 1e-9)
     np.testing.assert_allclose(found.mu_G, exact.mu_G)
     assert max(found.L2_F, found.L2_G, found.L3_G) < 1e-9
     assert all(getattr(found, name) is not None for name in ASSUMED + DERIVED)
@@ -330,9 +337,11 @@ def test_nonsense_is_refused():
     problem = cases.quadratic()
     with pytest.raises(ValueError, match="`strongly_convex=True`"):
         constants(dataclasses.replace(problem, referee=None))
-    with pytest.raises(ValueError, match="`radius=-1.0`"):
+    with pytest.raises(ValueError, match=r"`radius=-1\.0`"):
         constants(problem, radius=-1.0)
     with pytest.raises(ValueError, match="lower limit exceeds"):
         constants(problem, radius=1.0, box=(1.0, -1.0))
-    with pytest.raises(ValueError, match="`mu_G=0.0`"):
+    with pytest.raises(ValueError, match="a limit has 2 numbers; give one, or 3"):
+        constants(problem, radius=1.0, box=(np.zeros(2), None))
+    with pytest.raises(ValueError, match=r"`mu_G=0\.0`"):
         implied(0.0, 1.0, 1.0, 1.0, 1.0)
