@@ -90,13 +90,14 @@ def calls_to(
     """Return the calls at which ||∇h||² first fell to each ε, infinite where the budget ended before."""
     if not epsilons or min(epsilons) <= 0:
         raise ValueError(f"`epsilons={tuple(epsilons)}`: must be numbers above 0.")
-    result = run(problem, solver, seed=seed, max_calls=max_calls, tolerance=min(epsilons), eval_every=_every(solver))
+    every = _every(problem, solver)
+    result = run(problem, solver, seed=seed, max_calls=max_calls, tolerance=min(epsilons), eval_every=every)
     norms, calls = result.history["hypergrad_norm_sq"], result.history["calls"]
     return {epsilon: min(calls[norms <= epsilon].astype(float), default=np.inf) for epsilon in epsilons}
 
 
-def _every(solver: Solver) -> int:
-    return 1 if not solver.compiled else 50
+def _every(problem: BilevelProblem, solver: Solver) -> int:
+    return max(50, (problem.n_inner + problem.n_outer) // 50) if solver.compiled else 1
 
 
 def measure(
@@ -104,7 +105,7 @@ def measure(
     sizes: Sequence[int] = SIZES,
     epsilons: Sequence[float] = EPSILONS,
     seeds: Sequence[int] = range(5),
-    max_calls: int = 2_000_000,
+    max_calls: int = 1_000_000,
 ) -> Iterator[Measurement]:
     """Tune a method at the first size, then measure it at all; a run may take ``max_calls`` and 40 passes more."""
     if not sizes or not seeds:

@@ -18,6 +18,8 @@ from bilevel.problems.worst_case import worst_case
 from bilevel.types import Calls, Point
 from tests import cases
 
+pytestmark = pytest.mark.slow  # many compilations
+
 M, N, BATCH, EPSILON = 5, 7, 3, 4e-7
 BOTH = pytest.mark.parametrize("normalisation", ["individual", "mean_squared"])
 ROTATIONS = pytest.mark.parametrize("rotation", ["coordinates", "random"])

@@ -19,6 +19,8 @@ from bilevel.types import Point
 from tests import cases
 from tests.problems import small
 
+pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
+
 RADIUS = 30.0
 STEP = 1e-3  # of difference quotients of derivatives up to the third
 

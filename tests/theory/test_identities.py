@@ -21,6 +21,8 @@ from bilevel.theory.identities import (
 from bilevel.types import Point, Rows
 from tests import cases
 
+pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
+
 POINT = Point(np.array([1.0, 0.5]), np.array([1.0, -2.0]), np.array([0.3, 2.0]))
 
 

@@ -20,6 +20,8 @@ from bilevel.types import Point, Rows
 from tests import cases
 from tests.theory.test_constants import made
 
+pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
+
 
 def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
     """A quadratic in few dimensions whose rows are nearly alike: the theory's steps are as large as they get."""

@@ -11,6 +11,8 @@ from bilevel.theory.worst_case import OUTSIDE, gradient_floor, n_completed, prog
 from bilevel.types import Point
 from tests import cases
 
+pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
+
 M, EPSILON = 4, 7e-7
 BOTH = pytest.mark.parametrize("normalisation", ["individual", "mean_squared"])
 LINEAR = [name for name, cls in bilevel.SOLVERS.items() if cls.compiled and name not in OUTSIDE]
