@@ -37,7 +37,8 @@ def ijcnn1():
         shown = sorted({int(np.searchsorted(history["seconds"], at, side="right")) - 1 for at in SHOWN_AT})
         for i in (i for i in shown if i >= 0):
             seconds, calls, value, norm_sq = (history[key][i] for key in KEYS)
-            print(f"| {name} | {seconds:.2f} | {calls:.2e} | {value:.4f} | {norm_sq:.1e} |")
+            numbers = f"{value:.4f} | {norm_sq:.1e}" if np.isfinite(value) else "diverged |"
+            print(f"| {name} | {seconds:.2f} | {calls:.2e} | {numbers} |")
 
 
 KEYS = ("seconds", "calls", "value", "hypergrad_norm_sq")
