@@ -1,10 +1,10 @@
 """Many cells in one program against the same cells one after another: cell-steps per second, as a ratio.
 
-    python benchmarks/sweep.py [--settings 25] [--seeds 10] [--epochs 300] [--seeds-together]
+    python benchmarks/sweep.py [--settings 25] [--seeds 10] [--epochs 150] [--seeds-together]
 
 SRBA on data of the shape of IJCNN1, batch 64, float32. Both ways evaluate the cheap metrics at the same steps; seconds
-are those of the wall, with draws, all-rows passes and evaluations, without compilation. The two ways take turns, and the
-results are compared.
+are those of the wall, with draws, all-rows passes and evaluations, without compilation. The two ways take turns, and
+the results are compared.
 """
 
 import argparse
@@ -32,9 +32,9 @@ def data(seed=0):
 
 
 def grid(n, problem):
-    """n settings of one period, spread over steps and ratios that do not diverge."""
+    """n settings of one period, SRBA's default, spread over steps and ratios that do not diverge."""
     side = round(n**0.5)
-    period = (problem.n_inner + problem.n_outer) // (8 * BATCH)
+    period = (problem.n_inner + problem.n_outer) // (2 * BATCH)
     pairs = product(np.geomspace(0.03, 0.5, side), np.geomspace(1, 10, -(-n // side)))
     return [bilevel.SRBA(float(step), float(ratio), BATCH, period=period) for step, ratio in pairs][:n]
 
@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--epochs", type=float, default=300.0)
+    parser.add_argument("--epochs", type=float, default=150.0)
     parser.add_argument("--seeds-together", action="store_true", help="vmap over seeds as well, as on a GPU")
     arguments = parser.parse_args()
     problem = bilevel.problems.logistic_selection(*data())
