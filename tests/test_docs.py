@@ -64,6 +64,13 @@ def test_the_example_of_the_page_on_problems_runs(capsys):
     assert error < 0.2 and auc > 0.8
 
 
+def test_the_example_of_the_page_on_the_theory_runs(capsys):
+    (example,) = code_blocks("docs/theory.md")
+    exec(example, {})
+    smoothness, how, rho, gamma = capsys.readouterr().out.split()
+    assert how == "exact" and 0 < float(gamma) < float(rho) < 1 < float(smoothness) < 100
+
+
 def test_the_config_of_the_page_on_the_benchmark_is_accepted(tmp_path):
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/benchmark.md").read_text(), flags=re.DOTALL)
     (tmp_path / "shown.toml").write_text(text)
