@@ -30,7 +30,7 @@ class Samples:
     Attributes
     ----------
     leaves : pytree of arrays, the sample axis of each where `axes` says
-    n : number of rows
+    n : number of real rows; padding may follow
     axes : the sample axis of each leaf, in the order of ``jax.tree.leaves``
     dtype : the floating type that rows are taken in; the leaves may be held in a narrower one
     batch_size, sampling : how `draw` draws; see :mod:`bilevel.oracles.sampling`
@@ -91,17 +91,25 @@ class Samples:
         return self.n % self.batch_size != 0
 
     def batched(self, batch_size: int, sampling: str) -> "Samples":
-        """Return the same rows, drawn in batches of this size."""
+        """Return the same rows, drawn in batches of this size.
+
+        Where the last block is short, samples-last data are padded, so that every block begins at an aligned address;
+        rows-first data, which may be large, are left as they are.
+        """
         plain = replace(self, batch_size=batch_size, sampling=sampling, row_weights=None)
         if sampling not in ("blocks", "reshuffle") or not plain.has_short_block:
             return plain
-        return replace(plain, row_weights=plain._row_weights())
+        if all(axis == 0 for axis in self.axes):
+            return replace(plain, row_weights=plain._row_weights(real_rows_last=True))
+        missing = -self.n % batch_size
+        padded = self._map(partial(_padded, n=self.n, missing=missing))
+        return replace(plain, leaves=padded, row_weights=plain._row_weights(real_rows_last=False))
 
-    def _row_weights(self) -> Array:
+    def _row_weights(self, real_rows_last: bool) -> Array:
         """Return the weights of all blocks where the last is short.
 
-        A slice that would reach past the end is moved back by XLA, so the last one begins with rows of the block
-        before it: they weigh nothing.
+        Of unpadded data, XLA moves a slice that would reach past the end back: the last one then begins with rows of
+        the block before it, which weigh nothing.
         """
         missing = -self.n % self.batch_size
         weights = np.full(self.n + missing, 1 / self.batch_size, self.dtype)
@@ -109,7 +117,7 @@ class Samples:
         if self.sampling == "reshuffle":
             # A pass visits each block once, whatever its size, so the short one must weigh less.
             weights[:] = self.n_blocks / self.n
-        weights[-self.batch_size :][:missing] = 0
+        weights[-self.batch_size :][slice(missing) if real_rows_last else slice(-missing, None)] = 0
         return jnp.asarray(weights)
 
     def astype(self, dtype: DTypeLike) -> "Samples":
@@ -156,7 +164,7 @@ class Samples:
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return the data of the rows, and weights such that sum(weights * values) is their estimate."""
         if rows is None:
-            return trees.cast(self.leaves, self.dtype), jnp.full(self.n, 1 / self.n, self.dtype)
+            return trees.cast(self.leaves, self.dtype), self._all_weights()
         if self.sampling == "iid":
             taken = self._map(lambda leaf, axis: jnp.take(leaf, rows, axis=axis))
             return trees.cast(taken, self.dtype), self._equal_weights()
@@ -166,6 +174,12 @@ class Samples:
 
     def _equal_weights(self) -> Array:
         return jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
+
+    def _all_weights(self) -> Array:
+        held = jax.tree.leaves(self.leaves)[0].shape[self.axes[0]]
+        if held == self.n:
+            return jnp.full(self.n, 1 / self.n, self.dtype)
+        return jnp.where(jnp.arange(held, dtype=jnp.int32) < self.n, jnp.asarray(1 / self.n, self.dtype), 0)
 
     def count(self, rows: Any) -> Count:
         """Return how many rows one batch holds."""
@@ -187,3 +201,10 @@ class Samples:
     def _map(self, function: Any) -> PyTree:
         leaves, structure = jax.tree.flatten(self.leaves)
         return jax.tree.unflatten(structure, [function(*pair) for pair in zip(leaves, self.axes, strict=True)])
+
+
+def _padded(leaf: Array, axis: int, *, n: int, missing: int) -> Array:
+    """Append copies of row 0: weights leave them out, and a user's loss is finite on a real row."""
+    real = jax.lax.slice_in_dim(leaf, 0, n, axis=axis)
+    filler = jnp.repeat(jax.lax.slice_in_dim(leaf, 0, 1, axis=axis), missing, axis=axis)
+    return jnp.concatenate([real, filler], axis=axis)
