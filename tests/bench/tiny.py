@@ -46,7 +46,7 @@ EXACT = """
 name = "Exact"
 """
 SECONDS = "seconds = 0.05\n"
-UNLIKE = ["written_at", "seconds"]  # from one run of a cell to another
+UNLIKE = ["written_at", "seconds", "revision"]  # from one run of a cell to another
 
 
 def write(folder, text):
