@@ -118,12 +118,13 @@ def run(
         where = Where(jobs, dask, device.value if device else None)
         folder = store or Path("results") / experiment.name
         results = Store(folder)
-        results.keep_config(config)
         processes = jobs if jobs > 1 else None
         again = _command("run", config, store=folder, only=only, seeds=seeds, jobs=processes, dask=dask, device=device)
         with _Live(experiment.metric) as watcher:
             try:
-                failures = execute(experiment, results, watcher, seeds=chosen, only=only or None, where=where)
+                failures = execute(
+                    experiment, results, watcher, seeds=chosen, only=only or None, where=where, config=config
+                )
             except KeyboardInterrupt:
                 watcher.stop()
                 _say(err, f"stopped; what is finished is in {folder}. To go on: {again}")

@@ -195,3 +195,8 @@ def test_a_damaged_file_is_told_and_its_cells_are_run_again(finished, tmp_path, 
     tiny.Pretence().install(monkeypatch)
     said("run", config, "--store", store.folder)
     assert store.finished() >= whole
+
+
+def test_a_refused_run_leaves_no_folder(config, tmp_path):
+    said("run", config, "--store", tmp_path / "store", "--only", "SRB", code=2)
+    assert not (tmp_path / "store").exists()

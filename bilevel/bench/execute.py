@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -58,6 +59,7 @@ def execute(
     seeds: Collection[int] | None = None,
     only: Collection[str] | None = None,
     where: Where = Where(),  # noqa: B008
+    config: str | Path | None = None,
 ) -> int:
     """Run what is not in the store yet, and return how many tasks failed.
 
@@ -68,9 +70,12 @@ def execute(
     watcher : told of the progress
     seeds, only : seeds and solvers in the place of all
     where : on what to run
+    config : the experiment's file, to be kept beside the results
     """
     with _on(where.device):
         cells = _sweep_cells(experiment, seeds, only)
+        if config is not None:
+            store.keep_config(config)
         failures = _sweep(experiment, cells, store, watcher, where)
         # What is missing from the sweep might be what should be selected.
         if experiment.max_seconds is not None and not failures:
