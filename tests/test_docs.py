@@ -84,3 +84,10 @@ def test_the_neural_example_tells_clean_rows_from_corrupted_ones():
     errors = {line.split("  ")[0]: float(re.search(r"test error (\S+)", line)[1]) for line in lines}
     assert errors["SRBA"] < errors["plain fit"] / 2
     assert float(re.search(r"SRBA.*AUC of the weights (\S+)", lines[-1])[1]) > 0.9
+
+
+def test_the_page_on_the_theory_names_tests_that_exist():
+    named = set(re.findall(r"`(test_[a-z_A-Z0-9]+)`", (ROOT / "docs" / "theory.md").read_text()))
+    files = [*(ROOT / "tests" / "theory").glob("*.py"), ROOT / "tests" / "problems" / "test_worst_case.py"]
+    assert len(named) > 10
+    assert named <= set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in files)))

@@ -50,14 +50,18 @@ class Method:
     ----------
     name : of the solver
     exponent : of N in the number of calls, at a fixed ε
-    solver : from a step at the smallest size, and the ratio of sizes, to the solver
+    accuracy_exponent : of 1/ε, at a fixed N
+    solver : from a step at the smallest size, and the size, to the solver
     steps : what is tried at the smallest size; one value where nothing is to be tuned
+    passes : over the data that a run may take on top of its budget of calls
     """
 
     name: str
     exponent: float
+    accuracy_exponent: float
     solver: Callable[[float, int], Solver]
     steps: tuple[float, ...]
+    passes: int = 40
 
 
 def _srba(step: float, size: int) -> SRBA:
@@ -69,10 +73,10 @@ def _saba(step: float, size: int) -> SABA:
 
 
 METHODS = (
-    Method("SRBA", 1 / 2, _srba, (0.01, 0.02, 0.04, 0.08)),
-    Method("SABA", 2 / 3, _saba, (0.01, 0.02, 0.04, 0.08)),
-    Method("SOBA", 0.0, lambda step, size: SOBA(step, 1.0, 1), (0.01, 0.02, 0.05, 0.1, 0.2)),
-    Method("Exact", 1.0, lambda step, size: Exact(), (1.0,)),
+    Method("SRBA", 1 / 2, 1.0, _srba, (0.01, 0.02, 0.04, 0.08)),
+    Method("SABA", 2 / 3, 1.0, _saba, (0.01, 0.02, 0.04, 0.08)),
+    Method("SOBA", 0.0, 2.0, lambda step, size: SOBA(step, 1.0, 1), (0.01, 0.02, 0.05, 0.1, 0.2)),
+    Method("Exact", 1.0, 0.0, lambda step, size: Exact(), (1.0,), passes=400),
 )
 
 
@@ -107,14 +111,14 @@ def measure(
     seeds: Sequence[int] = range(5),
     max_calls: int = 1_000_000,
 ) -> Iterator[Measurement]:
-    """Tune a method at the first size, then measure it at all; a run may take ``max_calls`` and 40 passes more."""
+    """Tune a method at the first size, then measure it at all, each run within ``max_calls`` and its passes."""
     if not sizes or not seeds:
         raise ValueError("`sizes` and `seeds` must not be empty.")
     step = _tuned(method, sizes[0], max_calls)
     for size in sizes:
         problem, solver = problem_of(size), method.solver(step, size)
         for seed in seeds if solver.compiled else seeds[:1]:
-            found = calls_to(problem, solver, epsilons, seed, max_calls + 40 * size)
+            found = calls_to(problem, solver, epsilons, seed, max_calls + method.passes * size)
             for epsilon, calls in found.items():
                 yield Measurement(method.name, size, epsilon, seed, calls)
 

@@ -34,8 +34,8 @@ def _worded(fitted: Any, measurements: Sequence[Measurement], solver: str, place
 
 def figure(measurements: Sequence[Measurement], path: Path) -> None:
     """Draw calls against N at one ε and against 1/ε at the largest N, beside the slopes of the theory."""
-    drawing = require("matplotlib.figure", "plot").Figure(figsize=(9, 4), layout="constrained")
-    left, right = drawing.subplots(1, 2)
+    drawing = require("matplotlib.figure", "plot").Figure(figsize=(11, 4), layout="constrained")
+    left, right = drawing.subplots(1, 2, subplot_kw={"xscale": "log", "yscale": "log"})
     middle = sorted({found.epsilon for found in measurements})[len({f.epsilon for f in measurements}) // 2]
     largest = max(found.size for found in measurements)
     for method in METHODS:
@@ -46,15 +46,16 @@ def figure(measurements: Sequence[Measurement], path: Path) -> None:
         }
         (line,) = left.plot(list(at), list(at.values()), marker="o", label=method.name)
         right.plot(sorted(along), [along[place] for place in sorted(along)], marker="o", label=method.name)
-        if at:
-            _guide(left, at, method.exponent, line.get_color())
-    _guide(left, {size: 0.1 * value for size, value in _lowest(measurements, middle).items()}, 0.5, "black")
-    left.set(xlabel="N = n + m", ylabel="calls", title=f"until ||∇h||² ≤ {middle:.0e}; dotted: the theory's slope")
-    right.set(xlabel="1/ε", ylabel="calls", title=f"N = {largest}")
+        _guide(left, at, method.exponent, line.get_color())
+        _guide(right, along, method.accuracy_exponent, line.get_color())
+    tenth = {size: 0.1 * value for size, value in _lowest(measurements, middle).items()}
+    _guide(left, tenth, 0.5, "black", label="slope of the lower bound")
+    left.set(xlabel="N = n + m", ylabel="calls", title=f"to ||∇h||² ≤ {middle:.0e} (dotted: slopes proved)")
+    highest = 2 * max(found.calls for found in measurements if np.isfinite(found.calls))
+    right.set(xlabel="1/ε", ylabel="calls", title=f"at N = {largest}", ylim=(None, highest))
     for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
         axes.grid(alpha=0.3)
-        axes.legend()
+    drawing.legend(*left.get_legend_handles_labels(), loc="outside right upper")
     with replacing(path) as file:
         drawing.savefig(file, dpi=150, format=path.suffix.removeprefix("."))
 
@@ -69,8 +70,9 @@ def _lowest(measurements: Sequence[Measurement], epsilon: float) -> dict[int, fl
     return found
 
 
-def _guide(axes: Any, at: dict[int, float], exponent: float, colour: str) -> None:
-    sizes = np.array(sorted(at), float)
-    if len(sizes) < 2:
+def _guide(axes: Any, at: dict[Any, float], exponent: float, colour: str, label: str | None = None) -> None:
+    """Draw the power law through the first point."""
+    if len(at) < 2:
         return
-    axes.plot(sizes, at[int(sizes[0])] * (sizes / sizes[0]) ** exponent, ":", color=colour)
+    places = np.array(sorted(at), float)
+    axes.plot(places, at[min(at)] * (places / places[0]) ** exponent, ":", color=colour, label=label)
