@@ -28,6 +28,7 @@ from bilevel.solvers import (
     StocBiO,
 )
 from bilevel.types import Point
+from bilevel.whole_loops import compile_small_loops_whole
 
 __all__ = [
     "ALSET",
@@ -61,3 +62,5 @@ __all__ = [
     "run",
 ]
 __version__ = "0.1.0"
+
+compile_small_loops_whole()

@@ -21,11 +21,12 @@ class Budget:
     max_calls: int | None = None
     max_seconds: float | None = None
     tolerance: float | None = None
+    certified_tolerance: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "max_calls"):
             _check(name, getattr(self, name), Integral, "an integer of at least 0")
-        for name in ("max_seconds", "tolerance"):
+        for name in ("max_seconds", "tolerance", "certified_tolerance"):
             _check(name, getattr(self, name), Real, "a finite number of at least 0")
         if self.max_steps is not None and self.max_steps > INT32_MAX:
             raise ValueError(f"`max_steps={self.max_steps}`: steps are counted in 32 bits, at most {INT32_MAX}.")

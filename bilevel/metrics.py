@@ -15,6 +15,7 @@ from bilevel import trees
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem, Reference
 from bilevel.problems.reference import Referee
+from bilevel.problems.stationarity import norm_sq, stationarity
 from bilevel.types import Array, Point, PyTree
 
 
@@ -50,7 +51,7 @@ def _exact_metrics(
         return {"value": np.nan, "hypergrad_norm_sq": np.nan}, guess
     metrics = {
         "value": reference.value,
-        "hypergrad_norm_sq": _stationarity(problem.oracles, point.outer_var, reference.hypergrad),
+        "hypergrad_norm_sq": stationarity(problem.oracles, point.outer_var, reference.hypergrad),
         "inner_distance_sq": _distance_sq(point.inner_var, reference.inner_var),
         "v_distance_sq": _distance_sq(point.v, reference.v),
         "reference_inner_residual": reference.inner_residual,
@@ -62,21 +63,4 @@ def _exact_metrics(
 
 
 def _distance_sq(a: PyTree, b: PyTree) -> float:
-    return _norm_sq(trees.subtract(a, b))
-
-
-def _norm_sq(tree: PyTree) -> float:
-    # NumPy's, because JAX's would be float32 here where the user has x64 off.
-    return float(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(tree)))
-
-
-def _stationarity(oracles: Oracles, outer_var: PyTree, hypergrad: PyTree) -> float:
-    """Return ||∇h||², without the components that push against an active bound."""
-    if oracles.outer_bounds is None:
-        return _norm_sq(hypergrad)
-
-    def free(x: np.ndarray, grad: np.ndarray, lower: Array, upper: Array) -> np.ndarray:
-        blocked = ((x <= np.asarray(lower)) & (grad > 0)) | ((x >= np.asarray(upper)) & (grad < 0))
-        return np.where(blocked, 0.0, grad)
-
-    return _norm_sq(jax.tree.map(free, outer_var, hypergrad, *oracles.outer_bounds))
+    return norm_sq(trees.subtract(a, b))

@@ -2,17 +2,22 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bilevel.certificate import Certificate, Certifier
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Solver, State
 from bilevel.types import Calls, Point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_SUMMARISED = ("value", "value_gap", "hypergrad_norm_sq", "certified_norm_sq", "outer_value", "direction_norm_sq")
 
 
 class Status(StrEnum):
@@ -27,7 +32,7 @@ class Status(StrEnum):
     def sentence(self) -> str:
         """The same, for people."""
         return {
-            "converged": "The squared norm of the hypergradient fell to the tolerance.",
+            "converged": "The squared norm of the hypergradient, or its certified bound, fell to the tolerance.",
             "out_of_budget": "A budget was used up.",
             "diverged": "The iterates left the finite numbers; `point` is the last finite one. A stochastic solver "
             "needs a smaller `step_size` or a larger `outer_ratio`; bounds on the outer variable help any solver.",
@@ -64,6 +69,11 @@ class RunResult:
         """The ledger at the end of the run."""
         return Calls(*(int(self.history[f"calls_{kind}"][-1]) for kind in Calls._fields))
 
+    @cached_property
+    def certificate(self) -> Certificate:
+        """How far D_x at the final iterate can be from ∇h, proved where it says so; computed when first asked for."""
+        return Certifier(self.problem)(self.point)
+
     def summary(self) -> str:
         """Return the run in a few lines."""
         last = {name: column[-1] for name, column in self.history.items()}
@@ -75,7 +85,7 @@ class RunResult:
             f"steps    {last['step']:,} in {last['seconds']:.3g} s (compilation {self.compile_seconds:.3g} s apart)",
             f"calls    {last['calls']:,} = {last['epochs']:.4g} epochs ({kinds or 'none'})",
         ]
-        for name in ("value", "value_gap", "hypergrad_norm_sq", "outer_value", "direction_norm_sq"):
+        for name in _SUMMARISED:
             if name in last:
                 lines.append(f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}")
         if self.problem.referee is None:

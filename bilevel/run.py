@@ -18,10 +18,11 @@ def run(
     max_calls: int | None = None,
     max_seconds: float | None = None,
     tolerance: float | None = None,
+    certified_tolerance: float | None = None,
     eval_every: int | None = None,
     progress: bool = False,
 ) -> RunResult:
-    """Run a solver on a problem until a budget is used up or the tolerance is reached.
+    """Run a solver on a problem until a budget is used up or a tolerance is reached.
 
     Parameters
     ----------
@@ -31,6 +32,9 @@ def run(
         exceeded (save by the last step of Exact and HOAG, whose cost is known once it is taken), seconds are those
         of stepping alone (no compilation, no evaluation)
     tolerance : stop at the first evaluation where ||∇h||² is at most this; needs a problem with a reference
+    certified_tolerance : stop at the first evaluation where ||∇h||² is proved to be at most this, by a certificate
+        (:mod:`bilevel.certificate`) and no exact solve; adds the columns ``certified_error``, the bound of
+        ||D_x - ∇h||, and ``certified_norm_sq``, that of ||∇h||². Needs a problem whose constants are known
     eval_every : evaluate each so many steps; by default four times per doubling of the calls
     progress : show a bar
 
@@ -40,7 +44,7 @@ def run(
         Also when the iterates diverge (status "diverged", the last finite point kept), and after Ctrl-C (status
         "interrupted").
     """
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance)
+    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
     runner = Runner(problem, solver, seed, budget, eval_every)
     return runner.finish(progress)
 
@@ -54,6 +58,7 @@ def resume(
     max_calls: int | None = None,
     max_seconds: float | None = None,
     tolerance: float | None = None,
+    certified_tolerance: float | None = None,
     eval_every: int | None = None,
     progress: bool = False,
 ) -> RunResult:
@@ -64,12 +69,12 @@ def resume(
     path : written by ``result.save``
     problem : the same problem; data, start and values of the losses are compared
     solver : needed only for a solver that is not in ``bilevel.SOLVERS``
-    max_steps, max_calls, max_seconds, tolerance, eval_every, progress : as for `run`; budgets count the
-        whole run, with what the file already holds
+    max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every, progress : as for `run`; budgets
+        count the whole run, with what the file already holds
     """
     from bilevel.checkpoint import load
 
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance)
+    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
     saved = load(Path(path), problem, solver)
     runner = Runner(problem, saved.solver, saved.seed, budget, eval_every)
     runner.restore(saved.state_leaves, saved.rows)

@@ -12,6 +12,7 @@ import numpy as np
 
 from bilevel import trees
 from bilevel.budget import Agenda, Budget
+from bilevel.certificate import Certifier
 from bilevel.metrics import cheap_metrics, exact_metrics
 from bilevel.precision import arithmetic
 from bilevel.problems import BilevelProblem, Reference
@@ -19,7 +20,7 @@ from bilevel.progress import Reporter, progress_bar
 from bilevel.result import RunResult, Status, columns
 from bilevel.solvers.base import Solver, State
 from bilevel.stepping import Page, advance, draw_page, initial_state, run_key
-from bilevel.types import Calls, Count
+from bilevel.types import Calls, Count, Point
 
 PAGE_LENGTH = 4096
 _LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, or at the progress bar
@@ -54,6 +55,7 @@ class Runner:
         _check_input(problem, solver, seed, budget)
         self.problem, self.seed, self.budget = problem, seed, budget
         self.agenda = Agenda(eval_every, epoch=problem.n_inner + problem.n_outer)
+        self.certifier = None if budget.certified_tolerance is None else _certifier(problem)
         self.rows: list[dict[str, Any]] = []
         self.reference: Reference | None = None
         self.page: OpenPage | None = None
@@ -65,6 +67,7 @@ class Runner:
             if not solver.compiled:
                 self.oracles = self.oracles.astype(self.dtype)
             self.start = trees.to_numpy(problem.start, self.dtype)
+            self.solver.check_start(self.start)
             self.traced = self.solver.cast(self.dtype)
             self.key = run_key(seed)
             self.compile_seconds = self._compile()
@@ -101,19 +104,21 @@ class Runner:
             state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state_leaves])
         last = rows[-1]
         calls = np.array([last[f"calls_{kind}"] for kind in Calls._fields], np.int64)
-        self.rows = rows
         self.position = Position(state, int(last["step"]), calls, float(last["seconds"]))
+        self.rows = [*rows[:-1], last | self._certified()]
 
     def finish(self, progress: bool) -> RunResult:
         """Step and evaluate until the run ends."""
         title = f"{type(self.solver).__name__} on {self.problem.name}"
         with arithmetic(self.dtype), progress_bar(title, progress) as report:
-            status = self._drive(report, watched=progress)
+            # Looks at the clock would make the processes of one run go apart.
+            status = self._drive(report, watched=progress and self.oracles.n_processes == 1)
+            point = trees.to_numpy(self._point(), self.problem.dtype)
         if status is not Status.diverged:
             self._warn()
         return RunResult(
             status=status,
-            point=trees.to_numpy(self.position.state.point, self.problem.dtype),
+            point=point,
             history=columns(self.rows),
             solver=self.solver,
             seed=self.seed,
@@ -190,7 +195,7 @@ class Runner:
         state = jax.block_until_ready(self._advanced(page, before.state, before.step, stop))
         elapsed = time.perf_counter() - began
         self.steps_per_second = (stop - before.step) / elapsed
-        stayed_finite = trees.is_finite(state.point)
+        stayed_finite = trees.is_finite(self.solver.judged(state))
         if not stayed_finite:
             state, stop = self._last_finite(page, before, stop)
         calls = page.calls_after[stop - page.first - 1] if stop > page.first else before.calls
@@ -221,7 +226,7 @@ class Runner:
         while diverged - step > 1:
             middle = (step + diverged) // 2
             trial = self._advanced(page, state, step, middle)
-            if trees.is_finite(trial.point):
+            if trees.is_finite(self.solver.judged(trial)):
                 state, step = trial, middle
             else:
                 diverged = middle
@@ -236,13 +241,24 @@ class Runner:
         row = {"step": position.step, "seconds": position.seconds, "calls": total}
         row |= {f"calls_{kind}": int(n) for kind, n in zip(Calls._fields, position.calls, strict=True)}
         row["epochs"] = total / (self.problem.n_inner + self.problem.n_outer)
-        row |= _floats(cheap_metrics(self.oracles, position.state.point))
-        exact, self.reference = exact_metrics(self.problem, position.state.point, self.reference)
-        row |= exact
-        point = trees.to_numpy(position.state.point, self.problem.dtype)
+        judged = self._point()
+        row |= _floats(cheap_metrics(self.oracles, judged))
+        exact, self.reference = exact_metrics(self.problem, judged, self.reference)
+        row |= exact | self._certified()
+        point = trees.to_numpy(judged, self.problem.dtype)
         row |= _floats({name: metric(point) for name, metric in self.problem.metrics.items()})
         row |= _floats(self.solver.diagnostics(position.state))
         self.rows.append(row)
+
+    def _point(self) -> Point:
+        return self.solver.judged(self.position.state)
+
+    def _certified(self) -> dict[str, float]:
+        if self.certifier is None:
+            return {}
+        certificate = self.certifier(self.position.state.point)
+        bound = certificate.hypergrad_norm_bound
+        return {"certified_error": certificate.error_bound, "certified_norm_sq": bound * bound}
 
     def _final_status(self) -> Status:
         if not self._measurable():
@@ -255,9 +271,11 @@ class Runner:
         return bool(np.isfinite(row["outer_value"]) and np.isfinite(row["direction_norm_sq"]))
 
     def _converged(self) -> bool:
-        if self.budget.tolerance is None or self.rows[-1]["step"] != self.position.step:
+        row, budget = self.rows[-1], self.budget
+        if row["step"] != self.position.step:
             return False
-        return self.rows[-1]["hypergrad_norm_sq"] <= self.budget.tolerance
+        limits = {"hypergrad_norm_sq": budget.tolerance, "certified_norm_sq": budget.certified_tolerance}
+        return any(limit is not None and row[name] <= limit for name, limit in limits.items())
 
     def _report(self, report: Reporter) -> None:
         row, position = self.rows[-1], self.position
@@ -286,11 +304,23 @@ def _check_input(problem: BilevelProblem, solver: Solver, seed: int, budget: Bud
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
     check_batch(problem, solver)
+    if budget.max_seconds is not None and problem.oracles.n_processes > 1:
+        raise ValueError(
+            f"`max_seconds={budget.max_seconds!r}`: the {problem.oracles.n_processes} processes of this run have "
+            "clocks of their own and would stop at different steps; use `max_steps` or `max_calls`."
+        )
     if budget.tolerance is not None and problem.referee is None:
         raise ValueError(
             "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
             "strongly_convex=True if its inner loss is, or leave `tolerance` out."
         )
+
+
+def _certifier(problem: BilevelProblem) -> Certifier:
+    certifier = Certifier(problem)
+    if not certifier.certified:
+        raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")
+    return certifier
 
 
 def check_batch(problem: BilevelProblem, solver: Solver) -> None:

@@ -1,5 +1,6 @@
 """The compiled part of a run: draws for many steps at once, then steps without a branch or a draw."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,9 +10,6 @@ import jax.numpy as jnp
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Draw, Solver, State
 from bilevel.types import Array, Calls, Point
-
-# Without it XLA copies every table of SABA in every step.
-COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 
 class Page(NamedTuple):
@@ -77,15 +75,7 @@ def advanced(solver: Solver, oracles: Oracles, state: State, page: Page, start: 
         return solver.refresh(oracles, state, page.first + position, draw_at(position))
 
     def steps(start: Array, stop: Array, state: State) -> State:
-        groups = (stop - start) // solver.unroll
-        state = jax.lax.fori_loop(0, groups, lambda i, state: group(start + i * solver.unroll, state), state)
-        return jax.lax.fori_loop(start + groups * solver.unroll, stop, step, state)
-
-    def group(first: Array, state: State) -> State:
-        for i in range(solver.unroll):
-            # The barrier keeps XLA from fusing across steps, which could change bits with the grouping.
-            state = jax.lax.optimization_barrier(step(first + i, state))
-        return state
+        return jax.lax.fori_loop(start, stop, step, state)
 
     def segment(carry: tuple[Array, State]) -> tuple[Array, State]:
         position, state = carry
@@ -99,4 +89,24 @@ def advanced(solver: Solver, oracles: Oracles, state: State, page: Page, start: 
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]
 
 
-advance = jax.jit(advanced, compiler_options=COMPILER_OPTIONS)
+class Compiled:
+    """A function whose first argument is a solver, compiled as the solver needs it.
+
+    XLA copies every table of SABA in every step unless copies are placed by an analysis that is off by default. Only
+    solvers with tables ask for it: with loops compiled whole it has been seen to overwrite values of nested loops.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._plain = jax.jit(function)
+        self._in_place = jax.jit(function, compiler_options={"xla_cpu_copy_insertion_use_region_analysis": True})
+
+    def of(self, solver: Solver) -> Any:
+        """Return the jitted function for solvers of this class."""
+        return self._in_place if solver.keeps_tables else self._plain
+
+    def __call__(self, solver: Solver, *arguments: Any) -> Any:
+        """Call it."""
+        return self.of(solver)(solver, *arguments)
+
+
+advance = Compiled(advanced)

@@ -30,6 +30,11 @@ def zeros_like(tree: PyTree) -> Any:
     return jax.tree.map(jnp.zeros_like, tree)
 
 
+def ones_like(tree: PyTree) -> Any:
+    """Return a tree of ones."""
+    return jax.tree.map(jnp.ones_like, tree)
+
+
 def dot(a: PyTree, b: PyTree) -> Array:
     """Return the inner product of two trees."""
     return sum(jax.tree.leaves(jax.tree.map(lambda s, t: jnp.sum(s * t), a, b)))  # type: ignore[return-value]

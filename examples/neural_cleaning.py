@@ -76,10 +76,12 @@ def main():
     arguments = parser.parse_args()
     problem = build(arguments.corruption)
     # With a ratio this large the outer variable stands still: a plain fit to the noisy labels.
+    # The last solver is not tuned.
     for name, solver in {
         "plain fit": bilevel.SOBA(0.1, 1e12, 32),
         "SOBA": bilevel.SOBA(0.1, 2e-4, 32),
         "SRBA": bilevel.SRBA(0.1, 2e-4, 32),
+        "SRBA, auto": bilevel.SRBA("auto", batch_size=32),
     }.items():
         run = bilevel.run(problem, solver, max_steps=arguments.steps, eval_every=max(1, arguments.steps // 4))
         auc = "" if name == "plain fit" else f"   AUC of the weights {run.history['auc'][-1]:.3f}"

@@ -9,11 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "bilevel"
 STATIONS = [
-    ["types", "extras", "atomic"],
+    ["types", "extras", "atomic", "whole_loops"],
     ["precision", "trees", "progress"],
     ["losses", "datasets"],
     ["oracles"],
     ["problems"],
+    ["constants"],
+    ["certificate"],
     ["solvers"],
     ["stepping", "metrics", "budget"],
     ["plotting"],

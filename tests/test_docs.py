@@ -71,6 +71,14 @@ def test_the_example_of_the_page_on_the_theory_runs(capsys):
     assert how == "exact" and 0 < float(gamma) < float(rho) < 1 < float(smoothness) < 100
 
 
+def test_the_example_of_the_page_on_certificates_runs(capsys):
+    (example,) = code_blocks("docs/certificates.md")
+    exec(example, {})
+    status, sentence = capsys.readouterr().out.splitlines()
+    bound = float(re.match(r"\|\|∇h\(x\)\|\| <= (\S+), certified", sentence)[1])
+    assert status == "converged" and 0 < bound <= 0.01
+
+
 def test_the_config_of_the_page_on_the_benchmark_is_accepted(tmp_path):
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/benchmark.md").read_text(), flags=re.DOTALL)
     (tmp_path / "shown.toml").write_text(text)

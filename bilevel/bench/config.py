@@ -22,7 +22,7 @@ METRICS = (
     *("outer_value", "inner_residual_sq", "v_residual_sq", "direction_norm_sq"),
     *("value", "hypergrad_norm_sq", "inner_distance_sq", "v_distance_sq", "value_gap"),
     *("reference_inner_residual", "reference_v_residual"),
-    *("test_error", "weight_auc", "drift"),
+    *("test_error", "weight_auc", "drift", "backoffs", "step_scale"),
 )
 FOLDER = Path("configs")  # where a bare name is looked up
 _TOP = ("name", "metric", "seeds", "new_problem_per_seed", "problem", "budget", "solvers")

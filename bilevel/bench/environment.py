@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -19,9 +19,17 @@ def _fixed() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "jax": version("jax"),
-        "bilevel": version("bilevel"),
+        "bilevel": _own_version(),
         "revision": _revision(),
     }
+
+
+def _own_version() -> str:
+    """Return the version, or nothing where the source is run without being installed."""
+    try:
+        return version("bilevel")
+    except PackageNotFoundError:
+        return ""
 
 
 def _machine() -> str:

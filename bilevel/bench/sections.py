@@ -25,6 +25,8 @@ METRICS = {
     "v_residual_sq": "‖residual of v‖²",
     "direction_norm_sq": "‖direction in x‖²",
     "drift": "drift",
+    "backoffs": "times gone back",
+    "step_scale": "steps, of the first",
     "reference_inner_residual": "residual of z*(x)",
     "reference_v_residual": "residual of v*(x)",
 }

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevel import trees
 from bilevel.budget import Agenda
 from bilevel.metrics import cheap_metrics, exact_metrics
 from bilevel.oracles import Oracles
@@ -21,7 +22,7 @@ from bilevel.precision import arithmetic
 from bilevel.problems import BilevelProblem, Reference
 from bilevel.result import Status
 from bilevel.solvers.base import Solver, State
-from bilevel.stepping import COMPILER_OPTIONS, Page, advanced, draw_page, run_key
+from bilevel.stepping import Compiled, Page, advanced, draw_page, run_key
 from bilevel.types import INT32_MAX, Array, Calls, Point, PyTree
 
 PAGE_LENGTH = 4096
@@ -39,6 +40,15 @@ class CellResult(NamedTuple):
     memory_bytes: int
 
 
+class _Record(NamedTuple):
+    """One evaluation of all runs; ``of`` tells whose it is."""
+
+    step: int
+    calls: np.ndarray
+    of: np.ndarray
+    columns: dict[str, np.ndarray]
+
+
 @dataclass(frozen=True)
 class _Program:
     """The compiled parts, over settings alone or over seeds and settings."""
@@ -47,6 +57,7 @@ class _Program:
     draw: Callable[..., Page]
     advance: Callable[..., State]
     evaluate: Callable[..., dict[str, Array]]
+    judge: Callable[..., Point]
 
 
 def sweep(
@@ -85,6 +96,8 @@ class _Sweep:
     ) -> None:
         self.problem, self.max_calls, self.over = problem, max_calls, over
         self.oracles = problem.oracles.batched(solvers[0].batch_size, solvers[0].sampling)
+        for solver in solvers:
+            solver.check_start(problem.start)
         casts = [solver.cast(problem.dtype) for solver in solvers]
         self.solver = casts[0]
         self.settings = jax.tree.map(lambda *leaves: jnp.stack(leaves), *casts)
@@ -94,7 +107,7 @@ class _Sweep:
         self.step = 0
         first = np.array(self.solver.init_calls(self.oracles), np.int64)
         self.calls = np.tile(first, (len(seeds), 1))
-        self.rows: list[list[list[dict[str, Any]]]] = [[[] for _ in solvers] for _ in seeds]
+        self.records: list[_Record] = []
         self.running = np.ones(self.shape, bool)
         self.diverged = np.zeros(self.shape, bool)
         self.state = over.init(self.settings, self.oracles, problem.start, self.keys)
@@ -106,6 +119,7 @@ class _Sweep:
         self._evaluate(self.running)
         while self.running.any():
             self._advance_over_a_page()
+        self.kept = trees.to_numpy(self.kept)
         return [[self._judged(i, j) for j in range(self.shape[1])] for i in range(self.shape[0])]
 
     def _advance_over_a_page(self) -> None:
@@ -134,8 +148,9 @@ class _Sweep:
         self.step += stop - start
 
     def _points(self) -> Point:
-        """Return the points with axes (seeds, settings) in front."""
-        return jax.tree.map(lambda leaf: leaf.reshape(*self.shape, *leaf.shape[self._axes :]), self.state.point)
+        """Return the points that stand for the states, with axes (seeds, settings) in front."""
+        judged = self.over.judge(self.solver, self.state)
+        return jax.tree.map(lambda leaf: leaf.reshape(*self.shape, *leaf.shape[self._axes :]), judged)
 
     @property
     def _axes(self) -> int:
@@ -151,24 +166,27 @@ class _Sweep:
         self.running &= ~self.diverged
         sound = jnp.asarray(runs & finite)
         self.kept = jax.tree.map(lambda new, old: jnp.where(_expanded(sound, new), new, old), points, self.kept)
-        for i, j in zip(*np.nonzero(runs & finite), strict=True):
-            rows = self.rows[i][j]
-            if not rows or rows[-1]["step"] < self.step:
-                rows.append(self._row(i, {name: float(column[i, j]) for name, column in columns.items()}))
+        self.records.append(_Record(self.step, self.calls, runs & finite, columns))
 
-    def _row(self, seed: int, metrics: dict[str, float]) -> dict[str, Any]:
-        calls = self.calls[seed]
+    def _rows(self, i: int, j: int) -> list[dict[str, Any]]:
+        """Return the evaluations of one run; a step that was looked at twice makes one row."""
+        own = {record.step: record for record in reversed(self.records) if record.of[i, j]}
+        return [self._row(record, i, j) for _, record in sorted(own.items())]
+
+    def _row(self, record: "_Record", i: int, j: int) -> dict[str, Any]:
+        calls = record.calls[i]
         total = int(calls.sum())
         by_kind = {f"calls_{kind}": int(count) for kind, count in zip(Calls._fields, calls, strict=True)}
         epochs = total / (self.problem.n_inner + self.problem.n_outer)
-        return {"step": self.step, "calls": total, **by_kind, "epochs": epochs, **metrics}
+        metrics = {name: float(column[i, j]) for name, column in record.columns.items()}
+        return {"step": record.step, "calls": total, **by_kind, "epochs": epochs, **metrics}
 
     def _judged(self, i: int, j: int) -> CellResult:
-        point = jax.tree.map(lambda leaf: np.asarray(leaf[i, j]), self.kept)
+        point = jax.tree.map(lambda leaf: leaf[i, j], self.kept)
         exact, reference = exact_metrics(self.problem, point, self.reference)
         if not self.diverged[i, j] and np.isfinite(exact.get("value", np.nan)):
             self.reference = reference  # near the next, as one far out is not
-        rows = self.rows[i][j]
+        rows = self._rows(i, j)
         if rows:
             rows[-1] |= exact
         one = jax.tree.map(lambda leaf: leaf.nbytes // np.prod(self.shape), self.state)
@@ -180,8 +198,13 @@ _KINDS = len(Calls._fields)
 
 
 def _evaluated(solver: Solver, oracles: Oracles, metrics: dict[str, Any], state: State) -> dict[str, Array]:
-    own = {name: metric(state.point) for name, metric in metrics.items()}
-    return cheap_metrics(oracles, state.point) | own | solver.diagnostics(state)
+    point = solver.judged(state)
+    own = {name: metric(point) for name, metric in metrics.items()}
+    return cheap_metrics(oracles, point) | own | solver.diagnostics(state)
+
+
+def _judged(solver: Solver, state: State) -> Point:
+    return solver.judged(state)
 
 
 def _initial(settings: Solver, oracles: Oracles, start: Point, key: Array) -> State:
@@ -191,6 +214,7 @@ def _initial(settings: Solver, oracles: Oracles, start: Point, key: Array) -> St
 _init_settings = jax.vmap(_initial, in_axes=(0, None, None, None))
 _advance_settings = jax.vmap(advanced, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluated, in_axes=(None, None, None, 0))
+_judge_settings = jax.vmap(_judged, in_axes=(None, 0))
 
 
 @partial(jax.jit, static_argnames="length")
@@ -207,17 +231,16 @@ def _draw_one(solver: Solver, oracles: Oracles, keys: Array, first: Any, length:
 _BY_SETTING = _Program(
     init=jax.jit(lambda settings, oracles, start, keys: _init_settings(settings, oracles, start, keys[0])),
     draw=_draw_one,
-    advance=jax.jit(_advance_settings, compiler_options=COMPILER_OPTIONS),
+    advance=Compiled(_advance_settings),
     evaluate=jax.jit(_evaluate_settings),
+    judge=jax.jit(_judge_settings),
 )
 _BY_SEED_AND_SETTING = _Program(
     init=jax.jit(jax.vmap(_init_settings, in_axes=(None, None, None, 0))),
     draw=_draw_seeds,
-    advance=jax.jit(
-        jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_OF_SEEDS, None, None)),
-        compiler_options=COMPILER_OPTIONS,
-    ),
+    advance=Compiled(jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_OF_SEEDS, None, None))),
     evaluate=jax.jit(jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))),
+    judge=jax.jit(jax.vmap(_judge_settings, in_axes=(None, 0))),
 )
 
 

@@ -60,8 +60,10 @@ def tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Task]:
 def _key(cell: Cell, seeds_together: bool) -> Any:
     solver = SOLVERS[cell.solver](**dict(cell.parameters))
     budget = (cell.max_calls, cell.max_seconds)
-    # What is static, and which traced parameters are None, is in the structure of the solver.
-    kind = (cell.problem, cell.problem_arguments, cell.solver, budget, jax.tree.structure(solver))
+    # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
+    # in the place of a number stands for static ones too.
+    words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
+    kind = (cell.problem, cell.problem_arguments, cell.solver, budget, jax.tree.structure(solver), words)
     if not solver.compiled:
         return (kind, cell.parameters)
     return kind if seeds_together else (kind, cell.seed)

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel import trees
+from bilevel.oracles.probing import N_PROBES, probed_diagonal
 from bilevel.oracles.samples import Samples
 from bilevel.types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 
@@ -35,6 +37,8 @@ class Oracles(ABC):
     outer_samples: Samples
     outer_bounds: tuple[PyTree, PyTree] | None = None
 
+    diagonal_passes: ClassVar[int] = N_PROBES  # products per inner row that `inner_diagonal` takes; 1 in closed form
+
     @abstractmethod
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
         """Return ∇z G, (∇²zz G) v and (∇²xz G) v for G = sum(weights * G_i)."""
@@ -57,7 +61,7 @@ class Oracles(ABC):
 
     def inner(self, point: Point, rows: Any = None) -> InnerPass:
         """Return ∇z G, (∇²zz G) v and (∇²xz G) v together."""
-        return _estimate(self._inner, point, self.inner_samples, rows)
+        return estimated(self._inner, point, self.inner_samples, rows)
 
     def inner_grad(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇z G."""
@@ -73,11 +77,11 @@ class Oracles(ABC):
 
     def inner_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇x G."""
-        return _estimate(self._inner_grad_outer, point, self.inner_samples, rows)
+        return estimated(self._inner_grad_outer, point, self.inner_samples, rows)
 
     def outer(self, point: Point, rows: Any = None) -> OuterPass:
         """Return ∇z F and ∇x F together."""
-        return _estimate(self._outer, point, self.outer_samples, rows)
+        return estimated(self._outer, point, self.outer_samples, rows)
 
     def outer_grad(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇z F."""
@@ -87,13 +91,46 @@ class Oracles(ABC):
         """Return ∇x F."""
         return self.outer(point, rows).grad_outer
 
+    def inner_diagonal(self, point: Point, index: Count = 0) -> PyTree:
+        """Return the diagonal of ∇²zz G on all rows; where it is estimated, another index gives another estimate."""
+        if self.diagonal_passes > 1:
+            return probed_diagonal(lambda v: self.hvp(point._replace(v=v)), point.inner_var, index)
+        return self._closed_diagonal(point, cautious=False)
+
+    def cautious_diagonal(self, point: Point, index: Count = 0) -> PyTree:
+        """Return a diagonal to divide moves by, at least that of ∇²zz G but for noise.
+
+        A row that is fitted badly may have next to no curvature here and much on the way to its fit: in closed form it
+        counts with what it may have there.
+        """
+        return self.inner_diagonal(point, index) if self.diagonal_passes > 1 else self._closed_diagonal(point, True)
+
+    def squared_diagonals(self, point: Point) -> PyTree:
+        """Return the mean over all rows of their squared cautious diagonals; 0 where no single row's is known."""
+        if self.diagonal_passes > 1:
+            return trees.zeros_like(point.inner_var)
+        squares = partial(self._row_diagonals, power=2, cautious=True)
+        return estimated(squares, point, self.inner_samples, None)
+
+    def _closed_diagonal(self, point: Point, cautious: bool) -> PyTree:
+        of_rows = partial(self._row_diagonals, power=1, cautious=cautious)
+        return trees.add(estimated(of_rows, point, self.inner_samples, None), self._diagonal_rest(point))
+
+    def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, cautious: bool) -> PyTree:
+        """Return sum(weights * h_i**power) with h_i the diagonal of row i; asked only in closed form."""
+        raise NotImplementedError
+
+    def _diagonal_rest(self, point: Point) -> PyTree:
+        """Return the part of the diagonal that is no sum over rows; asked only in closed form."""
+        return trees.zeros_like(point.inner_var)
+
     def inner_value(self, point: Point, rows: Any = None) -> Array:
         """Return G."""
-        return _estimate(self._inner_value, point, self.inner_samples, rows)
+        return estimated(self._inner_value, point, self.inner_samples, rows)
 
     def outer_value(self, point: Point, rows: Any = None) -> Array:
         """Return F."""
-        return _estimate(self._outer_value, point, self.outer_samples, rows)
+        return estimated(self._outer_value, point, self.outer_samples, rows)
 
     def direction(self, point: Point, rows: Rows = Rows()) -> Point:  # noqa: B008
         """Return D: ∇z G, (∇²xz G) v + ∇x F and (∇²zz G) v + ∇z F."""
@@ -107,6 +144,16 @@ class Oracles(ABC):
     def largest_curvature(self) -> float | None:
         """The largest eigenvalue of ∇²zz G where it is known and the same everywhere, else None."""
         return None
+
+    @property
+    def wide_bounds(self) -> tuple[float, float] | None:
+        """Bounds of the outer variable beyond which the model hardly changes, or None where nothing is known."""
+        return None
+
+    @property
+    def n_processes(self) -> int:
+        """Number of processes whose devices hold rows."""
+        return 1
 
     @property
     def n_inner(self) -> int:
@@ -170,11 +217,11 @@ class Oracles(ABC):
         return jax.tree.map(wide, self, is_leaf=lambda leaf: isinstance(leaf, Samples))
 
 
-def _estimate(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
+def estimated(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
     """Return the function on drawn rows or on all; widened rows are read in pieces, so that few are wide at a time."""
     if rows is not None or not samples.is_widened:
         return function(point, *samples.take(rows))
-    pieces = samples.batched(min(_PIECE, samples.n), "blocks")
+    pieces = samples.sliced(min(_PIECE, samples.n))
 
     def with_piece(index: Array, total: PyTree) -> PyTree:
         return trees.add(total, trees.scale(pieces.share(index), function(point, *pieces.take(index))))

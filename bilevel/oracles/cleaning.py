@@ -20,12 +20,15 @@ from bilevel.oracles.softmax import (
     Labelled,
     SoftmaxOracles,
     cross_entropies,
+    curvatures,
     curved,
     probabilities,
-    products,
     residuals,
+    row_diagonals,
 )
-from bilevel.types import Array, InnerPass, Point, Rows
+from bilevel.types import Array, InnerPass, Point
+
+LOGITS = (-8.0, 8.0)
 
 
 @partial(
@@ -39,52 +42,42 @@ class CleaningOracles(SoftmaxOracles):
 
     regularisation: Array
 
-    def _inner(self, point: Point, data: Labelled, weights: Array) -> InnerPass:
-        z, x, v = point
-        rows, ridge = data.features, 2 * self.regularisation
-        grad_rows, hvp_rows, slopes = _row_terms(rows @ z, rows @ v, sigmoid(x[data.index]), data.labels)
-        return InnerPass(
-            grad=rows.T @ (weights[:, None] * grad_rows) + ridge * z,
-            hvp=rows.T @ (weights[:, None] * hvp_rows) + ridge * v,
-            cross=_placed(weights * slopes, data.index, x),
-        )
+    @property
+    def wide_bounds(self) -> tuple[float, float]:
+        """Bounds of the logit of a weight: beyond, a row counts fully or not at all."""
+        return LOGITS
+
+    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labelled) -> tuple[Array, ...]:
+        trust, chances = sigmoid(point.outer_var[data.index]), probabilities(scores)
+        missed = residuals(chances, data.labels)
+        slopes = trust * (1 - trust) * jnp.sum(missed * tangents, axis=1)
+        return trust[:, None] * missed, trust[:, None] * curved(chances, tangents), slopes
+
+    def _inner_bundle(
+        self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labelled, like: Point
+    ) -> InnerPass:
+        return InnerPass(grad, hvp, _placed(terms[2], data.index, like.outer_var))
+
+    def _inner_rest(self, point: Point) -> InnerPass:
+        ridge = 2 * self.regularisation
+        return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
+
+    def _row_diagonals(self, point: Point, data: Labelled, weights: Array, *, power: int, cautious: bool) -> Array:
+        trust, chances = sigmoid(point.outer_var[data.index]), probabilities(data.features @ point.inner_var)
+        return row_diagonals(data.features, trust[:, None] * curvatures(data, chances, cautious), weights, power)
+
+    def _diagonal_rest(self, point: Point) -> Array:
+        return jnp.full_like(point.inner_var, 2 * self.regularisation)
 
     def _inner_grad_outer(self, point: Point, data: Labelled, weights: Array) -> Array:
         trust = sigmoid(point.outer_var[data.index])
         losses = cross_entropies(data.features @ point.inner_var, data.labels)
         return _placed(weights * trust * (1 - trust) * losses, data.index, point.outer_var)
 
-    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
-        """Return D(point) - D(previous): each level is read once for both points, and once to multiply back."""
-        train, weights = self.inner_samples.take(rows.inner)
-        validation, outer_weights = self.outer_samples.take(rows.outer)
-        (z, x, v), (z0, x0, v0) = point, previous
-        scores, scores0, tangents, tangents0 = products(train.features, z, z0, v, v0)
-        grad_rows, hvp_rows, slopes = _row_terms(scores, tangents, sigmoid(x[train.index]), train.labels)
-        grad_rows0, hvp_rows0, slopes0 = _row_terms(scores0, tangents0, sigmoid(x0[train.index]), train.labels)
-        changes = grad_rows - grad_rows0, hvp_rows - hvp_rows0
-        grad, hvp = products(train.features.T, *(weights[:, None] * change for change in changes))
-        chances, chances0 = map(probabilities, products(validation.features, z, z0))
-        outer_grad = validation.features.T @ (outer_weights[:, None] * (chances - chances0))
-        ridge = 2 * self.regularisation
-        return Point(
-            inner_var=grad + ridge * (z - z0),
-            outer_var=_placed(weights * (slopes - slopes0), train.index, x),
-            v=hvp + ridge * (v - v0) + outer_grad,
-        )
-
     def _inner_value(self, point: Point, data: Labelled, weights: Array) -> Array:
         losses = cross_entropies(data.features @ point.inner_var, data.labels)
         fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
         return fit + self.regularisation * jnp.sum(point.inner_var**2)
-
-
-def _row_terms(scores: Array, tangents: Array, trust: Array, labels: Array) -> tuple[Array, Array, Array]:
-    """Return what each row adds to the gradient, the Hessian-vector product and the cross product."""
-    chances = probabilities(scores)
-    missed = residuals(chances, labels)
-    slopes = trust * (1 - trust) * jnp.sum(missed * tangents, axis=1)
-    return trust[:, None] * missed, trust[:, None] * curved(chances, tangents), slopes
 
 
 def _placed(values: Array, index: Array, like: Array) -> Array:

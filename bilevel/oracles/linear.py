@@ -13,15 +13,21 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from bilevel.oracles.base import Oracles
-from bilevel.types import Array, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel.oracles.rowwise import RowwiseOracles
+from bilevel.types import Array, InnerPass, OuterPass, Point, PyTree
+
+# Beside curvatures of data near 1, a penalty below the lower one is as good as none, and one above the upper as good
+# as leaving the feature out.
+LOG_PENALTIES = (-20.0, 20.0)
 
 
 @dataclass(frozen=True)
-class LinearOracles(Oracles):
+class LinearOracles(RowwiseOracles):
     """A loss of one score per row; ``groups`` holds the group of each feature, None for one each."""
 
     groups: Array | None = None
+
+    diagonal_passes = 1
 
     @abstractmethod
     def _features(self, data: PyTree) -> Array:
@@ -35,6 +41,25 @@ class LinearOracles(Oracles):
     def _slopes(self, scores: Array, data: PyTree) -> tuple[Array, Array]:
         """Return l' and l'' of each score."""
 
+    @property
+    def wide_bounds(self) -> tuple[float, float]:
+        """Bounds of the logarithm of a penalty."""
+        return LOG_PENALTIES
+
+    def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, cautious: bool) -> Array:
+        features = self._features(data)
+        slopes, curvatures = self._slopes(point.inner_var @ features, data)
+        if cautious:
+            curvatures = self._cautious(slopes, curvatures)
+        return features ** (2 * power) @ (weights * curvatures**power)
+
+    def _cautious(self, slopes: Array, curvatures: Array) -> Array:
+        """Return the curvatures, or what they may become where the loss is flat for being large."""
+        return curvatures
+
+    def _diagonal_rest(self, point: Point) -> Array:
+        return self.penalties(point.outer_var)
+
     def penalties(self, outer_var: Array) -> Array:
         """Return the penalty of each feature."""
         penalties = jnp.exp(outer_var)
@@ -46,42 +71,28 @@ class LinearOracles(Oracles):
             return per_feature
         return jax.ops.segment_sum(per_feature, self.groups, num_segments=outer_var.size)
 
-    def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
+    def _inner_terms(self, point: Point, data: PyTree) -> tuple[Array, Array]:
+        features = self._features(data)
+        slopes, curvatures = self._slopes(point.inner_var @ features, data)
+        return slopes, curvatures * (point.v @ features)
+
+    def _inner_sum(self, terms: tuple[Array, Array], data: PyTree, weights: Array, like: Point) -> InnerPass:
+        features, (slopes, curved) = self._features(data), terms
+        return InnerPass(features @ (weights * slopes), features @ (weights * curved), jnp.zeros_like(like.outer_var))
+
+    def _inner_rest(self, point: Point) -> InnerPass:
         z, x, v = point
-        features, penalties = self._features(data), self.penalties(x)
-        slopes, curvatures = self._slopes(z @ features, data)
-        return InnerPass(
-            grad=features @ (weights * slopes) + penalties * z,
-            hvp=features @ (weights * curvatures * (v @ features)) + penalties * v,
-            cross=self.grouped(penalties * z * v, x),
-        )
+        penalties = self.penalties(x)
+        return InnerPass(penalties * z, penalties * v, self.grouped(penalties * z * v, x))
 
     def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> Array:
         return self.grouped(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
 
-    def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
-        features = self._features(data)
-        slopes, _ = self._slopes(point.inner_var @ features, data)
-        return OuterPass(features @ (weights * slopes), jnp.zeros_like(point.outer_var))
+    def _outer_terms(self, point: Point, data: PyTree) -> Array:
+        return self._slopes(point.inner_var @ self._features(data), data)[0]
 
-    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
-        """Return D(point) - D(previous): subtracted per row, so that each level is multiplied back once."""
-        train, weights = self.inner_samples.take(rows.inner)
-        validation, outer_weights = self.outer_samples.take(rows.outer)
-        (z, x, v), (z0, x0, v0) = point, previous
-        penalties, penalties0 = self.penalties(x), self.penalties(x0)
-        features, outer_features = self._features(train), self._features(validation)
-        slopes, curvatures = self._slopes(z @ features, train)
-        slopes0, curvatures0 = self._slopes(z0 @ features, train)
-        outer_slopes, _ = self._slopes(z @ outer_features, validation)
-        outer_slopes0, _ = self._slopes(z0 @ outer_features, validation)
-        curved = curvatures * (v @ features) - curvatures0 * (v0 @ features)
-        hvp = features @ (weights * curved) + penalties * v - penalties0 * v0
-        return Point(
-            inner_var=features @ (weights * (slopes - slopes0)) + penalties * z - penalties0 * z0,
-            outer_var=self.grouped(penalties * z * v - penalties0 * z0 * v0, x),
-            v=hvp + outer_features @ (outer_weights * (outer_slopes - outer_slopes0)),
-        )
+    def _outer_sum(self, terms: Array, data: PyTree, weights: Array, like: Point) -> OuterPass:
+        return OuterPass(self._features(data) @ (weights * terms), jnp.zeros_like(like.outer_var))
 
     def _inner_value(self, point: Point, data: PyTree, weights: Array) -> Array:
         penalty = jnp.sum(self.penalties(point.outer_var) * point.inner_var**2) / 2

@@ -38,10 +38,15 @@ class QuadraticOracles(Oracles):
 
     curvature: float | None = None
 
+    diagonal_passes = 1
+
     @property
     def largest_curvature(self) -> float | None:
         """The largest eigenvalue of ∇²zz G."""
         return self.curvature
+
+    def _row_diagonals(self, point: Point, data: Factors, weights: Array, *, power: int, cautious: bool) -> Array:
+        return weights @ data.a ** (2 * power)
 
     def _inner(self, point: Point, data: Factors, weights: Array) -> InnerPass:
         inner = _inner_products(point, data, weights)

@@ -20,7 +20,7 @@ NARROW = 64
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["leaves", "row_weights"],
+    data_fields=["leaves", "blocks", "row_weights"],
     meta_fields=["n", "axes", "dtype", "batch_size", "sampling"],
 )
 @dataclass(frozen=True)
@@ -29,11 +29,12 @@ class Samples:
 
     Attributes
     ----------
-    leaves : pytree of arrays, the sample axis of each where `axes` says
-    n : number of real rows; padding may follow
+    leaves : pytree of arrays of n rows, the sample axis of each where `axes` says
+    n : number of rows
     axes : the sample axis of each leaf, in the order of ``jax.tree.leaves``
     dtype : the floating type that rows are taken in; the leaves may be held in a narrower one
     batch_size, sampling : how `draw` draws; see :mod:`bilevel.oracles.sampling`
+    blocks : the rows once more, block after block, the last one padded; None where a block is a slice of the leaves
     row_weights : weights of the rows of each block in its estimate, block after block; None where all are 1/b
     """
 
@@ -43,6 +44,7 @@ class Samples:
     dtype: np.dtype
     batch_size: int = 1
     sampling: str = "full"
+    blocks: PyTree | None = None
     row_weights: Array | None = None
 
     @classmethod
@@ -93,23 +95,27 @@ class Samples:
     def batched(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size.
 
-        Where the last block is short, samples-last data are padded, so that every block begins at an aligned address;
-        rows-first data, which may be large, are left as they are.
+        Samples-last data are laid out once more, block after block: a step then reads two stretches of memory, where
+        slices of p long rows would be 2p. Rows-first data, which may be large, are left as they are.
         """
-        plain = replace(self, batch_size=batch_size, sampling=sampling, row_weights=None)
+        plain = self.sliced(batch_size, sampling)
+        if sampling not in ("blocks", "reshuffle") or all(axis == 0 for axis in self.axes):
+            return plain
+        weights = plain._row_weights(real_rows_last=False) if plain.has_short_block else None
+        return replace(plain, blocks=self._map(partial(_in_blocks, size=batch_size)), row_weights=weights)
+
+    def sliced(self, batch_size: int, sampling: str = "blocks") -> "Samples":
+        """Return the same rows, drawn in batches of this size that are cut out of the leaves."""
+        plain = replace(self, batch_size=batch_size, sampling=sampling, blocks=None, row_weights=None)
         if sampling not in ("blocks", "reshuffle") or not plain.has_short_block:
             return plain
-        if all(axis == 0 for axis in self.axes):
-            return replace(plain, row_weights=plain._row_weights(real_rows_last=True))
-        missing = -self.n % batch_size
-        padded = self._map(partial(_padded, n=self.n, missing=missing))
-        return replace(plain, leaves=padded, row_weights=plain._row_weights(real_rows_last=False))
+        return replace(plain, row_weights=plain._row_weights(real_rows_last=True))
 
     def _row_weights(self, real_rows_last: bool) -> Array:
         """Return the weights of all blocks where the last is short.
 
-        Of unpadded data, XLA moves a slice that would reach past the end back: the last one then begins with rows of
-        the block before it, which weigh nothing.
+        XLA moves a slice that would reach past the end back: the last one then begins with rows of the block before
+        it, which weigh nothing.
         """
         missing = -self.n % self.batch_size
         weights = np.full(self.n + missing, 1 / self.batch_size, self.dtype)
@@ -125,6 +131,7 @@ class Samples:
         return replace(
             self,
             leaves=trees.cast(self.leaves, dtype),
+            blocks=trees.cast(self.blocks, dtype),
             dtype=np.dtype(dtype),
             row_weights=trees.cast(self.row_weights, dtype),
         )
@@ -170,16 +177,16 @@ class Samples:
             return trees.cast(taken, self.dtype), self._equal_weights()
         block = partial(jax.lax.dynamic_slice_in_dim, start_index=rows * self.batch_size, slice_size=self.batch_size)
         weights = self._equal_weights() if self.row_weights is None else block(self.row_weights)
-        return trees.cast(self._map(lambda leaf, axis: block(leaf, axis=axis)), self.dtype), weights
+        if self.blocks is None:
+            return trees.cast(self._map(lambda leaf, axis: block(leaf, axis=axis)), self.dtype), weights
+        taken = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, rows, keepdims=False), self.blocks)
+        return trees.cast(taken, self.dtype), weights
 
     def _equal_weights(self) -> Array:
         return jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
 
     def _all_weights(self) -> Array:
-        held = jax.tree.leaves(self.leaves)[0].shape[self.axes[0]]
-        if held == self.n:
-            return jnp.full(self.n, 1 / self.n, self.dtype)
-        return jnp.where(jnp.arange(held, dtype=jnp.int32) < self.n, jnp.asarray(1 / self.n, self.dtype), 0)
+        return jnp.full(self.n, 1 / self.n, self.dtype)
 
     def count(self, rows: Any) -> Count:
         """Return how many rows one batch holds."""
@@ -203,8 +210,9 @@ class Samples:
         return jax.tree.unflatten(structure, [function(*pair) for pair in zip(leaves, self.axes, strict=True)])
 
 
-def _padded(leaf: Array, axis: int, *, n: int, missing: int) -> Array:
-    """Append copies of row 0: weights leave them out, and a user's loss is finite on a real row."""
-    real = jax.lax.slice_in_dim(leaf, 0, n, axis=axis)
-    filler = jnp.repeat(jax.lax.slice_in_dim(leaf, 0, 1, axis=axis), missing, axis=axis)
-    return jnp.concatenate([real, filler], axis=axis)
+def _in_blocks(leaf: Array, axis: int, *, size: int) -> Array:
+    """Return (blocks, row, size), the last block filled up with row 0: a user's loss is finite on a real row."""
+    rows = jnp.moveaxis(leaf, axis, 0)
+    filler = jnp.broadcast_to(rows[:1], (-len(rows) % size, *rows.shape[1:]))
+    blocks = jnp.concatenate([rows, filler]).reshape(-1, size, *rows.shape[1:])
+    return jnp.moveaxis(blocks, 1, axis + 1)

@@ -12,15 +12,17 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from bilevel.oracles.linear import LOG_PENALTIES
 from bilevel.oracles.softmax import (
     Labelled,
     SoftmaxOracles,
+    curvatures,
     curved,
     probabilities,
-    products,
     residuals,
+    row_diagonals,
 )
-from bilevel.types import Array, InnerPass, Point, Rows
+from bilevel.types import Array, InnerPass, Point
 
 PENALTIES = ("class", "feature")
 
@@ -40,40 +42,38 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
     def _shared_axis(self) -> int:
         return PENALTIES.index(self.per)
 
+    @property
+    def wide_bounds(self) -> tuple[float, float]:
+        """Bounds of the logarithm of a penalty."""
+        return LOG_PENALTIES
+
     def penalties(self, outer_var: Array) -> Array:
         """Return the penalties in a shape that broadcasts to that of z."""
         return jnp.expand_dims(jnp.exp(outer_var), self._shared_axis)
 
-    def _inner(self, point: Point, data: Labelled, weights: Array) -> InnerPass:
+    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labelled) -> tuple[Array, ...]:
+        chances = probabilities(scores)
+        return residuals(chances, data.labels), curved(chances, tangents)
+
+    def _inner_bundle(
+        self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labelled, like: Point
+    ) -> InnerPass:
+        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
+
+    def _inner_rest(self, point: Point) -> InnerPass:
         z, x, v = point
-        rows, penalties = data.features, self.penalties(x)
-        chances = probabilities(rows @ z)
-        return InnerPass(
-            grad=rows.T @ (weights[:, None] * residuals(chances, data.labels)) + penalties * z,
-            hvp=rows.T @ (weights[:, None] * curved(chances, rows @ v)) + penalties * v,
-            cross=jnp.sum(penalties * z * v, axis=self._shared_axis),
-        )
+        penalties = self.penalties(x)
+        return InnerPass(penalties * z, penalties * v, jnp.sum(penalties * z * v, axis=self._shared_axis))
+
+    def _row_diagonals(self, point: Point, data: Labelled, weights: Array, *, power: int, cautious: bool) -> Array:
+        curved_by = curvatures(data, probabilities(data.features @ point.inner_var), cautious)
+        return row_diagonals(data.features, curved_by, weights, power)
+
+    def _diagonal_rest(self, point: Point) -> Array:
+        return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
 
     def _inner_grad_outer(self, point: Point, data: Labelled, weights: Array) -> Array:
         return jnp.sum(self.penalties(point.outer_var) * point.inner_var**2, axis=self._shared_axis) / 2
-
-    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
-        """Return D(point) - D(previous): each level is read once for both points, and once to multiply back."""
-        train, weights = self.inner_samples.take(rows.inner)
-        validation, outer_weights = self.outer_samples.take(rows.outer)
-        (z, x, v), (z0, x0, v0) = point, previous
-        penalties, penalties0 = self.penalties(x), self.penalties(x0)
-        scores, scores0, tangents, tangents0 = products(train.features, z, z0, v, v0)
-        chances, chances0 = probabilities(scores), probabilities(scores0)
-        changes = chances - chances0, curved(chances, tangents) - curved(chances0, tangents0)
-        grad, hvp = products(train.features.T, *(weights[:, None] * change for change in changes))
-        outer_chances, outer_chances0 = map(probabilities, products(validation.features, z, z0))
-        outer_grad = validation.features.T @ (outer_weights[:, None] * (outer_chances - outer_chances0))
-        return Point(
-            inner_var=grad + penalties * z - penalties0 * z0,
-            outer_var=jnp.sum(penalties * z * v - penalties0 * z0 * v0, axis=self._shared_axis),
-            v=hvp + penalties * v - penalties0 * v0 + outer_grad,
-        )
 
     def _inner_value(self, point: Point, data: Labelled, weights: Array) -> Array:
         penalty = jnp.sum(self.penalties(point.outer_var) * point.inner_var**2) / 2

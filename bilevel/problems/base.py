@@ -1,8 +1,8 @@
 """A bilevel problem: oracles, a start, and the exact reference it is judged by."""
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from bilevel.oracles import AutodiffOracles, Oracles, Samples
 from bilevel.oracles.autodiff import Loss
+from bilevel.oracles.placement import contents, shard, shard_own
 from bilevel.precision import arithmetic, as_float_dtype
 from bilevel.problems.checks import checked_bounds, checked_data, checked_variable
 from bilevel.problems.derivatives import check_derivatives
@@ -115,6 +116,22 @@ class BilevelProblem:
         """Number of outer samples."""
         return self.oracles.n_outer
 
+    def sharded(self, devices: Sequence[jax.Device] | None = None, *, own_rows: bool = False) -> "BilevelProblem":
+        """Return the same problem, each block of its rows split over devices; runs differ by rounding alone.
+
+        Parameters
+        ----------
+        devices : all that JAX sees by default, those of other processes too
+        own_rows : say True when each process has built the problem from its own rows alone, process p of P from
+            ``rows[p::P]``, or from as many as any other: exact metrics are then computed on the devices, from all rows
+        """
+        devices = jax.devices() if devices is None else devices
+        if not own_rows:
+            return replace(self, oracles=shard(self.oracles, devices))
+        oracles = shard_own(self.oracles, self.start, devices)
+        referee = None if self.referee is None else GenericReferee(oracles, self.start)
+        return replace(self, oracles=oracles, referee=referee, constants={})
+
     def check(self, *, seed: int = 0) -> dict[str, float]:
         """Compare every derivative with finite differences in float64, at random points near the start.
 
@@ -133,7 +150,7 @@ class BilevelProblem:
         """Return a digest of the start, the kind of oracles and all that they hold."""
         digest = hashlib.sha256(type(self.oracles).__name__.encode())
         for leaf in jax.tree.leaves((self.oracles, self.start)):
-            array = np.ascontiguousarray(leaf)
+            array = contents(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.data)
         return digest.hexdigest()

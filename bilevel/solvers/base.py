@@ -1,7 +1,7 @@
 """The contract of a solver.
 
 A solver is a frozen dataclass of its hyper-parameters and nothing else. Declared with `@solver`, it is a
-pytree: floats are traced, so many step sizes share one compiled program; integers and strings are static.
+pytree: floats and bounds are traced, so many step sizes share one compiled program; the rest is static.
 
 A solver whose work depends on its iterates (line searches, solves to a tolerance) sets ``compiled = False``. `run`
 then calls its `init`, `warm_up` and `step` from Python, with oracles and start in float64 whatever the dtype of the
@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike
 
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.fields import flag, fraction, one_of, positive, whole
+from bilevel.solvers.fields import bounds, flag, fraction, one_of, positive, transformation, whole
 from bilevel.types import Array, Calls, Point
 
 State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
@@ -49,8 +49,8 @@ class Solver(ABC):
 
     complexity: ClassVar[Complexity | None] = None  # what is proved, where table 1 of the SRBA paper says it
     restarts: ClassVar[bool] = False  # does any step begin with an all-rows pass?
+    keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
     compiled: ClassVar[bool] = True  # are `init` and `step` traced? see the top of this module if not
-    unroll: ClassVar[int] = 1  # steps per round of the hot loop; 4 saved 15 to 25 % of SRBA's in a trial
 
     @abstractmethod
     def init(self, oracles: Oracles, start: Point) -> State:
@@ -91,6 +91,15 @@ class Solver(ABC):
         """Return the solver with defaults that depend on the size of the problem filled in."""
         return self
 
+    def check_start(self, start: Point) -> None:
+        """Refuse a start that the resolved solver cannot begin from."""
+        return None
+
+    def judged(self, state: State) -> Point:
+        """Return the point that stands for the state: the iterate, unless the solver can go back from it."""
+        point: Point = state.point
+        return point
+
     def diagnostics(self, state: State) -> dict[str, Array]:
         """Return numbers of the solver's own for the history."""
         return {}
@@ -104,6 +113,9 @@ class Solver(ABC):
             value, rule = getattr(self, field.name), field.metadata.get("rule")
             if rule is None or (value is None and field.metadata["optional"]):
                 continue
+            if "convert" in field.metadata:
+                value = field.metadata["convert"](value)
+                object.__setattr__(self, field.name, value)
             complaint = rule(value)
             if complaint:
                 raise ValueError(f"`{type(self).__name__}({field.name}={value!r})`: {complaint}")
@@ -115,20 +127,29 @@ class Solver(ABC):
 
     def parameters(self) -> dict[str, Any]:
         """Return the hyper-parameters by name, as Python numbers and strings."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            name: value.item() if isinstance(value, np.generic | np.ndarray) else value
-            for name, value in values.items()
-        }
+        return {field.name: _plain(field, getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(positive, whole, one_of, fraction, flag))
+def _plain(field: dataclasses.Field, value: Any) -> Any:
+    if "text" in field.metadata:
+        return field.metadata["text"](value)
+    return value.item() if isinstance(value, np.generic | np.ndarray) else value
+
+
+@typing.dataclass_transform(
+    frozen_default=True, field_specifiers=(positive, whole, one_of, fraction, flag, transformation, bounds)
+)
 def solver(cls: type[S]) -> type[S]:
     """Make a class a solver: a frozen dataclass, registered as a pytree, strict about its keywords."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    traced = [name for name in names if float in (hints[name], *typing.get_args(hints[name]))]
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    names = list(fields)
+    traced = [
+        name
+        for name in names
+        if float in (hints[name], *typing.get_args(hints[name])) or fields[name].metadata.get("traced")
+    ]
     static = [name for name in names if name not in traced]
 
     def flatten(self: S) -> tuple[list[Any], tuple[Any, ...]]:

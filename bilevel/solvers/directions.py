@@ -15,11 +15,12 @@ def descend(
     step: Scalar,
     outer_step: Scalar,
     v_radius: Scalar | None = None,
+    bounds: tuple[PyTree, PyTree] | None = None,
 ) -> Point:
     """Move the three variables at once, v back into its ball and the outer variable into its bounds."""
     return Point(
         inner_var=moved(point.inner_var, direction.inner_var, step),
-        outer_var=oracles.project(moved(point.outer_var, direction.outer_var, outer_step)),
+        outer_var=into_box(oracles.project(moved(point.outer_var, direction.outer_var, outer_step)), bounds),
         v=into_ball(moved(point.v, direction.v, step), v_radius),
     )
 
@@ -35,6 +36,20 @@ def into_ball(v: PyTree, radius: Scalar | None) -> PyTree:
         return v
     norm = jnp.sqrt(trees.norm_sq(v))
     return trees.scale(jnp.where(norm > radius, radius / norm, 1), v)
+
+
+def into_box(outer_var: PyTree, bounds: tuple[PyTree, PyTree] | None) -> PyTree:
+    """Return the nearest tree within the bounds, each a number or a tree; None is no bound."""
+    if bounds is None:
+        return outer_var
+    lower, upper = (spread(bound, outer_var) for bound in bounds)
+    return jax.tree.map(jnp.clip, outer_var, lower, upper)
+
+
+def spread(bound: PyTree, like: PyTree) -> PyTree:
+    """Return the bound as a tree like another, where one number stands for all."""
+    one = jax.tree_util.treedef_is_leaf(jax.tree.structure(bound)) and jnp.ndim(bound) == 0
+    return jax.tree.map(lambda _: bound, like) if one else bound
 
 
 def decayed(step_size: Scalar, index: Array, power: float) -> Array:

@@ -43,8 +43,6 @@ class MASOBA(Solver):
 
     momentum: float = fraction(default=1.0)
 
-    unroll = 4
-
     def init(self, oracles: Oracles, start: Point) -> MASOBAState:
         """Start with an average of zero."""
         return MASOBAState(start, trees.zeros_like(start.outer_var))

@@ -5,7 +5,9 @@ With u = (z, v, x), steps ρ for z and v and γ for x, and the projection P of v
     at a refresh:  D ← D(u) on all rows;                                              u ← P(u - step · D)
     otherwise:     draw B, C;  D ← D + D_{B,C}(u) - D_{B,C}(u_previous);              u ← P(u - step · D)
 
-with the same B, C at both points. D is kept unscaled.
+with the same B, C at both points. D is kept unscaled: the difference needs both points and not how one came from the
+other, so that moves are free. They may go in a diagonal metric and through an optax transformation
+(:mod:`bilevel.solvers.steering`), under a safeguard then (:mod:`bilevel.solvers.safeguard`).
 """
 
 from dataclasses import dataclass
@@ -18,21 +20,37 @@ from numpy.typing import DTypeLike
 from bilevel import trees
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver
-from bilevel.solvers.directions import descend, direction_calls
-from bilevel.solvers.fields import positive
+from bilevel.solvers.directions import direction_calls
+from bilevel.solvers.fields import bounds, one_of, positive, transformation
+from bilevel.solvers.safeguard import Guard, guard, guarded, within_reach
+from bilevel.solvers.steering import (
+    OPTIMIZERS,
+    PRECONDITIONERS,
+    Steering,
+    check_steering,
+    diagonal_calls,
+    metric,
+    move,
+    steering,
+)
 from bilevel.types import Array, Calls, Point
 
 _DRIFTED = 0.5  # a working recursion shows 0 to 0.3, one at the floor of its arithmetic 0.4 to 1.1
 
 
 class RecursiveState(NamedTuple):
-    """The iterate, the one before it, the estimate of D; and of the last refresh, ||D|| and the drift."""
+    """The iterate, the one before it, the estimate of D; and of the last refresh, ||D|| and the drift.
+
+    The last two hold nothing in the plain method.
+    """
 
     point: Point
     previous: Point
     estimate: Point
     refresh_norm: Array
     drift: Array
+    steering: Steering = Steering()
+    guard: Guard | tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -40,14 +58,34 @@ class RecursiveSolver(Solver):
     """Both methods but for when they refresh. A draw has fields ``inner`` and ``outer``."""
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
+    preconditioner: str | None = one_of(PRECONDITIONERS, default=None, optional=True, kw_only=True)
+    outer_optimizer: str | Any | None = transformation(OPTIMIZERS, default=None, kw_only=True)  # noqa: RUF009
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
 
     restarts = True
-    unroll = 4
 
     def init(self, oracles: Oracles, start: Point) -> RecursiveState:
         """Start with no estimate: the first step is a refresh."""
         zero = jnp.zeros_like(self.step_size)
-        return RecursiveState(start, start, trees.zeros_like(start), refresh_norm=zero, drift=zero)
+        steered = steering(self, start, trees.ones_like(start.inner_var) if self.preconditioner else ())
+        return RecursiveState(
+            point=start,
+            previous=start,
+            estimate=trees.zeros_like(start),
+            refresh_norm=zero,
+            drift=zero,
+            steering=steered,
+            guard=guard(start, steered, zero) if self._is_guarded else (),
+        )
+
+    @property
+    def _is_guarded(self) -> bool:
+        """The plain method is left as its authors wrote it."""
+        return self.preconditioner is not None or self.outer_optimizer is not None
+
+    def check_start(self, start: Point) -> None:
+        """Refuse bounds and transformations that do not fit."""
+        check_steering(self, start)
 
     def refresh(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Any) -> RecursiveState:
         """Replace the estimate by D on all rows, and move."""
@@ -55,7 +93,15 @@ class RecursiveSolver(Solver):
         norm = jnp.sqrt(trees.norm_sq(exact))
         gap = jnp.sqrt(trees.norm_sq(trees.subtract(exact, state.estimate)))
         drift = jnp.where(index == 0, 0, gap / jnp.maximum(norm, state.refresh_norm))
-        return self._moved(oracles, state._replace(refresh_norm=norm, drift=drift), exact)
+        state = state._replace(refresh_norm=norm, drift=drift)
+        if self.preconditioner is not None:
+            diagonal = metric(oracles, state.point, index)
+            state = state._replace(steering=state.steering._replace(diagonal=diagonal))
+        if isinstance(state.guard, Guard):
+            good = guarded(state.guard, state.point, exact, state.steering, self.step_size, index == 0)
+            state = state._replace(point=good.point, steering=good.steering, guard=good)
+            exact = good.estimate
+        return self._moved(oracles, state, exact)
 
     def step(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Any) -> RecursiveState:
         """Correct the estimate by the difference over the last move, and move."""
@@ -63,22 +109,32 @@ class RecursiveSolver(Solver):
         return self._moved(oracles, state, estimate)
 
     def _moved(self, oracles: Oracles, state: RecursiveState, estimate: Point) -> RecursiveState:
-        outer_step = self.step_size / self.outer_ratio
-        point = descend(oracles, state.point, estimate, self.step_size, outer_step, self.v_radius)
-        return state._replace(point=point, previous=state.point, estimate=estimate)
+        steps: tuple[Any, ...] = (self.step_size, self.step_size / self.outer_ratio)
+        if isinstance(state.guard, Guard):
+            steps = *(state.guard.scale * step for step in steps), state.guard.scale
+        point, steered = move(self, oracles, state.point, estimate, state.steering, *steps)
+        return state._replace(point=point, previous=state.point, estimate=estimate, steering=steered)
+
+    def judged(self, state: RecursiveState) -> Point:
+        """Return the iterate, or the last good refresh where the next one will go back."""
+        return within_reach(state.guard, state.point) if isinstance(state.guard, Guard) else state.point
 
     def calls(self, oracles: Oracles, draw: Any, refresh: bool) -> Calls:
-        """Count 3n + 2m for a refresh, both points of the difference for a step."""
+        """Count 3n + 2m for a refresh and a diagonal if there is one, both points of the difference for a step."""
         if refresh:
-            return direction_calls(oracles.n_inner, oracles.n_outer)
+            cost = direction_calls(oracles.n_inner, oracles.n_outer)
+            return cost if self.preconditioner is None else trees.add(cost, diagonal_calls(oracles))
         return direction_calls(2 * oracles.count_inner(draw.inner), 2 * oracles.count_outer(draw.outer))
 
     def diagnostics(self, state: RecursiveState) -> dict[str, Array]:
         """Report how far the estimate was from the full pass at the last refresh.
 
         The distance is relative to ||D|| at this refresh or the one before, whichever is larger: a working
-        recursion stays well below ½, however fast D itself goes to zero.
+        recursion stays well below ½, however fast D itself goes to zero. Under the safeguard also how often it went
+        back, and how much smaller steps are for it.
         """
+        if isinstance(state.guard, Guard):
+            return {"drift": state.drift, "backoffs": state.guard.backoffs, "step_scale": state.guard.scale}
         return {"drift": state.drift}
 
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:

@@ -9,40 +9,44 @@ Tables Y hold the last estimate of each block, M their mean weighted by w_i = (r
     S = g - Y[i] + M;   M ← M + w_i (g - Y[i]);   Y[i] ← g
     z ← z - α S_{∇z G};   v ← v - α (S_hvp + S_{∇z F});   x ← x - (α/r)(S_cross + S_{∇x F})
 
-Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d.
+Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d, or the terms of n + m rows; see
+:mod:`bilevel.solvers.tables`.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-
-from bilevel.oracles import Oracles, Samples, joined
+from bilevel import trees
+from bilevel.oracles import Oracles, RowwiseOracles, joined
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.directions import descend, direction_calls
-from bilevel.solvers.fields import one_of, positive, whole
-from bilevel.types import Array, Calls, InnerPass, OuterPass, Point, Rows
+from bilevel.solvers.directions import direction_calls
+from bilevel.solvers.fields import bounds, one_of, positive, transformation, whole
+from bilevel.solvers.steering import (
+    OPTIMIZERS,
+    PRECONDITIONERS,
+    Steering,
+    check_steering,
+    diagonal_calls,
+    metric,
+    move,
+    steering,
+)
+from bilevel.solvers.tables import TABLES, Level
+from bilevel.types import Array, Calls, Point, Rows
 
-Pass = TypeVar("Pass", InnerPass, OuterPass)
-
-
-class Memory(NamedTuple):
-    """Last estimate of each block, all kinds in one row, and their weighted mean."""
-
-    table: Array
-    mean: Array
+_ROWS_REBUILT_AFTER = 10  # times as many steps as blocks: the rows are read for it
+_OLDEST_DIAGONAL = 300  # steps: a penalty may have grown since
 
 
 class SABAState(NamedTuple):
-    """The iterate and a memory for each level."""
+    """The iterate, a table for each level, and what moves need beyond a direction."""
 
     point: Point
-    inner: Memory
-    outer: Memory
+    inner: Any
+    outer: Any
+    steering: Steering = Steering()
 
 
 @solver
@@ -56,44 +60,60 @@ class SABA(Solver):
     batch_size : rows per block, on both levels
     v_radius : radius of the ball v is kept in; None means no projection
     tables : "zero" starts with empty tables at no cost, "full" fills them at the start for 3n + 2m calls
+    memory : "blocks" remembers the estimate of each block; "rows" the terms of each row, which takes far less where
+        rows are long, and needs a linear model in closed form
+    preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken at the start and when the
+        means are summed anew, for n each time; None leaves them as they are
+    outer_optimizer : "adam" or an optax transformation of D_x, which moves the outer variable in the place of the step
+        ``step_size / outer_ratio``; None keeps that step
+    outer_bounds : (lower, upper), numbers or like the outer variable, which is kept inside; None means only the bounds
+        of the problem
     rebuild_every : steps after which the means are summed anew from the tables, against rounding; None means
-        once per (n + m) / batch_size steps
+        once per (n + m) / batch_size steps, or a tenth as often for "rows", where rows are read for it; with a
+        preconditioner at least each 300 steps
     sampling : "blocks" only: a table belongs to a fixed partition of the rows
     """
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
     tables: str = one_of(("zero", "full"), default="zero")
+    memory: str = one_of(tuple(TABLES), default="blocks")
     rebuild_every: int | None = whole(default=None, optional=True, hint="; use None for the default")
+    preconditioner: str | None = one_of(PRECONDITIONERS, default=None, optional=True, kw_only=True)
+    outer_optimizer: str | Any | None = transformation(OPTIMIZERS, default=None, kw_only=True)
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     sampling: str = one_of(("blocks",), default="blocks", kw_only=True)
 
     complexity = Complexity("O((n+m)^2/3 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
     restarts = True
+    keeps_tables = True
 
     def resolve(self, oracles: Oracles) -> Self:
-        """Fill in the default of ``rebuild_every``."""
+        """Fill in the default of ``rebuild_every``; refuse a memory that the problem does not offer."""
+        if self.memory == "rows" and not isinstance(oracles, RowwiseOracles):
+            raise ValueError(
+                f"`SABA(memory='rows')`: {type(oracles).__name__} gives no terms of rows; use memory='blocks'."
+            )
         if self.rebuild_every is not None:
             return self
-        return replace(self, rebuild_every=oracles.inner_samples.n_blocks + oracles.outer_samples.n_blocks)
+        blocks = oracles.inner_samples.n_blocks + oracles.outer_samples.n_blocks
+        every = blocks * (_ROWS_REBUILT_AFTER if self.memory == "rows" else 1)
+        return replace(self, rebuild_every=every if self.preconditioner is None else min(every, _OLDEST_DIAGONAL))
+
+    def check_start(self, start: Point) -> None:
+        """Refuse bounds and transformations that do not fit."""
+        check_steering(self, start)
 
     def init(self, oracles: Oracles, start: Point) -> SABAState:
         """Set up the tables."""
-
-        def memory(samples: Samples, estimate: Callable[[Array], Pass]) -> Memory:
-            blocks = jnp.arange(samples.n_blocks, dtype=jnp.int32)
-            table = jax.lax.map(lambda block: ravel_pytree(estimate(block))[0], blocks)
-            if self.tables == "zero":
-                table = jnp.zeros_like(table)
-            return Memory(table, _weighted_mean(samples, table))
-
-        return SABAState(
-            point=start,
-            inner=memory(oracles.inner_samples, lambda rows: oracles.inner(start, rows)),
-            outer=memory(oracles.outer_samples, lambda rows: oracles.outer(start, rows)),
-        )
+        filled = partial(TABLES[self.memory].filled, start=start, empty=self.tables == "zero")
+        diagonal = () if self.preconditioner is None else metric(oracles, start, 0)
+        levels = filled(Level(oracles, "inner")), filled(Level(oracles, "outer"))
+        return SABAState(start, *levels, steering(self, start, diagonal))
 
     def init_calls(self, oracles: Oracles) -> Calls:
-        """Count one estimate per block when the tables are filled."""
-        return direction_calls(oracles.n_inner, oracles.n_outer) if self.tables == "full" else Calls()
+        """Count one estimate per block when the tables are filled, and a diagonal if there is one."""
+        cost = direction_calls(oracles.n_inner, oracles.n_outer) if self.tables == "full" else Calls()
+        return cost if self.preconditioner is None else trees.add(cost, diagonal_calls(oracles))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
         """Rebuild the means each ``rebuild_every`` steps, not at the first."""
@@ -101,39 +121,26 @@ class SABA(Solver):
         return (index % self.rebuild_every == 0) & (index > 0)
 
     def refresh(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
-        """Sum the means anew, then take an ordinary step; no row is read for it."""
+        """Sum the means anew, then take an ordinary step; no derivative is asked for but a diagonal if there is one."""
         rebuilt = state._replace(
-            inner=state.inner._replace(mean=_weighted_mean(oracles.inner_samples, state.inner.table)),
-            outer=state.outer._replace(mean=_weighted_mean(oracles.outer_samples, state.outer.table)),
+            inner=state.inner.rebuilt(Level(oracles, "inner"), state.point),
+            outer=state.outer.rebuilt(Level(oracles, "outer"), state.point),
         )
+        if self.preconditioner is not None:
+            diagonal = metric(oracles, state.point, index)
+            rebuilt = rebuilt._replace(steering=state.steering._replace(diagonal=diagonal))
         return self.step(oracles, rebuilt, index, draw)
 
     def step(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
         """Move along the variance-reduced direction."""
-        inner, inner_memory = _reduced(
-            oracles.inner(state.point, draw.inner), state.inner, draw.inner, oracles.inner_samples
-        )
-        outer, outer_memory = _reduced(
-            oracles.outer(state.point, draw.outer), state.outer, draw.outer, oracles.outer_samples
-        )
-        direction = joined(inner, outer)
+        inner, inner_table = state.inner.reduced(Level(oracles, "inner"), state.point, draw.inner)
+        outer, outer_table = state.outer.reduced(Level(oracles, "outer"), state.point, draw.outer)
         outer_step = self.step_size / self.outer_ratio
-        point = descend(oracles, state.point, direction, self.step_size, outer_step, self.v_radius)
-        return SABAState(point, inner_memory, outer_memory)
+        direction = joined(inner, outer)
+        point, steered = move(self, oracles, state.point, direction, state.steering, self.step_size, outer_step)
+        return SABAState(point, inner_table, outer_table, steered)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        """Count one direction."""
-        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
-
-
-def _reduced(fresh: Pass, memory: Memory, block: Array, samples: Samples) -> tuple[Pass, Memory]:
-    """Return g - Y[i] + M, and the memory with g in the place of Y[i]."""
-    new, unravel = ravel_pytree(fresh)
-    change = new - memory.table[block]
-    reduced = unravel(change + memory.mean)
-    mean = memory.mean + samples.share(block) * change
-    return reduced, Memory(memory.table.at[block].set(new), mean)
-
-
-def _weighted_mean(samples: Samples, table: Array) -> Array:
-    return samples.share(jnp.arange(samples.n_blocks, dtype=jnp.int32)) @ table
+        """Count one direction, and where the means are summed anew a diagonal if there is one."""
+        cost = direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
+        return trees.add(cost, diagonal_calls(oracles)) if refresh and self.preconditioner is not None else cost

@@ -44,6 +44,12 @@ class SPABA(RecursiveSolver):
     batch_size : rows per batch, on both levels
     period : q, mean number of steps from one all-rows pass to the next; None means 1 + (n + m) // batch_size
     v_radius : radius of the ball v is kept in; None means no projection
+    preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken with each all-rows pass
+        (n calls more, 8n where it is estimated); None leaves them as they are
+    outer_optimizer : "adam" or an optax transformation of D_x, which moves the outer variable in the place of the step
+        ``step_size / outer_ratio``; None keeps that step
+    outer_bounds : (lower, upper), numbers or like the outer variable, which is kept inside; None means only the bounds
+        of the problem
     sampling : "blocks", "iid", "reshuffle" or "full"
     """
 

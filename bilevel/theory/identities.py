@@ -21,7 +21,8 @@ from bilevel.precision import arithmetic
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import SABA, SRBA, Solver
 from bilevel.solvers.neumann import NeumannDraw, hypergradient
-from bilevel.solvers.saba import Memory, SABAState
+from bilevel.solvers.saba import SABAState
+from bilevel.solvers.tables import BlockTable
 from bilevel.stepping import run_key
 from bilevel.types import Array, Point, PyTree, Rows
 
@@ -353,7 +354,7 @@ def _unprojected(solver: SABA) -> SABA:
     return SABA(**(solver.parameters() | {"v_radius": None})).cast(np.float64)
 
 
-def _table_mean(memory: Memory, samples: Samples) -> np.ndarray:
+def _table_mean(memory: BlockTable, samples: Samples) -> np.ndarray:
     return np.einsum("b,sbk->sk", shares(samples), np.asarray(memory.table))
 
 

@@ -2,7 +2,7 @@
 
 The constants of lemma:descent_z, lemma:descent_v, lemma:descent_h and of th:cvg_rate as they are printed do not prove
 the theorem; here is the same proof with its arithmetic put right. What differs from the paper is named where it is
-computed. μ, R and L_z* are those of :mod:`bilevel.theory.constants`.
+computed. μ, R and L_z* are those of :mod:`bilevel.constants`.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from bilevel import trees
+from bilevel.constants import Constants
 from bilevel.oracles import Oracles
 from bilevel.precision import arithmetic
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.srba import SRBA
-from bilevel.theory.constants import Constants
 from bilevel.types import Array, Point, PyTree
 
 

@@ -110,11 +110,11 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
 def test_one_compilation_serves_many_step_sizes(name):
     problem = cases.quadratic("float32")
     bilevel.run(problem, SOLVERS[name], max_steps=5)
-    compiled = advance._cache_size()
+    compiled = advance.of(SOLVERS[name])._cache_size()
     for step_size in (0.02, 1, np.float64(0.05)):
         solver = replace(SOLVERS[name], step_size=step_size, outer_ratio=np.float32(300))
         bilevel.run(problem, solver, max_steps=9, seed=3)
-    assert advance._cache_size() == compiled
+    assert advance.of(SOLVERS[name])._cache_size() == compiled
 
 
 @pytest.mark.parametrize(
@@ -170,15 +170,17 @@ def test_default_period_is_half_an_epoch_of_batches():
     assert bilevel.run(problem, bilevel.SRBA(batch_size=200), max_steps=1).solver.period == 1
 
 
-def test_sabas_tables_are_not_copied_in_the_loop():
-    problem = bilevel.problems.quadratic(640, 320, 7, 3)
+@pytest.mark.parametrize(("memory", "table"), [("blocks", "f32[128,18]"), ("rows", "f32[128,5]")])
+def test_sabas_tables_are_not_copied_in_the_loop(memory, table):
+    data = cases.logistic_data(640, 320, dim=6)
+    problem = bilevel.problems.logistic_selection(*data)
     with arithmetic("float32"):
         oracles = problem.oracles.batched(5, "blocks")
-        solver = bilevel.SABA(batch_size=5).resolve(oracles).cast("float32")
+        solver = bilevel.SABA(batch_size=5, memory=memory).resolve(oracles).cast("float32")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
         state = initial_state(solver, oracles, problem.start)
-        program = advance.lower(solver, oracles, state, page, np.int32(0), np.int32(9)).compile().as_text()
-    hot_bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and "f32[128,17]" in text]
+        program = advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9)).compile().as_text()
+    hot_bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and table in text]
     loops = [text for text in hot_bodies if "while/body/while/body" in text and "ROOT" in text]
     assert loops, "the hot loop was not found"
     assert not [line for text in loops for line in text.split("\n") if " copy(" in line and "f32[128," in line]

@@ -12,9 +12,9 @@ from jax.flatten_util import ravel_pytree
 
 import bilevel
 from bilevel import trees
+from bilevel.constants import ASSUMED, DERIVED, constants, implied
 from bilevel.precision import arithmetic
 from bilevel.problems.worst_case import worst_case
-from bilevel.theory.constants import ASSUMED, DERIVED, constants, implied
 from bilevel.types import Point
 from tests import cases
 from tests.problems import small

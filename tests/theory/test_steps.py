@@ -10,11 +10,11 @@ import pytest
 
 import bilevel
 from bilevel import trees
+from bilevel.constants import constants
 from bilevel.oracles import Factors, QuadraticOracles, Samples
 from bilevel.precision import arithmetic
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.quadratic import Means, QuadraticReferee
-from bilevel.theory.constants import constants
 from bilevel.theory.steps import descent_constants, lyapunov, lyapunov_coefficients, phi_v_smoothness, step_sizes
 from bilevel.types import Point, Rows
 from tests import cases

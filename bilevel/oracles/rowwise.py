@@ -1,0 +1,88 @@
+"""Oracles of models in which each row acts through a few numbers of its own, its terms.
+
+    derivatives = sum_i w_i (row i times its terms) + rest
+
+The terms depend on the point, the sum is linear in them, and the rest is no sum over rows. The change from one point to
+another then takes one sum, and a memory of every row is a memory of its terms.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from bilevel import trees
+from bilevel.oracles.base import Oracles, joined
+from bilevel.types import Array, InnerPass, OuterPass, Point, PyTree, Rows
+
+
+@dataclass(frozen=True)
+class RowwiseOracles(Oracles):
+    """A subclass writes terms and sums of each level, and the rest of the inner one; a row is first in its terms."""
+
+    @abstractmethod
+    def _inner_terms(self, point: Point, data: PyTree) -> PyTree:
+        """Return the terms of each row."""
+
+    @abstractmethod
+    def _inner_sum(self, terms: PyTree, data: PyTree, weights: Array, like: Point) -> InnerPass:
+        """Return the weighted sum over rows; ``like`` is a point with the shapes of the variables."""
+
+    @abstractmethod
+    def _inner_rest(self, point: Point) -> InnerPass:
+        """Return what is not a sum over rows."""
+
+    @abstractmethod
+    def _outer_terms(self, point: Point, data: PyTree) -> PyTree:
+        """Return the terms of each row."""
+
+    @abstractmethod
+    def _outer_sum(self, terms: PyTree, data: PyTree, weights: Array, like: Point) -> OuterPass:
+        """Return the weighted sum over rows."""
+
+    def _inner_changes(self, point: Point, previous: Point, data: PyTree) -> PyTree:
+        """Return the terms at one point minus those at another."""
+        return trees.subtract(self._inner_terms(point, data), self._inner_terms(previous, data))
+
+    def _outer_changes(self, point: Point, previous: Point, data: PyTree) -> PyTree:
+        """Return the terms at one point minus those at another."""
+        return trees.subtract(self._outer_terms(point, data), self._outer_terms(previous, data))
+
+    def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
+        total = self._inner_sum(self._inner_terms(point, data), data, weights, point)
+        return trees.add(total, self._inner_rest(point))
+
+    def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
+        return self._outer_sum(self._outer_terms(point, data), data, weights, point)
+
+    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
+        """Return D(point) - D(previous): subtracted row by row, so that each level is summed once."""
+        train, weights = self.inner_samples.take(rows.inner)
+        validation, outer_weights = self.outer_samples.take(rows.outer)
+        inner = self._inner_sum(self._inner_changes(point, previous, train), train, weights, point)
+        rest = trees.subtract(self._inner_rest(point), self._inner_rest(previous))
+        changes = self._outer_changes(point, previous, validation)
+        return joined(trees.add(inner, rest), self._outer_sum(changes, validation, outer_weights, point))
+
+    def inner_terms(self, point: Point, rows: Any) -> PyTree:
+        """Return the terms of each drawn inner row."""
+        return self._inner_terms(point, self.inner_samples.take(rows)[0])
+
+    def inner_sum(self, terms: PyTree, rows: Any, like: Point) -> InnerPass:
+        """Return the estimate that the drawn inner rows make with these terms, without the rest."""
+        return self._inner_sum(terms, *self.inner_samples.take(rows), like)
+
+    def inner_rest(self, point: Point) -> InnerPass:
+        """Return what is not a sum over inner rows."""
+        return self._inner_rest(point)
+
+    def outer_terms(self, point: Point, rows: Any) -> PyTree:
+        """Return the terms of each drawn outer row."""
+        return self._outer_terms(point, self.outer_samples.take(rows)[0])
+
+    def outer_sum(self, terms: PyTree, rows: Any, like: Point) -> OuterPass:
+        """Return the estimate that the drawn outer rows make with these terms."""
+        return self._outer_sum(terms, *self.outer_samples.take(rows), like)
+
+    def outer_rest(self, point: Point) -> OuterPass:
+        """Return what is not a sum over outer rows: nothing."""
+        return OuterPass(*trees.zeros_like((point.inner_var, point.outer_var)))

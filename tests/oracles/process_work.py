@@ -1,0 +1,76 @@
+"""What one of two processes does, with two devices of its own: runs over all four beside runs of its own alone.
+
+Started by `tests/test_two_processes.py`; the exit status tells whether all comparisons held.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bilevel
+from tests import cases
+from tests.oracles.sharded_runs import PROBLEMS, difference
+from tests.problems import small
+
+STEPS = 6
+
+
+def solver(name):
+    return cases.short(bilevel.SOLVERS[name], 0.05, 20.0, cases.BATCH)
+
+
+def assert_same(problem, chosen):
+    alone = bilevel.run(problem, chosen, max_steps=STEPS)
+    together = bilevel.run(problem.sharded(), chosen, max_steps=STEPS)
+    assert difference(alone.point, together.point) < 1e-11
+    assert alone.calls == together.calls
+
+
+def assert_resumed(problem, path):
+    """Every process saves and resumes: the digest of the rows is made by all."""
+    first = bilevel.run(problem, solver("SRBA"), max_steps=STEPS // 2)
+    first.save(path)
+    resumed = bilevel.resume(path, problem, max_steps=STEPS)
+    straight = bilevel.run(problem, solver("SRBA"), max_steps=STEPS)
+    cases.assert_trees_equal(resumed.point, straight.point)
+
+
+def assert_uneven_rows_are_refused(process):
+    X, y, X_val, y_val = cases.logistic_data()
+    part = slice(None, 30) if process == 0 else slice(30, None)
+    problem = bilevel.problems.logistic_selection(X[part], y[part], X_val[process::2], y_val[process::2])
+    with pytest.raises(ValueError, match=r"rows\[process::2\]"):
+        problem.sharded(own_rows=True)
+
+
+def assert_different_starts_are_refused(process):
+    problem = bilevel.problems.logistic_selection(*(part[process::2] for part in cases.logistic_data()), seed=process)
+    with pytest.raises(ValueError, match="differ in start"):
+        problem.sharded(own_rows=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--address")
+    parser.add_argument("--process", type=int)
+    options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(options.address, 2, options.process)
+    assert (jax.device_count(), jax.local_device_count()) == (4, 2)
+    assert_uneven_rows_are_refused(options.process)
+    assert_different_starts_are_refused(options.process)
+    assert_same(small.cleaning(dtype="float64"), solver("SABA"))
+    assert_same(PROBLEMS["from_losses"](), solver("SRBA"))
+    assert_same(cases.quadratic(), bilevel.Exact())
+    assert_resumed(cases.logistic_selection().sharded(), options.folder / f"{options.process}.npz")
+    with pytest.raises(ValueError, match="`max_seconds=1`"):
+        bilevel.run(cases.quadratic().sharded(), solver("SOBA"), max_seconds=1)
+    assert np.all(jax.experimental.multihost_utils.process_allgather(np.ones(1, np.int32)) == 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The diagonal of the inner Hessian: closed forms against dense Hessians, probes against what they estimate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel.oracles.probing import N_PROBES, probed_diagonal
+from bilevel.precision import arithmetic
+from tests import cases
+
+RNG = np.random.default_rng(5)
+
+
+def table(n, dim=4, classes=3):
+    return RNG.standard_normal((n, dim)), RNG.integers(0, classes, n)
+
+
+def classes_problem(build, **kwargs):
+    (X, y), (X_val, y_val) = table(40), table(23)
+    y[:3] = [0, 1, 2]
+    return build(X, y, X_val, y_val, dtype="float64", **kwargs)
+
+
+def ridge():
+    rows = RNG.standard_normal((40, 4))
+    return bilevel.problems.ridge_selection(rows, rows[:, 0], rows[:20], rows[:20, 1], dtype="float64")
+
+
+CLOSED = {
+    "logistic": cases.logistic_selection,
+    "grouped": lambda: cases.logistic_selection(groups=[0, 1, 1, 0]),
+    "ridge": ridge,
+    "softmax per class": lambda: classes_problem(bilevel.problems.softmax_selection),
+    "softmax per feature": lambda: classes_problem(bilevel.problems.softmax_selection, per="feature"),
+    "cleaning": lambda: classes_problem(bilevel.problems.data_cleaning),
+    "quadratic": cases.quadratic,
+}
+
+
+def somewhere(problem):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: leaf + 0.3 * rng.standard_normal(leaf.shape), problem.start)
+
+
+def dense_diagonal(oracles, point):
+    """By automatic differentiation of the value, which shares no line with the closed forms."""
+    size = point.inner_var.size
+    hessian = jax.hessian(lambda z: oracles.inner_value(point._replace(inner_var=z)))(point.inner_var)
+    return np.diagonal(np.asarray(hessian).reshape(size, size)).reshape(point.inner_var.shape)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_closed_diagonals_equal_those_of_the_dense_hessian(name):
+    problem = CLOSED[name]()
+    with arithmetic("float64"):
+        oracles, point = problem.oracles, somewhere(problem)
+        assert oracles.diagonal_passes == 1
+        np.testing.assert_allclose(oracles.inner_diagonal(point), dense_diagonal(oracles, point), rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_cautious_diagonal_is_never_below_the_diagonal(name):
+    problem = CLOSED[name]()
+    with arithmetic("float64"):
+        oracles, point = problem.oracles, somewhere(problem)
+        exact, cautious = np.asarray(oracles.inner_diagonal(point)), np.asarray(oracles.cautious_diagonal(point))
+        assert np.all(cautious >= exact * (1 - 1e-12))
+        if "quadratic" in name or "ridge" in name:
+            np.testing.assert_allclose(cautious, exact)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_squared_diagonals_are_the_mean_square_over_rows(name):
+    problem = CLOSED[name]()
+    with arithmetic("float64"):
+        oracles, point = problem.oracles.batched(1, "iid"), somewhere(problem)
+        rest = np.asarray(oracles._diagonal_rest(point))
+
+        def of_row(i):
+            rows = oracles.inner_samples.take(np.array([i], np.int32))
+            return oracles._row_diagonals(point, *rows, power=1, cautious=True)
+
+        rows = np.stack([np.asarray(of_row(i)) for i in range(oracles.n_inner)])
+        np.testing.assert_allclose(oracles.squared_diagonals(point), np.mean(rows**2, axis=0), rtol=1e-11)
+        np.testing.assert_allclose(oracles.cautious_diagonal(point), rows.mean(axis=0) + rest, rtol=1e-11)
+
+
+def test_a_row_that_is_missed_by_far_keeps_its_weight_in_the_cautious_diagonal():
+    problem = bilevel.problems.logistic_selection(
+        np.ones((1, 1)),
+        [1],
+        np.ones((1, 1)),
+        [1],
+        outer_var=np.array([-30.0]),
+        inner_var=np.array([-50.0]),
+        dtype="float64",
+    )
+    with arithmetic("float64"):
+        exact = float(problem.oracles.inner_diagonal(problem.start)[0])
+        cautious = float(problem.oracles.cautious_diagonal(problem.start)[0])
+    assert exact < 1e-12
+    np.testing.assert_allclose(cautious, 1)
+
+
+@pytest.mark.parametrize("name", ["quadratic", "logistic"])
+def test_probes_are_exact_up_to_as_many_coordinates(name):
+    problem = cases.PROBLEMS[name]()
+    assert problem.start.inner_var.size <= N_PROBES
+    with arithmetic("float64"):
+        point, probing = somewhere(problem), cases.by_autodiff(name, problem)
+        assert probing.diagonal_passes == N_PROBES
+        for index in (0, 3):
+            expected = problem.oracles.inner_diagonal(point)
+            np.testing.assert_allclose(probing.inner_diagonal(point, index), expected, rtol=1e-10)
+
+
+def test_probes_of_many_coordinates_are_right_in_the_mean():
+    rng, size = np.random.default_rng(0), 40
+    factor = rng.standard_normal((size, size))
+    matrix = factor @ factor.T / size + np.diag(np.arange(size))
+    with arithmetic("float64"):
+        estimate = jax.jit(jax.vmap(lambda i: probed_diagonal(lambda v: jnp.asarray(matrix) @ v, jnp.zeros(size), i)))
+        found = np.asarray(estimate(np.arange(2000)))
+    error = np.abs(found.mean(axis=0) - np.diag(matrix))
+    spread = found.std(axis=0) / np.sqrt(len(found))
+    assert np.all(error < 5 * spread + 1e-12)
+    assert np.max(found.std(axis=0)) < np.max(np.linalg.norm(matrix, axis=0)), "better than one probe alone"
+
+
+def test_probes_take_trees():
+    with arithmetic("float64"):
+        like = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
+        weights = {"a": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "b": jnp.array([5.0, 6.0, 7.0])}
+        found = probed_diagonal(lambda v: jax.tree.map(jnp.multiply, weights, v), like, 1)
+    cases.assert_trees_close(found, weights)
+
+
+def test_rows_held_in_float32_give_the_same_diagonal_widened():
+    problem = cases.logistic_selection("float32")
+    with arithmetic("float64"):
+        wide = problem.oracles.widened()
+        point = jax.tree.map(lambda leaf: jnp.asarray(leaf, "float64"), problem.start)
+        np.testing.assert_allclose(wide.inner_diagonal(point), dense_diagonal(wide, point), rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["logistic", "autodiff"])
+def test_rows_on_a_mesh_give_the_same_diagonal(name):
+    problem = cases.logistic_selection()
+    with arithmetic("float64"):
+        if name == "autodiff":
+            problem = bilevel.BilevelProblem(cases.by_autodiff("logistic", problem), problem.start)
+        point, spread = somewhere(problem), problem.sharded().oracles
+        for kind in ("inner_diagonal", "cautious_diagonal"):
+            np.testing.assert_allclose(getattr(spread, kind)(point, 2), getattr(problem.oracles, kind)(point, 2))
+        np.testing.assert_allclose(spread.squared_diagonals(point), problem.oracles.squared_diagonals(point))
+        assert (spread.diagonal_passes, spread.wide_bounds) == (
+            problem.oracles.diagonal_passes,
+            problem.oracles.wide_bounds,
+        )

@@ -1,0 +1,482 @@
+"""Moves in a metric, by a transformation, within bounds, under a safeguard: and nothing of it where it is off."""
+
+import functools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bilevel
+from bilevel import trees
+from bilevel.bench.sweep import sweep
+from bilevel.oracles import joined
+from bilevel.precision import arithmetic
+from bilevel.solvers import safeguard, steering
+from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.directions import descend, direction_calls
+from bilevel.solvers.fields import whole
+from bilevel.solvers.recursive import RecursiveState
+from bilevel.stepping import advance, draw_page, initial_state, run_key
+from tests import cases
+from tests.solvers.test_contract import CountingOracles
+from tests.solvers.transcribed import start_of
+from tests.transcription.adaptive import Adam, adaptive_srba, metric
+
+BATCH, PERIOD = cases.BATCH, 7
+DIAGONAL = bilevel.SRBA(0.1, 1.0, BATCH, period=PERIOD, preconditioner="diagonal")
+ADAPTIVE = replace(DIAGONAL, outer_optimizer="adam", outer_bounds=(-0.5, 0.35))
+HUGE = 400.0
+
+
+def adam_of_the_library():
+    return Adam(steering._RATE, steering._REST)
+
+
+def selection(outer_var=None, **kwargs):
+    start = np.full(4, -0.2) if outer_var is None else outer_var
+    return cases.logistic_selection(outer_var=start, **kwargs)
+
+
+# Transcription
+
+
+@pytest.mark.parametrize("name", ["quadratic", "logistic"])
+def test_iterates_equal_the_transcription(name):
+    problem = cases.quadratic() if name == "quadratic" else selection()
+    run = cases.trajectory(problem, ADAPTIVE, 56)
+    draws = [
+        SimpleNamespace(
+            inner=cases.indices(run.oracles.inner_samples, d.inner),
+            outer=cases.indices(run.oracles.outer_samples, d.outer),
+        )
+        for d in run.draws
+    ]
+    plain = cases.in_numpy(name, problem)
+    settings = {"step_size": 0.1, "period": PERIOD, "batch": BATCH, "bounds": (-0.5, 0.35)}
+    expected = adaptive_srba(plain, *start_of(problem), draws, adam=adam_of_the_library(), **settings)
+    for t, (state, step) in enumerate(zip(run.states, expected, strict=True)):
+        for part, wanted in step.items():
+            actual = np.asarray(getattr(state.point, part))
+            assert np.linalg.norm(actual - wanted) <= 1e-10 * np.linalg.norm(wanted), (t, part)
+    assert float(run.states[-1].guard.backoffs) == 0
+    assert len({tuple(np.asarray(state.steering.diagonal)) for state in run.states}) >= (name == "logistic") * 7 + 1
+
+
+def test_bounds_are_active_where_the_transcription_is_clipped():
+    problem, narrow = selection(), replace(ADAPTIVE, outer_bounds=(-0.21, -0.19))
+    last = trees.to_numpy(cases.trajectory(problem, narrow, 56).states[-1].point.outer_var)
+    assert np.all(np.isclose(last, -0.21) | np.isclose(last, -0.19) | ((last > -0.21) & (last < -0.19)))
+    assert np.any(np.isclose(last, -0.21)) or np.any(np.isclose(last, -0.19))
+
+
+# Off
+
+
+@solver
+class Textbook(Solver):
+    """SRBA as it was before it could be steered."""
+
+    period: int = whole(default=PERIOD)
+    restarts = True
+
+    def init(self, oracles, start):
+        zero = jnp.zeros_like(self.step_size)
+        return RecursiveState(start, start, trees.zeros_like(start), refresh_norm=zero, drift=zero)
+
+    def refreshes(self, index, draw):
+        return index % self.period == 0
+
+    def refresh(self, oracles, state, index, draw):
+        exact = oracles.direction(state.point)
+        norm = jnp.sqrt(trees.norm_sq(exact))
+        gap = jnp.sqrt(trees.norm_sq(trees.subtract(exact, state.estimate)))
+        drift = jnp.where(index == 0, 0, gap / jnp.maximum(norm, state.refresh_norm))
+        return self._moved(oracles, state._replace(refresh_norm=norm, drift=drift), exact)
+
+    def step(self, oracles, state, index, draw):
+        estimate = trees.add(state.estimate, oracles.difference(state.point, state.previous, draw))
+        return self._moved(oracles, state, estimate)
+
+    def _moved(self, oracles, state, estimate):
+        outer_step = self.step_size / self.outer_ratio
+        point = descend(oracles, state.point, estimate, self.step_size, outer_step)
+        return state._replace(point=point, previous=state.point, estimate=estimate)
+
+    def calls(self, oracles, draw, refresh):
+        if refresh:
+            return direction_calls(oracles.n_inner, oracles.n_outer)
+        return direction_calls(2 * oracles.count_inner(draw.inner), 2 * oracles.count_outer(draw.outer))
+
+
+@pytest.mark.parametrize("name", ["quadratic", "logistic"])
+def test_switched_off_the_program_and_the_iterates_are_those_of_plain_srba(name):
+    problem = cases.PROBLEMS[name]("float32")
+    programs, ends = [], []
+    with arithmetic("float32"):
+        oracles = problem.oracles.batched(BATCH, "blocks")
+        for method in (Textbook(0.2, 2.0, BATCH), bilevel.SRBA(0.2, 2.0, BATCH, period=PERIOD)):
+            traced = method.resolve(oracles).cast("float32")
+            state = initial_state(traced, oracles, problem.start)
+            page = draw_page(traced, oracles, run_key(0), np.int32(0), 64)
+            arguments = (traced, oracles, state, page, np.int32(0), np.int32(50))
+            programs.append(advance.of(arguments[0]).lower(*arguments).as_text())
+            ends.append(advance(*arguments))
+    assert programs[0] == programs[1], "the hot loop does exactly the same work"
+    cases.assert_trees_equal(*(trees.to_numpy(end.point) for end in ends))
+    assert len(jax.tree.leaves(ends[1])) == len(jax.tree.leaves(ends[0]))
+
+
+def test_a_transformation_that_is_a_plain_step_gives_plain_iterates():
+    problem = cases.quadratic()
+    plain = bilevel.SRBA(0.2, 2.0, BATCH, period=PERIOD)
+    by_optax = replace(plain, outer_optimizer=optax.sgd(0.1))
+    ends = [cases.trajectory(problem, one, 40).states[-1].point for one in (plain, by_optax)]
+    cases.assert_trees_close(*ends, rtol=1e-11)
+
+
+# Safeguard
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+def test_growth_is_seen_and_undone(dtype):
+    problem = selection(dtype=dtype)
+    plain = bilevel.run(problem, bilevel.SRBA(HUGE, 1.0, BATCH, period=PERIOD), max_steps=600)
+    assert plain.status == "diverged" or plain.history["outer_value"][-1] > 10, "the step was meant to be too large"
+    result = bilevel.run(problem, replace(ADAPTIVE, step_size=HUGE), max_steps=200, eval_every=1)
+    history = result.history
+    assert result.status == "out_of_budget"
+    assert history["backoffs"][-1] >= 5
+    assert np.all(np.diff(history["backoffs"]) >= 0)
+    assert history["step_scale"].min() <= 2.0**-5
+    assert np.all(np.isfinite(history["outer_value"])) and np.all(np.isfinite(history["value"]))
+    assert history["outer_value"][-1] < history["outer_value"][0]
+    assert history["inner_residual_sq"][-1] < history["inner_residual_sq"][0]
+    assert trees.is_finite(result.point)
+
+
+def test_a_calm_run_is_left_alone():
+    history = bilevel.run(selection(), ADAPTIVE, max_steps=300).history
+    assert np.all(history["backoffs"] == 0) and np.all(history["step_scale"] == 1)
+
+
+def test_where_the_iterate_is_not_finite_the_last_good_one_is_judged():
+    problem = selection(dtype="float32")
+    run = cases.trajectory(problem, replace(ADAPTIVE, step_size=1e30), PERIOD)
+    state = run.states[-1]
+    assert not trees.is_finite(state.point), "the step was meant to overflow between two refreshes"
+    with arithmetic("float32"):
+        judged = run.solver.judged(state)
+    cases.assert_trees_equal(trees.to_numpy(judged), trees.to_numpy(problem.start))
+
+
+def test_steps_grow_again_after_good_refreshes():
+    point = bilevel.Point(np.ones(3), np.zeros(2), np.ones(3))
+    one = np.ones(())
+    with arithmetic("float64"):
+        last = safeguard.guard(point, steering.Steering(), one)
+
+        def after(last, size, first=False):
+            exact = jax.tree.map(lambda leaf: size * np.ones_like(leaf), point)
+            return safeguard.guarded(last, point, exact, steering.Steering(), 0.1, np.array(first))
+
+        last = after(last, 1.0, first=True)
+        scales = [float(last.scale)]
+        for size in (1e9, np.nan, *[1.0] * 100):
+            last = after(last, size)
+            scales.append(float(last.scale))
+    assert scales[:3] == [1, 0.5, 0.25] and float(last.backoffs) == 2
+    assert scales.index(0.5, 3) == 2 + 31 and scales.index(1, 3) == 2 + 62 and scales[-1] == 1
+    cases.assert_trees_equal(trees.to_numpy(last.point), point)
+
+
+# Bounds
+
+
+def test_the_outer_variable_stays_inside():
+    problem = selection()
+    for method in (ADAPTIVE, bilevel.SABA(0.1, 0.01, BATCH), bilevel.SOBA(0.1, 0.01, BATCH)):
+        bounded = replace(method, outer_bounds=(-0.3, -0.1))
+        point = bilevel.run(problem, bounded, max_steps=300).point
+        assert np.all((point.outer_var >= -0.3) & (point.outer_var <= -0.1)), type(method)
+        assert np.any((point.outer_var == -0.3) | (point.outer_var == -0.1)), "bounds were meant to be active"
+
+
+def test_bounds_of_the_problem_and_of_the_solver_both_hold():
+    problem = selection(outer_bounds=(-0.25, None))
+    found = bilevel.run(problem, replace(ADAPTIVE, outer_bounds=(-5, -0.15)), max_steps=300).point.outer_var
+    assert found.min() == -0.25 and found.max() == -0.15
+
+
+def test_bounds_may_be_trees_and_texts():
+    problem = selection()
+    lower = np.array([-0.3, -0.25, -0.2, -0.5])
+    tree = bilevel.run(problem, replace(ADAPTIVE, outer_bounds=(lower, 0.0)), max_steps=200).point.outer_var
+    assert np.all(tree >= lower) and np.any(tree == lower)
+    assert bilevel.SRBA(outer_bounds="(-3, 2)") == bilevel.SRBA(outer_bounds=[-3, 2.0])
+    open_above = bilevel.SRBA(outer_bounds=(-3, None))
+    assert open_above.parameters()["outer_bounds"] == "(-3.0, None)"
+    assert bilevel.SRBA(**open_above.parameters()) == open_above
+
+
+# Sweeps
+
+
+def test_a_sweep_equals_single_runs_whatever_its_neighbours_do():
+    problem = selection(dtype="float32")
+    settings = [replace(ADAPTIVE, step_size=step) for step in (0.05, 0.1, HUGE)]
+    calls = 60_000
+    (together,) = sweep(problem, settings, [3], calls)
+    for setting, cell in zip(settings, together, strict=True):
+        alone = bilevel.run(problem, setting, seed=3, max_calls=calls)
+        assert cell.status == alone.status == "out_of_budget"
+        last = cell.rows[-1]
+        assert last["step"] == alone.history["step"][-1]
+        assert last["backoffs"] == alone.history["backoffs"][-1]
+        np.testing.assert_allclose(last["value"], alone.history["value"][-1], rtol=2e-4)
+    assert together[2].rows[-1]["backoffs"] > 0
+
+
+# Trees and users' losses
+
+
+def tree_problem(**kwargs):
+    rows, signs, val, val_signs = cases.logistic_data(dim=12)
+
+    def loss(z, x, sample):
+        row, sign = sample
+        return jnp.log1p(jnp.exp(-sign * (row[:6] @ z["left"] + row[6:] @ z["right"])))
+
+    def inner(z, x, sample):
+        return loss(z, x, sample) + jnp.sum(jnp.exp(x["pen"]) * (z["left"] ** 2 + z["right"] ** 2)) / 2
+
+    signs, val_signs = (s.astype(float) for s in (signs, val_signs))
+    start = {"left": np.ones(6), "right": -np.ones(6)}
+    return bilevel.BilevelProblem.from_losses(
+        inner, loss, (rows, signs), (val, val_signs), start, {"pen": np.zeros(6)}, **kwargs
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        bilevel.SRBA("auto", 1.0, BATCH),
+        pytest.param(bilevel.SPABA(0.1, 1.0, BATCH, period=9), marks=pytest.mark.slow),
+    ],
+)
+def test_auto_and_its_parts_run_on_trees(method):
+    if isinstance(method, bilevel.SPABA):
+        method = replace(method, preconditioner="diagonal", outer_optimizer="adam", outer_bounds=({"pen": -3.0}, 3.0))
+    result = bilevel.run(tree_problem(), method, max_steps=400)
+    assert result.status == "out_of_budget"
+    assert result.history["outer_value"][-1] < 0.9 * result.history["outer_value"][0]
+    assert np.any(result.point.outer_var["pen"] != 0)
+    assert set(result.point.outer_var) == {"pen"}
+
+
+# Auto
+
+
+def test_auto_is_filled_in_and_shown():
+    result = bilevel.run(selection(), bilevel.SRBA("auto", batch_size=BATCH), max_steps=5)
+    chosen = result.solver
+    assert (chosen.step_size, chosen.preconditioner, chosen.outer_optimizer) == (0.1, "diagonal", "adam")
+    assert chosen.outer_bounds == selection().oracles.wide_bounds
+    assert chosen.period == (cases.N_INNER + cases.N_OUTER) // BATCH
+    for shown in ("step_size=0.1", "preconditioner=diagonal", "outer_optimizer=adam", "outer_bounds=(-20.0, 20.0)"):
+        assert shown in result.summary()
+
+
+def test_what_is_given_beside_auto_stays():
+    given = bilevel.SRBA("auto", batch_size=BATCH, outer_bounds=(-1, 1), period=3, outer_optimizer=optax.sgd(0.1))
+    chosen = given.resolve(selection().oracles.batched(BATCH, "blocks"))
+    assert (chosen.outer_bounds, chosen.period, chosen.outer_optimizer) == ((-1.0, 1.0), 3, given.outer_optimizer)
+
+
+def test_auto_knows_no_bounds_for_losses_of_users():
+    assert bilevel.SRBA("auto", 1.0, BATCH).resolve(tree_problem().oracles).outer_bounds is None
+
+
+def test_auto_needs_no_tuning_for_the_scale_of_the_data():
+    rows, signs, val, val_signs = cases.logistic_data(400, 300, dim=6, seed=2)
+    values = []
+    for scale in (1e-3, 1.0, 1e3):
+        start = {"outer_var": np.full(6, -1.0) + 2 * np.log(scale), "inner_var": np.ones(6) / scale}
+        problem = bilevel.problems.logistic_selection(scale * rows, signs, scale * val, val_signs, **start)
+        bounds = tuple(2 * np.log(scale) + bound for bound in (-10, 10))
+        history = bilevel.run(problem, bilevel.SRBA("auto", outer_bounds=bounds), max_steps=2000).history
+        assert history["backoffs"][-1] == 0
+        values.append(history["value"][-1])
+    np.testing.assert_allclose(values, values[1], rtol=1e-3)
+
+
+# Ledger
+
+
+@pytest.mark.parametrize("by_autodiff", [False, True])
+def test_diagonals_are_on_the_ledger(by_autodiff):
+    problem = selection()
+    oracles = cases.by_autodiff("logistic", problem) if by_autodiff else problem.oracles
+    passes = 8 if by_autodiff else 1
+    plain, metric_too = (
+        bilevel.run(replace(problem, oracles=oracles), one, max_steps=2 * PERIOD + 1).history
+        for one in (replace(DIAGONAL, preconditioner=None), DIAGONAL)
+    )
+    kinds = [name for name in plain if name.startswith("calls_")]
+    more = {kind: metric_too[kind][-1] - plain[kind][-1] for kind in kinds}
+    assert more == dict.fromkeys(kinds, 0) | {"calls_hvp": 3 * passes * problem.n_inner}
+
+
+def test_probes_cost_what_is_declared():
+    problem = selection()
+    with arithmetic("float64"), jax.disable_jit():
+        counting = CountingOracles(cases.by_autodiff("logistic", problem))
+        counting.inner_diagonal(problem.start, 0)
+    assert counting.counted["hvp"] == counting.diagonal_passes * problem.n_inner
+
+
+def test_saba_counts_its_diagonals():
+    problem = selection()
+    method = bilevel.SABA(0.1, 1.0, BATCH, rebuild_every=5, preconditioner="diagonal")
+    histories = [
+        bilevel.run(problem, one, max_steps=11).history for one in (replace(method, preconditioner=None), method)
+    ]
+    assert histories[1]["calls_hvp"][-1] - histories[0]["calls_hvp"][-1] == 3 * problem.n_inner
+
+
+# SABA and SOBA
+
+
+@functools.cache
+def first_direction(tables):
+    run = cases.trajectory(selection(), bilevel.SABA(1.0, 1.0, BATCH, tables=tables), 1)
+    draw = run.draws[0]
+    with arithmetic("float64"):
+        start = run.states[0].point._replace(**selection().start._asdict())
+        return (
+            start,
+            run.oracles.direction(start),
+            joined(run.oracles.inner(start, draw.inner), run.oracles.outer(start, draw.outer)),
+        )
+
+
+def test_saba_moves_in_the_metric_and_by_adam():
+    method = bilevel.SABA(0.1, 1.0, BATCH, tables="full", preconditioner="diagonal", outer_optimizer="adam")
+    start, exact, _ = first_direction("full")
+    point = cases.trajectory(selection(), method, 1).states[0].point
+    d = metric(cases.in_numpy("logistic", selection()), np.asarray(start.inner_var), np.asarray(start.outer_var), BATCH)
+    np.testing.assert_allclose(point.inner_var, start.inner_var - 0.1 * np.asarray(exact.inner_var) / d, rtol=1e-11)
+    np.testing.assert_allclose(point.v, start.v - 0.1 * np.asarray(exact.v) / d, rtol=1e-11)
+    update = adam_of_the_library().update(np.asarray(exact.outer_var))
+    np.testing.assert_allclose(point.outer_var, start.outer_var + update, rtol=1e-11)
+
+
+def test_soba_moves_by_adam():
+    problem, method = selection(), bilevel.SOBA(0.1, 1.0, BATCH, outer_optimizer="adam")
+    moved = cases.trajectory(problem, method, 1).states[0].point
+    plain = cases.trajectory(problem, replace(method, outer_optimizer=None), 1).states[0].point
+    np.testing.assert_array_equal(moved.inner_var, plain.inner_var)
+    gradient = (problem.start.outer_var - np.asarray(plain.outer_var)) / 0.1
+    update = adam_of_the_library().update(gradient)
+    np.testing.assert_allclose(moved.outer_var, problem.start.outer_var + update, rtol=1e-9)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"preconditioner": "full"}, r"`SRBA\(preconditioner='full'\)`: must be one of None, 'diagonal'"),
+        ({"outer_optimizer": "sgd"}, r"outer_optimizer='sgd'.*must be None, 'adam' or an optax GradientTransformation"),
+        ({"outer_optimizer": 3}, "must be None, 'adam' or an optax GradientTransformation"),
+        ({"outer_bounds": (1.0, -1.0)}, r"outer_bounds=\(1.0, -1.0\)\)`: the lower bound exceeds the upper"),
+        ({"outer_bounds": 3.0}, r"outer_bounds=3.0.*must be None or a pair \(lower, upper\)"),
+        ({"outer_bounds": (1.0, 2.0, 3.0)}, r"a pair \(lower, upper\)"),
+        ({"outer_bounds": "wide"}, r"outer_bounds='wide'.*a pair"),
+        ({"outer_bounds": (np.nan, 1.0)}, "none NaN"),
+        ({"outer_bounds": (1, "x")}, "real numbers"),
+        ({"step_size": "fast"}, r"must be a finite number above 0\. The word 'auto' stands for"),
+    ],
+)
+def test_bad_parameters_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bilevel.SRBA(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"outer_bounds": (0.0, 1.0)}, r"`SRBA\(outer_bounds=\(0.0, 1.0\)\)`: the outer variable starts outside"),
+        ({"outer_bounds": (np.full(3, -1.0), 1.0)}, "outer_bounds=.*does not have the shape of the outer variable"),
+        ({"outer_bounds": ({"a": -1.0}, 1.0)}, "outer_bounds=.*does not have the shape of the outer variable"),
+        ({"outer_bounds": (np.full(4, 1.0), np.full(4, -1.0))}, "a lower bound exceeds its upper bound"),
+        ({"outer_optimizer": optax.polyak_sgd()}, "outer_optimizer=….*asks for more.*value"),
+    ],
+)
+def test_what_does_not_fit_the_start_is_refused(arguments, message):
+    method = replace(DIAGONAL, **arguments)
+    with pytest.raises(ValueError, match=message):
+        bilevel.run(selection(), method, max_steps=3)
+    with pytest.raises(ValueError, match=message):
+        sweep(selection(), [method], [0], 5000)
+
+
+def test_other_solvers_have_no_auto():
+    with pytest.raises(ValueError, match="must be a finite number above 0"):
+        bilevel.SOBA(step_size="auto")
+
+
+# Texts, stores, files
+
+
+def test_a_transformation_prints_as_what_made_it():
+    method = replace(ADAPTIVE, outer_optimizer=optax.adam(1e-2))
+    assert method.parameters()["outer_optimizer"] == "optax chain"
+    assert "outer_optimizer=optax chain" in bilevel.run(selection(), method, max_steps=2).summary()
+    assert hash(method.outer_optimizer) == hash(method.outer_optimizer)
+    assert method == replace(method)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", optax.adam(1e-2)])
+def test_a_saved_run_goes_on_bit_for_bit(optimizer, tmp_path):
+    problem, method = selection(), replace(ADAPTIVE, outer_optimizer=optimizer)
+    whole_run = bilevel.run(problem, method, max_steps=40)
+    bilevel.run(problem, method, max_steps=17).save(tmp_path / "run.npz")
+    given = None if optimizer == "adam" else method
+    resumed = bilevel.resume(tmp_path / "run.npz", problem, solver=given, max_steps=40)
+    cases.assert_trees_equal(resumed.point, whole_run.point)
+
+
+def test_a_saved_run_with_a_transformation_asks_for_the_solver(tmp_path):
+    method = replace(ADAPTIVE, outer_optimizer=optax.adam(1e-2))
+    bilevel.run(selection(), method, max_steps=3).save(tmp_path / "run.npz")
+    with pytest.raises(ValueError, match=r"outer_optimizer='optax chain'.*optax GradientTransformation"):
+        bilevel.resume(tmp_path / "run.npz", selection(), max_steps=5)
+
+
+def test_configs_and_stores_hold_texts(tmp_path):
+    from bilevel.bench.config import load_config
+    from bilevel.bench.select import select, settings
+    from bilevel.bench.store import Store
+    from bilevel.bench.tasks import rows_of, tasks
+
+    file = tmp_path / "auto.toml"
+    file.write_text(
+        'name = "auto"\nmetric = "value"\nseeds = 1\n[problem]\nname = "breast_cancer"\n[budget]\ncalls = 20000\n'
+        '[[solvers]]\nname = "SRBA"\nstep_size = ["auto", 0.05]\nouter_bounds = "(-5, 5)"\nouter_optimizer = "adam"\n'
+    )
+    experiment = load_config(file)
+    cells = experiment.cells(341, 228)
+    store = Store(tmp_path / "store")
+    for task in tasks(cells):
+        store.write(rows_of(task))
+    table = store.read()
+    assert set(table["param_outer_bounds"]) == {"(-5.0, 5.0)"} and set(table["param_outer_optimizer"]) == {"adam"}
+    assert sorted(set(table["param_step_size"])) == [0.05, 0.1]
+    assert table["backoffs"].notna().all() and table["step_scale"].notna().all()
+    ((name, pairs),) = settings(select(table, "value"))
+    assert bilevel.SOLVERS[name](**dict(pairs)).outer_bounds == (-5.0, 5.0)

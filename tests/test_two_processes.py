@@ -1,0 +1,109 @@
+"""One run over two processes on the loopback interface equals the run of one process."""
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel.oracles import Samples
+from tests import cases
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "two_processes.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("two_processes", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_example(tmp_path, *arguments):
+    """The printed lines, and the point and history that the first process wrote."""
+    command = [sys.executable, str(EXAMPLE), "--timeout", "240", "--out", str(tmp_path / "run.npz"), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    with np.load(tmp_path / "run.npz") as saved:
+        return run.stdout.splitlines(), dict(saved)
+
+
+def assert_same_run(saved, result):
+    cases.assert_trees_close({name: saved[name] for name in result.point._fields}, result.point._asdict(), rtol=1e-11)
+    for name in result.history:
+        if name.startswith("calls") or name in ("step", "value", "outer_value", "hypergrad_norm_sq"):
+            np.testing.assert_allclose(saved[name], result.history[name], rtol=1e-7, err_msg=name)
+
+
+def interleaved(parts):
+    """The rows of several levels, one of each in turn."""
+    rows = [np.asarray(part.leaves).T for part in parts]
+    n = sum(map(len, rows))
+    merged = np.empty((n, rows[0].shape[1]))
+    for i, part in enumerate(rows):
+        merged[i :: len(rows)] = part
+    return Samples.from_rows(merged, "float64", narrow=2**62)
+
+
+@pytest.mark.slow
+def test_the_whole_problem_over_two_processes_is_that_of_one(example, tmp_path):
+    lines, saved = run_example(tmp_path, "--whole")
+    problem = bilevel.problems.logistic_selection(*example.breast_cancer(slice(None)), dtype="float64")
+    assert_same_run(saved, bilevel.run(problem, example.SOLVER, max_steps=example.STEPS))
+    assert sum(line.startswith("SRBA(") for line in lines) == 1, "only the first process prints"
+
+
+@pytest.mark.slow
+def test_processes_with_their_own_rows_solve_the_problem_of_all_rows(example, tmp_path):
+    _, saved = run_example(tmp_path)
+    halves = [
+        bilevel.problems.logistic_selection(*example.breast_cancer(slice(i, None, 2)), dtype="float64") for i in (0, 1)
+    ]
+    with jax.enable_x64(True):
+        inner, outer = (
+            interleaved([getattr(half.oracles, level) for half in halves])
+            for level in ("inner_samples", "outer_samples")
+        )
+    oracles = replace(halves[0].oracles, inner_samples=inner, outer_samples=outer)
+    problem = replace(halves[0], oracles=oracles, referee=type(halves[0].referee)(oracles))
+    assert_same_run(saved, bilevel.run(problem, example.SOLVER, max_steps=example.STEPS))
+
+
+@pytest.mark.slow
+def test_all_kinds_of_runs_go_over_two_processes_with_two_devices_each(example, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    file = ROOT / "tests" / "oracles" / "process_work.py"
+    assert example.start_all(str(file), ["--folder", str(tmp_path)], 2, timeout=500) == 0
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The processes that are started, for a look at how they ended."""
+    processes, popen = [], subprocess.Popen
+
+    def recorded(*args, **kwargs):
+        processes.append(popen(*args, **kwargs))
+        return processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", recorded)
+    return processes
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_no_process_outlives_a_failure_or_the_time_limit(example, tmp_path, started, failing):
+    file = tmp_path / "work.py"
+    file.write_text(f"import sys, time; sys.exit(3) if {failing} and sys.argv[-1] == '1' else time.sleep(100)")
+    if failing:
+        assert example.start_all(str(file), [], 2, timeout=60) == 3
+    else:
+        with pytest.raises(TimeoutError, match="not done"):
+            example.start_all(str(file), [], 2, timeout=0.5)
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)

@@ -1,0 +1,75 @@
+"""SRBA in the metric of a diagonal, with Adam and bounds: dense NumPy, without a safeguard."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .directions import box, directions
+from .problems import Array, LogisticSelection, Problem, Quadratic
+
+
+def row_diagonals(problem: Problem, z: Array, x: Array) -> tuple[Array, Array]:
+    """The curvature that each row counts with in each coordinate, (n, p), and what is no sum over rows."""
+    if isinstance(problem, Quadratic):
+        return np.diagonal(problem.inner.az, axis1=1, axis2=2), np.zeros(problem.p)
+    assert isinstance(problem, LogisticSelection)
+    rows = problem.y_train[:, None] * problem.X_train
+    missed = 1 / (1 + np.exp(rows @ z))
+    return rows**2 * np.maximum(missed * (1 - missed), missed**2)[:, None], np.exp(x)
+
+
+def metric(problem: Problem, z: Array, x: Array, batch: int) -> Array:
+    """H + mean(h²) / (batch H)."""
+    rows, rest = row_diagonals(problem, z, x)
+    diagonal = rows.mean(axis=0) + rest
+    return diagonal + np.mean(rows**2, axis=0) / (batch * diagonal)
+
+
+class Adam:
+    """Steps rate / sqrt(1 + t / rest) along the corrected mean over the root of the corrected mean square."""
+
+    def __init__(self, rate: float, rest: float) -> None:
+        self.rate, self.rest, self.t = rate, rest, 0
+        self.mean: Array | float = 0.0
+        self.square: Array | float = 0.0
+
+    def update(self, gradient: Array) -> Array:
+        """What is added to the variable."""
+        rate = self.rate / np.sqrt(1 + self.t / self.rest)
+        self.t += 1
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        mean, square = self.mean / (1 - 0.9**self.t), self.square / (1 - 0.999**self.t)
+        return -rate * mean / (np.sqrt(square) + 1e-8)
+
+
+def adaptive_srba(
+    problem: Problem,
+    z: Array,
+    x: Array,
+    draws: Sequence[Any],
+    *,
+    step_size: float,
+    period: int,
+    batch: int,
+    adam: Adam,
+    bounds: Sequence[float],
+) -> list[dict[str, Any]]:
+    """Draws: inner, outer (not read at the steps that take all rows)."""
+    u = u_prev = (z, np.zeros_like(z), x)
+    history = []
+    for s, draw in enumerate(draws):
+        if s % period == 0:
+            estimate = directions(problem, u, None, None)
+            scale = metric(problem, u[0], u[2], batch)
+        else:
+            here = directions(problem, u, draw.inner, draw.outer)
+            there = directions(problem, u_prev, draw.inner, draw.outer)
+            estimate = tuple(e + h - t for e, h, t in zip(estimate, here, there, strict=True))
+        d_z, d_v, d_x = estimate
+        u_prev = u
+        z, v, x = u
+        u = (z - step_size * d_z / scale, v - step_size * d_v / scale, box(x + adam.update(d_x), bounds))
+        history.append({"inner_var": u[0], "v": u[1], "outer_var": u[2]})
+    return history
