@@ -36,9 +36,8 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install
-	$(BIN)/python benchmarks/srba_step.py
-	$(BIN)/python benchmarks/sweep.py
+bench: install  ## measure this machine; writes results/bench.md
+	$(BIN)/python benchmarks/bench.py
 
 constraints: install  ## write the versions of this environment to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt

@@ -1,0 +1,82 @@
+"""Measure the library on this machine, and write one Markdown file of tables.
+
+    python benchmarks/bench.py [--only step,memory,…] [--out results/bench.md] [--quick]
+
+step      time per step of each solver on three problems, beside a textbook version, a floor and a goal
+memory    peak memory of a run, and the size of a solver's state
+compile   seconds of compilation
+sweep     many cells in one program against one by one
+target    time to a value of h on IJCNN1; needs its data in the folder that BILEVEL_DATA names
+scaling   time and memory against rows and features
+device    solvers on a GPU against the CPU; says so where there is none
+gpu       what a GPU is good at: thousands of cells in one program, large batches; likewise
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import compile_time
+import device_check
+import gpu
+import machine
+import memory
+import scaling
+import step
+import sweep
+import target
+
+PARTS = {
+    "step": ("Time per step", step.measure),
+    "memory": ("Memory", memory.measure),
+    "compile": ("Compilation", compile_time.measure),
+    "sweep": ("Sweeps", sweep.measure),
+    "target": ("Time to a target", target.measure),
+    "scaling": ("Scaling", scaling.measure),
+    "device": ("Devices", device_check.measure),
+    "gpu": ("GPU", gpu.measure),
+}
+
+
+def main():
+    arguments = parsed()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [*machine.facts(), f"load average at the beginning: {machine.load()}"]
+    print("\n".join(lines), flush=True)
+    sections = []
+    for name in arguments.only:
+        print(f"{name} …", flush=True)
+        began = time.perf_counter()
+        title, measure = PARTS[name]
+        text = measure(arguments.quick)
+        seconds = f"{time.perf_counter() - began:.0f} s"
+        sections.append(f"## {title}\n\n{text}\n\n({seconds}; load average after it: {machine.load_after()})")
+        # Parts that are done are kept, whatever becomes of the next.
+        arguments.out.write_text(page(lines, sections, arguments.quick))
+        print(f"{name}: {seconds}\n\n{text}\n", flush=True)
+    print(f"load average at the end: {machine.load_after()}\nwritten: {arguments.out}")
+
+
+def page(lines, sections, quick):
+    title = "# Measurements" + (" (quick: the numbers mean nothing)" if quick else "")
+    return "\n\n".join([title, "\n".join(f"- {line}" for line in lines), *sections]) + "\n"
+
+
+def parsed():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=chosen, default=list(PARTS), metavar="PARTS", help="some of them, with commas")
+    parser.add_argument("--out", type=Path, default=Path("results/bench.md"))
+    parser.add_argument("--quick", action="store_true", help="tiny rounds, to see that everything runs")
+    return parser.parse_args()
+
+
+def chosen(text):
+    names = text.split(",")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(PARTS)}")
+    return names
+
+
+if __name__ == "__main__":
+    main()
