@@ -85,7 +85,7 @@ def main():
     }.items():
         run = bilevel.run(problem, solver, max_steps=arguments.steps, eval_every=max(1, arguments.steps // 4))
         auc = "" if name == "plain fit" else f"   AUC of the weights {run.history['auc'][-1]:.3f}"
-        print(f"{name:10} {run.status.value:14} test error {run.history['test_error'][-1]:.3f}{auc}")
+        print(f"{name:12} {run.status.value:14} test error {run.history['test_error'][-1]:.3f}{auc}")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,12 @@ def test_the_example_of_the_page_on_certificates_runs(capsys):
     assert status == "converged" and 0 < bound <= 0.01
 
 
+def test_the_example_of_the_page_on_the_untuned_setting_runs(capsys):
+    example = code_blocks("docs/auto.md")[0].replace("max_seconds=1", "max_steps=300")
+    exec(example, {"bilevel": bilevel, "problem": bilevel.problems.breast_cancer()})
+    assert "preconditioner='diagonal'" in capsys.readouterr().out
+
+
 def test_the_config_of_the_page_on_the_benchmark_is_accepted(tmp_path):
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/benchmark.md").read_text(), flags=re.DOTALL)
     (tmp_path / "shown.toml").write_text(text)
@@ -90,7 +96,7 @@ def test_the_neural_example_tells_clean_rows_from_corrupted_ones():
     command = [sys.executable, str(ROOT / "examples" / "neural_cleaning.py"), "--steps", "6000"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     errors = {line.split("  ")[0]: float(re.search(r"test error (\S+)", line)[1]) for line in lines}
-    assert errors["SRBA"] < errors["plain fit"] / 2
+    assert max(errors["SRBA"], errors["SRBA, auto"]) < errors["plain fit"] / 2
     assert float(re.search(r"SRBA.*AUC of the weights (\S+)", lines[-1])[1]) > 0.9
 
 

@@ -218,8 +218,13 @@ class Oracles(ABC):
 
 
 def estimated(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
-    """Return the function on drawn rows or on all; widened rows are read in pieces, so that few are wide at a time."""
-    if rows is not None or not samples.is_widened:
+    """Return the function on drawn rows or on all.
+
+    All of many long rows are read in pieces, so that one that is read for several products comes from the cache;
+    widened rows always, so that few are wide at a time.
+    """
+    in_pieces = samples.is_widened or (samples.is_rows_first and samples.n > _PIECE)
+    if rows is not None or not in_pieces:
         return function(point, *samples.take(rows))
     pieces = samples.sliced(min(_PIECE, samples.n))
 

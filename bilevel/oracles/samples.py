@@ -99,7 +99,7 @@ class Samples:
         slices of p long rows would be 2p. Rows-first data, which may be large, are left as they are.
         """
         plain = self.sliced(batch_size, sampling)
-        if sampling not in ("blocks", "reshuffle") or all(axis == 0 for axis in self.axes):
+        if sampling not in ("blocks", "reshuffle") or self.is_rows_first:
             return plain
         weights = plain._row_weights(real_rows_last=False) if plain.has_short_block else None
         return replace(plain, blocks=self._map(partial(_in_blocks, size=batch_size)), row_weights=weights)
@@ -140,6 +140,11 @@ class Samples:
         """Return the same rows, cast to float64 as they are taken, not before."""
         wide = np.dtype(np.float64)
         return replace(self, dtype=wide, row_weights=trees.cast(self.row_weights, wide))
+
+    @property
+    def is_rows_first(self) -> bool:
+        """Whether the sample axis of every leaf is its first."""
+        return all(axis == 0 for axis in self.axes)
 
     @property
     def is_widened(self) -> bool:
