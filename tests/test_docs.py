@@ -82,7 +82,7 @@ def test_the_example_of_the_page_on_certificates_runs(capsys):
 def test_the_example_of_the_page_on_the_untuned_setting_runs(capsys):
     example = code_blocks("docs/auto.md")[0].replace("max_seconds=1", "max_steps=300")
     exec(example, {"bilevel": bilevel, "problem": bilevel.problems.breast_cancer()})
-    assert "preconditioner='diagonal'" in capsys.readouterr().out
+    assert "preconditioner=diagonal" in capsys.readouterr().out
 
 
 def test_the_config_of_the_page_on_the_benchmark_is_accepted(tmp_path):
