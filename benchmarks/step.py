@@ -4,7 +4,7 @@ All-rows passes and draws are included, evaluations are not. The solvers of a pr
 that what counts are their ratios. T = Q = 10 where a method has loops.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import floor
 import jax
@@ -16,6 +16,7 @@ import textbook_methods
 from markdown import number, table
 
 import bilevel
+from bilevel.oracles import RowwiseOracles
 from bilevel.result import Status
 from bilevel.runner import PAGE_LENGTH
 
@@ -96,6 +97,9 @@ def contenders(shape, batch, solvers):
         if name in textbook_methods.METHODS:
             method = textbook.build(textbook_methods.METHODS[name], shape, batch)
             found[name, TEXTBOOK] = Contender(textbook.timed(method, shape, batch), period_of(shape, solver))
+    if isinstance(shape.problem.oracles, RowwiseOracles) and "SABA" in solvers:
+        solver = replace(solver_of("SABA", shape, batch), memory="rows")
+        found["SABA, memory of rows", OURS] = Contender(timed_run(shape.problem, solver), 1)
     if shape.from_losses is not None:
         for name in ("SRBA", "SABA"):
             solver = solver_of(name, shape, batch)

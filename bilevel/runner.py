@@ -105,7 +105,8 @@ class Runner:
         last = rows[-1]
         calls = np.array([last[f"calls_{kind}"] for kind in Calls._fields], np.int64)
         self.position = Position(state, int(last["step"]), calls, float(last["seconds"]))
-        self.rows = [*rows[:-1], last | self._certified()]
+        with arithmetic(self.dtype):
+            self.rows = [*rows[:-1], last | self._certified()]
 
     def finish(self, progress: bool) -> RunResult:
         """Step and evaluate until the run ends."""
@@ -256,7 +257,7 @@ class Runner:
     def _certified(self) -> dict[str, float]:
         if self.certifier is None:
             return {}
-        certificate = self.certifier(self.position.state.point)
+        certificate = self.certifier(self._point())
         bound = certificate.hypergrad_norm_bound
         return {"certified_error": certificate.error_bound, "certified_norm_sq": bound * bound}
 

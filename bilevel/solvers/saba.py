@@ -9,8 +9,9 @@ Tables Y hold the last estimate of each block, M their mean weighted by w_i = (r
     S = g - Y[i] + M;   M ← M + w_i (g - Y[i]);   Y[i] ← g
     z ← z - α S_{∇z G};   v ← v - α (S_hvp + S_{∇z F});   x ← x - (α/r)(S_cross + S_{∇x F})
 
-Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d, or the terms of n + m rows; see
-:mod:`bilevel.solvers.tables`.
+Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d, or the terms of n + m rows.
+
+The tables are in :mod:`bilevel.solvers.tables`.
 """
 
 from dataclasses import replace
