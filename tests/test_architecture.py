@@ -57,7 +57,18 @@ def test_imports_point_to_the_left(path):
 
 
 def test_importing_the_library_imports_no_extra_and_no_scipy():
-    extras = ("scipy.optimize", "sklearn", "matplotlib", "rich", "pandas", "pyarrow", "plotly", "joblib", "typer")
+    extras = (
+        "scipy.optimize",
+        "sklearn",
+        "matplotlib",
+        "rich",
+        "pandas",
+        "pyarrow",
+        "plotly",
+        "joblib",
+        "typer",
+        "optax",
+    )
     script = f"import sys, bilevel; print([module for module in {extras} if module in sys.modules])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
