@@ -28,6 +28,7 @@ MADE = {
     "grouped ridge": partial(small.grouped_ridge, dtype="float64"),
     "softmax per class": partial(small.softmax_per_class, dtype="float64"),
     "softmax per feature": partial(small.softmax_per_feature, dtype="float64"),
+    "softmax per group": partial(small.softmax_per_group, dtype="float64"),
     "cleaning": partial(small.cleaning, dtype="float64"),
     "worst case": partial(bilevel.problems.worst_case, 2, 1e-6, n_inner=3, inner_curvature=0.7, dtype="float64"),
 }

@@ -36,7 +36,8 @@ class SoftmaxSelectionBounds:
         assert isinstance(oracles, SoftmaxSelectionOracles)
         self._oracles = oracles.widened()
         # Of each number of z: which penalty it has.
-        self._groups = np.indices(problem.start.inner_var.shape)[1 - PENALTIES.index(oracles.per)].ravel()
+        members = np.indices(problem.start.inner_var.shape)[1 - PENALTIES.index(oracles.per)].ravel()
+        self._groups = members if oracles.groups is None else np.asarray(oracles.groups)[members]
         size = problem.start.inner_var.size
         self._dense = size <= DENSE and max(oracles.n_inner, oracles.n_outer) * size**2 <= _MOST_WORK
 
@@ -57,10 +58,9 @@ class SoftmaxSelectionBounds:
         )
 
     def _among_penalties(self, point: Point, direction: Point) -> Bounds:
-        penalties = np.exp(point.outer_var)
-        per_feature = self._oracles.per == "feature"
-        weakest = penalties if per_feature else np.full(len(point.inner_var), penalties.min())
-        metric = Metric.diagonal(penalties[self._groups])
+        penalties = np.exp(point.outer_var)[self._groups]
+        weakest = penalties.reshape(point.inner_var.shape).min(axis=1)
+        metric = Metric.diagonal(penalties)
         delta = metric.dual_norm(direction.inner_var.ravel())
         a, b = (largest(matrix) for matrix in _moves(self._oracles, point, 1 / np.sqrt(weakest), np.float64(delta)))
         return self._bounds(metric, point, direction, delta, 1.0, a, b)

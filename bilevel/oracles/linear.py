@@ -21,6 +21,16 @@ from bilevel.types import Array, InnerPass, OuterPass, Point, PyTree
 LOG_PENALTIES = (-20.0, 20.0)
 
 
+def ungrouped(per_group: Array, groups: Array | None) -> Array:
+    """Return what each member has from its group."""
+    return per_group if groups is None else per_group[groups]
+
+
+def grouped(per_member: Array, groups: Array | None, n_groups: int) -> Array:
+    """Return the sum over the members of each group."""
+    return per_member if groups is None else jax.ops.segment_sum(per_member, groups, num_segments=n_groups)
+
+
 @dataclass(frozen=True)
 class LinearOracles(RowwiseOracles):
     """A loss of one score per row; ``groups`` holds the group of each feature, None for one each."""
@@ -62,14 +72,11 @@ class LinearOracles(RowwiseOracles):
 
     def penalties(self, outer_var: Array) -> Array:
         """Return the penalty of each feature."""
-        penalties = jnp.exp(outer_var)
-        return penalties if self.groups is None else penalties[self.groups]
+        return ungrouped(jnp.exp(outer_var), self.groups)
 
     def grouped(self, per_feature: Array, outer_var: Array) -> Array:
         """Return the sum over the features of each group."""
-        if self.groups is None:
-            return per_feature
-        return jax.ops.segment_sum(per_feature, self.groups, num_segments=outer_var.size)
+        return grouped(per_feature, self.groups, outer_var.size)
 
     def _inner_terms(self, point: Point, data: PyTree) -> tuple[Array, Array]:
         features = self._features(data)

@@ -2,8 +2,8 @@
 
     G = mean CE(d'z) + ½ sum_kc exp(x) z_kc²        F = mean CE(d'z)        z: features × classes
 
-with one x per class or one per feature. With the residual r = softmax(d'z) - e_label of each row and its curvature
-S t = p (t - p't), on rows D: ∇z G = D'r + exp(x) z, (∇²zz G) v = D'S(Dv) + exp(x) v, (∇²xz G) v = sum exp(x) z v.
+with one x per class, per feature or per group of them. With the residual r = softmax(d'z) - e_label of each row and its
+curvature S t = p (t - p't), on rows D: ∇z G = D'r + exp(x) z, (∇²zz G) v = D'S(Dv) + exp(x) v, (∇²xz G) v = sum exp(x) z v.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from bilevel.oracles.linear import LOG_PENALTIES
+from bilevel.oracles.linear import LOG_PENALTIES, grouped, ungrouped
 from bilevel.oracles.softmax import (
     Labelled,
     SoftmaxOracles,
@@ -29,14 +29,15 @@ PENALTIES = ("class", "feature")
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds"],
+    data_fields=["inner_samples", "outer_samples", "outer_bounds", "groups"],
     meta_fields=["per"],
 )
 @dataclass(frozen=True)
 class SoftmaxSelectionOracles(SoftmaxOracles):
-    """Labelled rows on each level; one penalty per ``"class"`` or per ``"feature"``."""
+    """Labelled rows on each level; one penalty per ``"class"`` or ``"feature"``, or per group of them."""
 
     per: str = "class"
+    groups: Array | None = None
 
     @property
     def _shared_axis(self) -> int:
@@ -49,7 +50,11 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
 
     def penalties(self, outer_var: Array) -> Array:
         """Return the penalties in a shape that broadcasts to that of z."""
-        return jnp.expand_dims(jnp.exp(outer_var), self._shared_axis)
+        return jnp.expand_dims(ungrouped(jnp.exp(outer_var), self.groups), self._shared_axis)
+
+    def _shared(self, per_entry: Array, outer_var: Array) -> Array:
+        """Return the sum over the entries of z that share a penalty."""
+        return grouped(jnp.sum(per_entry, axis=self._shared_axis), self.groups, outer_var.size)
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labelled) -> tuple[Array, ...]:
         chances = probabilities(scores)
@@ -63,7 +68,7 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
     def _inner_rest(self, point: Point) -> InnerPass:
         z, x, v = point
         penalties = self.penalties(x)
-        return InnerPass(penalties * z, penalties * v, jnp.sum(penalties * z * v, axis=self._shared_axis))
+        return InnerPass(penalties * z, penalties * v, self._shared(penalties * z * v, x))
 
     def _row_diagonals(self, point: Point, data: Labelled, weights: Array, *, power: int, cautious: bool) -> Array:
         curved_by = curvatures(data, probabilities(data.features @ point.inner_var), cautious)
@@ -73,7 +78,7 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
         return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
 
     def _inner_grad_outer(self, point: Point, data: Labelled, weights: Array) -> Array:
-        return jnp.sum(self.penalties(point.outer_var) * point.inner_var**2, axis=self._shared_axis) / 2
+        return self._shared(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
 
     def _inner_value(self, point: Point, data: Labelled, weights: Array) -> Array:
         penalty = jnp.sum(self.penalties(point.outer_var) * point.inner_var**2) / 2

@@ -123,14 +123,14 @@ def checked_classes(name: str, labels: np.ndarray, n_classes: int | None = None)
     return labels.astype(np.int32)
 
 
-def checked_groups(groups: Any, n_features: int) -> np.ndarray | None:
-    """Return the group of each feature as int32; groups are numbered 0, 1, … and none is empty."""
+def checked_groups(groups: Any, n_members: int, member: str = "feature") -> np.ndarray | None:
+    """Return the group of each feature (or other member) as int32; groups are 0, 1, … and none is empty."""
     if groups is None:
         return None
     numbers = np.asarray(groups)
-    if numbers.shape != (n_features,) or numbers.dtype.kind not in "iu":
+    if numbers.shape != (n_members,) or numbers.dtype.kind not in "iu":
         raise ValueError(
-            f"`groups` must hold one integer per feature ({n_features}), got {numbers.dtype} of shape {numbers.shape}."
+            f"`groups` must hold one integer per {member} ({n_members}), got {numbers.dtype} of shape {numbers.shape}."
         )
     found = np.unique(numbers)
     if not np.array_equal(found, np.arange(len(found))):

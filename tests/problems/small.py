@@ -50,6 +50,10 @@ def softmax_per_feature(**kwargs):
     return problems.softmax_selection(*classes(), per="feature", **kwargs)
 
 
+def softmax_per_group(**kwargs):
+    return problems.softmax_selection(*classes(), per="feature", groups=GROUPS, **kwargs)
+
+
 def cleaning(**kwargs):
     corrupted = np.arange(N_INNER) % 2 == 0
     X_test, y_test = table(40, 2)
@@ -91,6 +95,7 @@ LOSSES = {
     grouped_ridge: (penalised(squared, per_group), squared),
     softmax_per_class: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[None, :] * z**2) / 2), entropy),
     softmax_per_feature: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[:, None] * z**2) / 2), entropy),
+    softmax_per_group: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[GROUPS][:, None] * z**2) / 2), entropy),
     cleaning: (trusted, entropy),
 }
 PROBLEMS = {function.__name__: function for function in LOSSES}
