@@ -128,6 +128,7 @@ LOOSENESS = {
     "grouped ridge": 10,
     "softmax per class": 30,
     "softmax per feature": 20,
+    "softmax per group": 20,
     "cleaning": 12,
     "worst case": 3,
 }

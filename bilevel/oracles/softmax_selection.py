@@ -3,7 +3,9 @@
     G = mean CE(d'z) + ½ sum_kc exp(x) z_kc²        F = mean CE(d'z)        z: features × classes
 
 with one x per class, per feature or per group of them. With the residual r = softmax(d'z) - e_label of each row and its
-curvature S t = p (t - p't), on rows D: ∇z G = D'r + exp(x) z, (∇²zz G) v = D'S(Dv) + exp(x) v, (∇²xz G) v = sum exp(x) z v.
+curvature S t = p (t - p't), on rows D:
+
+    ∇z G = D'r + exp(x) z     (∇²zz G) v = D'S(Dv) + exp(x) v     (∇²xz G) v = sum exp(x) z v
 """
 
 from dataclasses import dataclass
