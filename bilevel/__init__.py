@@ -1,6 +1,7 @@
 """Stochastic bilevel optimisation on JAX."""
 
 from bilevel import datasets, problems
+from bilevel.logs import CSVLog, Log, TensorBoardLog
 from bilevel.problems import BilevelProblem
 from bilevel.result import RunResult, Status
 from bilevel.run import resume, run
@@ -51,11 +52,14 @@ __all__ = [
     "VRBO",
     "AmIGO",
     "BilevelProblem",
+    "CSVLog",
     "Exact",
+    "Log",
     "Point",
     "RunResult",
     "Status",
     "StocBiO",
+    "TensorBoardLog",
     "datasets",
     "problems",
     "resume",

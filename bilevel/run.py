@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bilevel.budget import Budget
+from bilevel.logs import Log
 from bilevel.problems import BilevelProblem
 from bilevel.result import RunResult
 from bilevel.runner import Runner
@@ -21,6 +22,7 @@ def run(
     certified_tolerance: float | None = None,
     eval_every: int | None = None,
     progress: bool = False,
+    log: Log | None = None,
 ) -> RunResult:
     """Run a solver on a problem until a budget is used up or a tolerance is reached.
 
@@ -37,6 +39,8 @@ def run(
         ||D_x - ∇h||, and ``certified_norm_sq``, that of ||∇h||². Needs a problem whose constants are known
     eval_every : evaluate each so many steps; by default four times per doubling of the calls
     progress : show a bar
+    log : gets each row of the history as soon as it is evaluated, off the clock: :class:`bilevel.CSVLog`,
+        :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. Should it fail, the run warns and goes on
 
     Returns
     -------
@@ -45,7 +49,7 @@ def run(
         "interrupted").
     """
     budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
-    runner = Runner(problem, solver, seed, budget, eval_every)
+    runner = Runner(problem, solver, seed, budget, eval_every, log)
     return runner.finish(progress)
 
 
@@ -61,6 +65,7 @@ def resume(
     certified_tolerance: float | None = None,
     eval_every: int | None = None,
     progress: bool = False,
+    log: Log | None = None,
 ) -> RunResult:
     """Go on with a saved run, as if it had never stopped.
 
@@ -71,11 +76,12 @@ def resume(
     solver : needed only for a solver that is not in ``bilevel.SOLVERS``
     max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every, progress : as for `run`; budgets
         count the whole run, with what the file already holds
+    log : as for `run`; the log of the saved run goes on, one that is new gets the rows of the saved run first
     """
     from bilevel.checkpoint import load
 
     budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
     saved = load(Path(path), problem, solver)
-    runner = Runner(problem, saved.solver, saved.seed, budget, eval_every)
+    runner = Runner(problem, saved.solver, saved.seed, budget, eval_every, log)
     runner.restore(saved.state_leaves, saved.rows)
     return runner.finish(progress)

@@ -13,6 +13,7 @@ import numpy as np
 from bilevel import trees
 from bilevel.budget import Agenda, Budget
 from bilevel.certificate import Certifier
+from bilevel.logs import About, Log, Recorder, recording
 from bilevel.metrics import cheap_metrics, exact_metrics
 from bilevel.precision import arithmetic
 from bilevel.problems import BilevelProblem, Reference
@@ -50,13 +51,21 @@ class Runner:
     """One run. Making it checks the input and compiles; `finish` drives it to its end."""
 
     def __init__(
-        self, problem: BilevelProblem, solver: Solver, seed: int, budget: Budget, eval_every: int | None
+        self,
+        problem: BilevelProblem,
+        solver: Solver,
+        seed: int,
+        budget: Budget,
+        eval_every: int | None,
+        log: Log | None = None,
     ) -> None:
-        _check_input(problem, solver, seed, budget)
+        _check_input(problem, solver, seed, budget, log)
         self.problem, self.seed, self.budget = problem, seed, budget
         self.agenda = Agenda(eval_every, epoch=problem.n_inner + problem.n_outer)
         self.certifier = None if budget.certified_tolerance is None else _certifier(problem)
         self.rows: list[dict[str, Any]] = []
+        self.log = log if problem.oracles.n_processes == 1 or jax.process_index() == 0 else None
+        self.recorder = Recorder(None, 0)
         self.reference: Reference | None = None
         self.page: OpenPage | None = None
         self.steps_per_second = 0.0
@@ -110,8 +119,13 @@ class Runner:
 
     def finish(self, progress: bool) -> RunResult:
         """Step and evaluate until the run ends."""
-        title = f"{type(self.solver).__name__} on {self.problem.name}"
-        with arithmetic(self.dtype), progress_bar(title, progress) as report:
+        about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
+        title = f"{about.solver} on {about.problem}"
+        with (
+            arithmetic(self.dtype),
+            recording(self.log, about, tuple(self.rows)) as self.recorder,
+            progress_bar(title, progress) as report,
+        ):
             # Looks at the clock would make the processes of one run go apart.
             status = self._drive(report, watched=progress and self.oracles.n_processes == 1)
             point = trees.to_numpy(self._point(), self.problem.dtype)
@@ -234,10 +248,13 @@ class Runner:
         return state, step
 
     def _evaluate(self) -> None:
-        """Add a row to the history, unless the last one is of this very step."""
+        """Add a row to the history, unless the last one is of this very step, and log what is new."""
+        if not self.rows or self.rows[-1]["step"] != self.position.step:
+            self.rows.append(self._row())
+        self.recorder.catch_up(self.rows)
+
+    def _row(self) -> dict[str, Any]:
         position = self.position
-        if self.rows and self.rows[-1]["step"] == position.step:
-            return
         total = int(position.calls.sum())
         row = {"step": position.step, "seconds": position.seconds, "calls": total}
         row |= {f"calls_{kind}": int(n) for kind, n in zip(Calls._fields, position.calls, strict=True)}
@@ -248,8 +265,7 @@ class Runner:
         row |= exact | self._certified()
         point = trees.to_numpy(judged, self.problem.dtype)
         row |= _floats({name: metric(point) for name, metric in self.problem.metrics.items()})
-        row |= _floats(self.solver.diagnostics(position.state))
-        self.rows.append(row)
+        return row | _floats(self.solver.diagnostics(position.state))
 
     def _point(self) -> Point:
         return self.solver.judged(self.position.state)
@@ -297,13 +313,15 @@ def _floats(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _check_input(problem: BilevelProblem, solver: Solver, seed: int, budget: Budget) -> None:
+def _check_input(problem: BilevelProblem, solver: Solver, seed: int, budget: Budget, log: Log | None) -> None:
     if not isinstance(problem, BilevelProblem):
         raise TypeError(f"`problem` must be a BilevelProblem, got {type(problem).__name__}.")
     if not isinstance(solver, Solver):
         raise TypeError(f"`solver` must be a solver such as bilevel.SRBA(), got {solver!r}.")
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
+    if log is not None and not isinstance(log, Log):
+        raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
     check_batch(problem, solver)
     if budget.max_seconds is not None and problem.oracles.n_processes > 1:
         raise ValueError(
