@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "bilevel"
 STATIONS = [
     ["types", "extras", "atomic", "whole_loops"],
-    ["precision", "trees", "progress"],
+    ["precision", "trees", "progress", "logs"],
     ["losses", "datasets"],
     ["oracles"],
     ["problems"],
@@ -23,7 +23,7 @@ STATIONS = [
     ["checkpoint"],
     ["runner"],
     ["run"],
-    ["bench", "theory"],
+    ["bench", "theory", "estimators"],
     ["cli"],
 ]
 PLACE = {name: place for place, names in enumerate(STATIONS) for name in names}
@@ -68,6 +68,7 @@ def test_importing_the_library_imports_no_extra_and_no_scipy():
         "joblib",
         "typer",
         "optax",
+        "tensorboardX",
     )
     script = f"import sys, bilevel; print([module for module in {extras} if module in sys.modules])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -81,7 +82,10 @@ def test_the_library_leaves_the_settings_of_jax_alone():
     assert out.stdout.split() == ["False", "None"]
 
 
-@pytest.mark.parametrize(("module", "extra"), [("rich.progress", "progress"), ("matplotlib.figure", "plot")])
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("rich.progress", "progress"), ("matplotlib.figure", "plot"), ("tensorboardX.summary", "log")],
+)
 def test_a_missing_extra_says_how_to_install_it(module, extra, monkeypatch):
     from bilevel.extras import require
 

@@ -1,0 +1,15 @@
+"""Estimators with scikit-learn's manners: penalties and weights of rows learned on validation rows, nothing to tune.
+
+Needs ``pip install 'bilevel[estimators]'``.
+"""
+
+from bilevel.extras import require
+
+require("sklearn", "estimators")
+require("optax", "estimators")
+
+from bilevel.estimators.cleaning import DataCleaningClassifier  # noqa: E402
+from bilevel.estimators.logistic import BilevelLogisticRegression  # noqa: E402
+from bilevel.estimators.ridge import BilevelRidge  # noqa: E402
+
+__all__ = ["BilevelLogisticRegression", "BilevelRidge", "DataCleaningClassifier"]

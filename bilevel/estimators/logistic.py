@@ -1,0 +1,68 @@
+"""Logistic regression with learned penalties."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from bilevel.estimators.labels import numbered
+from bilevel.estimators.linear_classifier import LinearClassifier
+from bilevel.estimators.selection import PenaltySelector
+from bilevel.problems import BilevelProblem, logistic_selection, softmax_selection
+
+
+class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
+    """Logistic regression with a penalty for each feature, group of features, or for all, learned on validation rows.
+
+    The penalties minimise the log-loss on validation rows of the model that minimises, on training rows,
+    mean log-loss + ½ sum penalty_k coef_k². Two classes have one row of coefficients, more have one each (softmax).
+
+    Parameters
+    ----------
+    penalty : "per_feature", "per_group" or "single"
+    groups : the group of each feature, any labels, for penalty="per_group"
+    fit_intercept : whether to fit an intercept, which is not penalised (but by 1e-6, so that it is unique)
+    standardize : whether penalties act on features of deviation 1; coefficients are given in the units of X
+    validation_fraction : of the rows of X, held out at random with all classes, where `fit` gets no `X_val`
+    refit : whether the final model is fitted on training and validation rows together; otherwise on training rows
+    solver : a solver of `bilevel`; None means SRBA(step_size="auto"), which needs no tuning
+    max_iter : most steps of the solver
+    tol : stop where the loss on validation rows changes by less, per unit of the logarithms of the penalties
+    random_state : of the split and of the solver's batches
+    verbose : 1 shows a bar
+
+    Attributes
+    ----------
+    coef_ : (1, features), or (classes, features)
+    intercept_ : (1,), or (classes,)
+    penalty_ : (features,), the penalty of each feature (divided by its deviation, where standardized)
+    classes_ : labels, sorted
+    history_ : columns of the run, one entry per evaluation: "step", "seconds", "calls", "value" on validation rows, …
+    n_calls_ : derivatives of one row's loss that were computed
+    n_iter_ : steps of the solver
+    status_ : "converged", "out_of_budget" or "diverged"
+    n_features_in_, feature_names_in_ : of X
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from bilevel.estimators import BilevelLogisticRegression
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> model = BilevelLogisticRegression(random_state=0).fit(X, y)
+    >>> model.penalty_.shape
+    (30,)
+    """
+
+    _stratified = True
+    _y_numeric = False
+
+    def _encoded(self, y: np.ndarray, y_val: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        y, y_val = numbered(self, y, y_val)
+        if len(self.classes_) > 2:
+            return y, y_val
+        return 2 * y - 1, None if y_val is None else 2 * y_val - 1
+
+    def _builder(self) -> Callable[..., BilevelProblem]:
+        if len(self.classes_) > 2:
+            return partial(softmax_selection, per="feature")
+        return logistic_selection
