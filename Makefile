@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-slow lint bench constraints clean
+.PHONY: install demo test test-slow lint docs bench constraints clean
 
 install: $(STAMP)
 
@@ -36,6 +36,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The variable leaves out the theme's notice about its successor, which is no finding about these pages.
+docs: install  ## the site, into site/; tutorials are run, and any warning is an error
+	NO_MKDOCS_2_WARNING=1 JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache $(BIN)/mkdocs build --strict
+
 bench: install  ## measure this machine; writes results/bench.md
 	$(BIN)/python benchmarks/bench.py
 
@@ -43,4 +47,4 @@ constraints: install  ## write the versions of this environment to constraints.t
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:
-	rm -rf $(VENV) .jax_cache demo build *.egg-info
+	rm -rf $(VENV) .jax_cache demo site build *.egg-info

@@ -1,0 +1,212 @@
+"""The site: its pages, how it reads docstrings, what it would load, and the file that says how to cite."""
+
+import re
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import griffe
+import pytest
+import yaml
+from mkdocs.exceptions import PluginError
+
+import bilevel
+from bilevel import certificate, estimators, theory
+from tests.test_docs import code_blocks, load
+
+ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+class Settings(yaml.SafeLoader):
+    """YAML with tags that only MkDocs knows."""
+
+
+Settings.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def pages(nav):
+    if isinstance(nav, str):
+        return [nav]
+    return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in pages(entry)]
+
+
+@pytest.fixture(scope="module")
+def nav():
+    return pages(yaml.load((ROOT / "mkdocs.yml").read_text(), Settings)["nav"])
+
+
+def test_every_page_and_tutorial_is_in_the_nav_once_and_exists(nav):
+    docs = ROOT / "docs"
+    written = [*docs.rglob("*.md"), *(docs / "tutorials").glob("*.py")]
+    assert sorted(nav) == sorted(path.relative_to(docs).as_posix() for path in written)
+
+
+def test_the_reference_has_every_solver():
+    page = (ROOT / "docs" / "reference" / "solvers.md").read_text()
+    assert re.findall(r"::: bilevel\.solvers\.(\w+)\n    options:\n      members: false", page) == list(bilevel.SOLVERS)
+
+
+def test_the_reference_has_every_public_name():
+    page = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set(re.findall(r"::: bilevel[\w.]*?\.(\w+)\n", page))
+    listed = {name for group in re.findall(r"members: \[(.*)\]", page) for name in group.split(", ")}
+    packages = (bilevel, bilevel.problems, bilevel.datasets, certificate, estimators, theory)
+    public = {name for package in packages for name in package.__all__} - {"SOLVERS", "PROBLEMS"}
+    assert public - {"datasets", "problems"} <= shown | listed
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/index.md", pytest.param("docs/quick-start.md", marks=pytest.mark.slow), "docs/runs.md"]
+)
+def test_the_examples_of_a_page_run_one_after_another(page, capsys):
+    scope = {}
+    for block in code_blocks(page):
+        exec(block.replace("max_seconds=1", "max_steps=300"), scope)
+    assert scope["result"].status == "out_of_budget"
+    assert scope["result"].history["value"][-1] < scope["result"].history["value"][0]
+
+
+SMALL = '''
+    """Small: a solver.
+
+    With z* and v*, each step
+
+        z ← z*
+
+    ====  =======
+    name  meaning
+    ====  =======
+    """
+
+    import dataclasses
+
+
+    def solver(cls):
+        return dataclasses.dataclass(cls)
+
+
+    @solver
+    class Small:
+        """A solver.
+
+        Parameters
+        ----------
+        step : of z, as in :mod:`small.other`,
+            told in two lines
+        ratio, size : both
+        """
+
+        step: float | None = dataclasses.field(default=0.1, metadata={"rule": None})
+        ratio: float = 2.0
+        size: int = 3
+
+
+    def check(low: int, high: float = 1.0) -> dict[str, float]:
+        """Check v*(x) and z*(x).
+
+        Parameters
+        ----------
+        low, high : the range of ``x*``,
+            told in two lines
+
+        Returns
+        -------
+        The error of each kind.
+
+        Raises
+        ------
+        ValueError : when low is above high
+        """
+'''
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "small_solver.py").write_text(textwrap.dedent(SMALL))
+    sys.path.insert(0, str(folder))
+    try:
+        extensions = griffe.load_extensions(str(ROOT / "docs" / "griffe_meaning.py"))
+        yield griffe.load("small_solver", search_paths=[folder], extensions=extensions)
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("small_solver", None)
+
+
+def sections(obj):
+    return {section.kind.value: section.value for section in obj.docstring.parse("numpy")}
+
+
+def entries(section):
+    return [(entry.name, str(entry.annotation), entry.value, entry.description) for entry in section]
+
+
+def test_meanings_become_descriptions_and_types_come_from_annotations(small):
+    parsed = sections(small["check"])
+    assert entries(parsed["parameters"]) == [
+        ("low", "int", None, "the range of ``x*``,\ntold in two lines"),
+        ("high", "float", "1.0", "See `low`."),
+    ]
+    (returned,), (raised,) = parsed["returns"], parsed["raises"]
+    assert (str(returned.annotation), returned.description.strip()) == ("dict[str, float]", "The error of each kind.")
+    assert (str(raised.annotation), raised.description) == ("ValueError", "when low is above high")
+
+
+def test_a_solver_has_the_signature_that_python_knows(small):
+    role = '<autoref identifier="small.other" optional>`small.other`</autoref>'
+    assert entries(sections(small["Small"])["parameters"]) == [
+        ("step", "float | None", "0.1", f"of z, as in {role},\ntold in two lines"),
+        ("ratio", "float", "2.0", "both"),
+        ("size", "int", "3", "both"),
+    ]
+
+
+def test_a_solver_is_told_by_its_file_with_nothing_that_markdown_misreads(small):
+    text = sections(small["Small"])["text"]
+    assert text.startswith("Small: a solver.\n\nWith z\\* and v\\*, each step\n\n    z ← z*\n\n    ====  =======")
+    assert sections(small["check"])["text"] == "Check v\\*(x) and z\\*(x)."
+
+
+def test_a_page_that_would_ask_another_host_is_refused():
+    offline = load(ROOT / "docs" / "offline.py", "offline")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
+    kept = '<a href="https://arxiv.org"></a><script src="../assets/own.js"></script>'
+    assert offline.on_post_page(kept, page=page) == kept
+    for asked in ('<script src="https://cdn.x/y.js">', '<link rel="s" href="http://x/y">', 'import("https://x/y.mjs")'):
+        with pytest.raises(PluginError, match=r"page\.md"):
+            offline.on_post_page(kept + asked, page=page)
+
+
+def test_loaders_of_notebook_pages_are_left_out():
+    offline = load(ROOT / "docs" / "offline.py", "offline")
+    loaders = '<!-- Load mathjax -->\n<script src="">\n<!-- End of mermaid configuration -->'
+    assert offline.on_page_content(f"<p>before</p>{loaders}<p>after</p>") == "<p>before</p><p>after</p>"
+
+
+def test_links_of_a_tutorial_lead_to_built_pages_or_are_refused():
+    links = load(ROOT / "docs" / "notebook_links.py", "notebook_links")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorials/one.py"), url="tutorials/one/")
+    built = {"auto.md": SimpleNamespace(url="auto/"), "tutorials/two.py": SimpleNamespace(url="tutorials/two/")}
+    files = SimpleNamespace(get_file_from_path=built.get)
+    html = '<a href="../auto.md#measured"></a><a href="two.py"></a><a href="https://a.org/b.md"></a>'
+    pointed = '<a href="../../auto/#measured"></a><a href="../two/"></a><a href="https://a.org/b.md"></a>'
+    assert links.on_page_content(html, page=page, files=files) == pointed
+    with pytest.raises(PluginError, match=r"`auto\.md`, which is no page"):
+        links.on_page_content('<a href="auto.md"></a>', page=page, files=files)
+
+
+def test_the_citation_has_the_version_and_the_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == VERSION == bilevel.__version__
+    assert {"message", "title", "authors"} <= set(citation)
+    (paper,) = citation["references"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Dagréou", "Moreau", "Vaiter", "Ablin"]
+    assert "2302.08766" in paper["identifiers"][0]["value"]
+
+
+def test_the_changelog_has_the_version():
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1] == VERSION
