@@ -6,6 +6,9 @@ Liu, Nocedal. On the limited memory BFGS method for large scale optimization. Ma
     v* = -(∇²zz G)⁻¹ ∇z F;   h = F;   ∇h = (∇²xz G) v* + ∇x F                 one evaluation
     x ← x - t B ∇h,   B from the last 10 moves, t by the strong Wolfe conditions   one step
 
+Within bounds, where P projects: coordinates that ∇h pushes against a bound stay, B is that of the others, and
+x ← P(x - t B ∇h), t by the weak Wolfe conditions along this bent path.
+
 Cost: n ∇z G per trial of a Newton step, p n products per matrix (one at each Newton iterate), and per evaluation
 n cross products, m of each gradient of F and m values. Above p = 2000 conjugate gradients solve the systems to
 1e-12, for n per product. Memory: p² + 20 d.
@@ -14,7 +17,7 @@ n cross products, m of each gradient of F and m values. Above p = 2000 conjugate
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +34,7 @@ _LARGEST_MATRIX = 2000
 _SMALL = 1e-12
 _ROUNDING = float(np.finfo(np.float64).eps)
 _NEWTON_STEPS, _HALVINGS, _SEARCH_STEPS = 100, 30, 20
+_DECREASE, _CURVATURE = 1e-4, 0.9  # of Wolfe's conditions
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]  # moves of x and changes of ∇h, oldest first
 Solve = Callable[[np.ndarray, np.ndarray], np.ndarray]  # from a right side and a guess
@@ -66,7 +70,7 @@ class Exact(Solver):
     `batch_size` have no effect. A step is one iteration with its line search. What it costs is known only once
     it is taken, so a run ends with the first step that reaches `max_calls`. In the history, `inner_residual_sq`
     and `v_residual_sq` are the squared residuals of z* and v*. At the floor of its arithmetic it stays where it
-    is. Bounds on the outer variable are refused.
+    is.
 
     Parameters
     ----------
@@ -76,15 +80,6 @@ class Exact(Solver):
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
     compiled = False
-
-    def resolve(self, oracles: Oracles) -> Self:
-        """Refuse bounds."""
-        if oracles.outer_bounds is not None:
-            raise ValueError(
-                "`Exact` cannot keep the outer variable in bounds: its steps are not projected. Build the problem "
-                "without `outer_bounds`, or take HOAG or a stochastic solver."
-            )
-        return self
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         """Start where the problem starts; h is first evaluated by the first step."""
@@ -117,8 +112,10 @@ class Exact(Solver):
         x = flat(state.point.outer_var)
         known = Evaluation(x, h.z, h.v, float(state.value), np.asarray(state.grad))
         here = h(x) if index == 0 else known
-        pairs = _pairs(state)
-        found = _searched(h, here, _direction(here.grad, pairs))
+        pairs, box = _pairs(state), _Box(oracles, x)
+        free = box.free(here)
+        direction = np.where(free, _direction(here.grad * free, _among(pairs, free)), 0.0)
+        found = _searched(h, here, direction) if box.is_everything else _searched_inside(h, here, direction, box)
         if found is None:
             return _state(h.anew(x), [], rows)
         move, change = found.x - here.x, found.grad - here.grad
@@ -161,6 +158,60 @@ def _direction(grad: np.ndarray, pairs: Pairs) -> np.ndarray:
     for move, change in pairs:
         ahead = ahead + (weights.pop() - change @ ahead / (move @ change)) * move
     return -ahead
+
+
+def _among(pairs: Pairs, free: np.ndarray) -> Pairs:
+    """Return the pairs of some coordinates, where they have positive curvature among themselves."""
+    if free.all():
+        return pairs
+    parts = [(move * free, change * free) for move, change in pairs]
+    return [(move, change) for move, change in parts if move @ change > _ROUNDING * (change @ change)]
+
+
+class _Box:
+    """The bounds of x, infinite where there are none."""
+
+    def __init__(self, oracles: Oracles, x: np.ndarray) -> None:
+        self.is_everything = oracles.outer_bounds is None
+        bounds = (-np.inf, np.inf) if oracles.outer_bounds is None else map(flat, oracles.outer_bounds)
+        self.lower, self.upper = (np.broadcast_to(bound, x.shape) for bound in bounds)
+
+    def clipped(self, x: np.ndarray) -> np.ndarray:
+        """Return the nearest point inside."""
+        return np.clip(x, self.lower, self.upper)
+
+    def free(self, here: Evaluation) -> np.ndarray:
+        """Return the coordinates that ∇h does not push against a bound."""
+        low, high = here.x <= self.lower, here.x >= self.upper
+        return ~((low & (here.grad > 0)) | (high & (here.grad < 0)))
+
+    def norm(self, here: Evaluation) -> float:
+        """Return ||∇h|| among the free coordinates."""
+        return float(np.linalg.norm(here.grad[self.free(here)]))
+
+
+def _searched_inside(h: "_ValueFunction", here: Evaluation, direction: np.ndarray, box: _Box) -> Evaluation | None:
+    """Return a better point on the ray bent by the bounds, or None; too short a step is doubled, too long halved."""
+    slope = here.grad @ direction
+    if not slope < 0:
+        return None
+    best: Evaluation | None = None
+    length, halved = 1.0, False
+    for _ in range(_SEARCH_STEPS):
+        ahead = h(box.clipped(here.x + length * direction))
+        if abs(ahead.value - here.value) <= 10 * _ROUNDING * abs(here.value):
+            return ahead if box.norm(ahead) < box.norm(here) else best
+        enough = ahead.value <= here.value + _DECREASE * (here.grad @ (ahead.x - here.x))
+        if enough and (best is None or ahead.value < best.value):
+            best = ahead
+            if halved or ahead.grad @ (direction * box.free(ahead)) >= _CURVATURE * slope:
+                break
+            length = 2 * length
+        elif best is None:
+            length, halved = length / 2, True
+        else:
+            break
+    return best
 
 
 def _searched(h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:

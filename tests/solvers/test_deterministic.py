@@ -265,13 +265,31 @@ def test_variables_may_be_dicts_of_arrays(name, dtype):
     np.testing.assert_allclose(nested.state.point.inner_var["w"], flat.state.point.inner_var[1:], rtol=1e-6)
 
 
-def test_exact_refuses_bounds_and_hoag_keeps_them():
+@pytest.mark.parametrize("name", SOLVERS)
+def test_bounds_are_kept(name):
     problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
-    with pytest.raises(ValueError, match=r"`Exact` cannot keep the outer variable in bounds.*`outer_bounds`"):
-        bilevel.run(problem, Exact(), max_steps=5)
-    result = bilevel.run(problem, HOAG(), max_steps=200, tolerance=1e-12)
+    result = bilevel.run(problem, SOLVERS[name], max_steps=200, tolerance=1e-12)
     assert result.status == "converged"
     assert np.max(np.abs(result.point.outer_var)) == 0.5
+
+
+@pytest.mark.parametrize("upper", [0.5, 2.0, np.array([0.0, 5.0, 1.0, 5.0])], ids=["near", "far", "of each"])
+def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
+    problem = cases.logistic_selection(outer_var=np.full(4, -1.0), outer_bounds=(-3.0, upper))
+    result = bilevel.run(problem, Exact(), max_steps=100, tolerance=1e-18, eval_every=1)
+    assert result.status == "converged"
+
+    def value_and_grad(x):
+        reference = problem.referee(x, None)
+        return reference.value, reference.hypergrad
+
+    box = list(zip(np.full(4, -3.0), np.broadcast_to(upper, 4), strict=True))
+    options = {"ftol": 0.0, "gtol": 1e-10}
+    found = minimize(value_and_grad, np.full(4, -1.0), jac=True, method="L-BFGS-B", bounds=box, options=options)
+    np.testing.assert_allclose(result.history["value"][-1], found.fun, rtol=1e-10)
+    np.testing.assert_allclose(result.state.point.outer_var, found.x, atol=1e-5)
+    assert np.all(np.diff(result.history["value"]) <= 1e-15)
+    assert result.history["step"][-1] <= 3 * found.nit + 10
 
 
 def test_float32_problems_are_solved_in_float64():
