@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import BaseEstimator
 
-from bilevel.estimators.fitting import announce, drawn_seed, solve
+from bilevel.estimators.fitting import announce, drawn_seed, solve, started, stochastic
 from bilevel.estimators.labels import numbered
 from bilevel.estimators.linear_classifier import LinearClassifier
 from bilevel.estimators.rows import Rows, split, validated, validated_apart
@@ -33,7 +33,8 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         may be wrong themselves: give rows that you trust, if you have any
     solver : a solver of `bilevel`; None means SRBA(step_size="auto"), which needs no tuning
     max_iter : most steps of the solver
-    tol : stop where the loss on validation rows changes by less, per unit of the logits of the weights
+    tol : stop where the loss on validation rows changes by less than this part of it, per unit of the logits of the
+        weights
     random_state : of the split and of the solver's batches
     verbose : 1 shows a bar
 
@@ -114,7 +115,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         scaling = Scaling.of(rows.X, centred=self.fit_intercept, divided=self.standardize)
         rows = rows.changed(lambda features: self._columns(scaling.done(features)))
         problem = data_cleaning(*rows.levels, regularisation=self.regularization, seed=seed)
-        outcome = solve(self, problem, seed)
+        outcome = solve(self, started(problem, [problem.start.outer_var]), seed, stochastic(problem))
         self._keep_weights(rows, outcome.outer_var)
         assert problem.referee is not None
         self._keep(*self._parted(problem.referee(outcome.outer_var, None).inner_var), scaling)

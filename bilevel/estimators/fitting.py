@@ -11,11 +11,13 @@ from sklearn.utils import check_random_state
 from bilevel.problems import BilevelProblem
 from bilevel.result import Status
 from bilevel.run import run
-from bilevel.solvers import SRBA
+from bilevel.solvers import SRBA, Exact
+from bilevel.solvers.base import Solver
 from bilevel.types import Point
 
 _EVALUATIONS = 10
 _BATCH = 64
+_SMALL = 1e7  # multiplications in a Hessian of the inner problem
 
 
 class Trail:
@@ -31,7 +33,7 @@ class Trail:
 
 
 class Outcome(NamedTuple):
-    """The best x that was evaluated, and how the run ended."""
+    """The best x that is known, and how the run ended."""
 
     outer_var: np.ndarray
     status: Status
@@ -42,40 +44,67 @@ def drawn_seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
-def started(problem: BilevelProblem, candidates: list[np.ndarray]) -> BilevelProblem:
-    """Return the problem started at the best of some outer variables, with z and v exact there."""
+class Start(NamedTuple):
+    """A problem to solve from where it starts, and an x to improve on, with h there."""
+
+    problem: BilevelProblem
+    outer_var: np.ndarray
+    value: float
+
+
+def started(problem: BilevelProblem, candidates: list[np.ndarray], lead: int = 0) -> Start:
+    """Start a problem near the best of some outer variables, with z and v exact there.
+
+    Parameters
+    ----------
+    problem : with a referee
+    candidates : outer variables to try
+    lead : how many places before the best of them to start
+    """
     assert problem.referee is not None
     references = [problem.referee(candidates[0], None)]
     for outer_var in candidates[1:]:
         references.append(problem.referee(outer_var, references[-1]))
     best = int(np.argmin([reference.value for reference in references]))
-    point = references[best].inner_var, candidates[best], references[best].v
-    return replace(problem, start=Point(*(part.astype(problem.dtype) for part in point)))
+    first = max(0, best - lead)
+    point = references[first].inner_var, candidates[first], references[first].v
+    moved = replace(problem, start=Point(*(part.astype(problem.dtype) for part in point)))
+    return Start(moved, candidates[best], references[best].value)
 
 
-def solve(estimator: Any, problem: BilevelProblem, seed: int) -> Outcome:
-    """Run the estimator's solver on its problem, and note `history_`, `n_calls_`, `n_iter_`, `status_`."""
-    solver, trail = estimator.solver, Trail()
-    if solver is None:
-        solver = SRBA(step_size="auto", batch_size=min(_BATCH, problem.n_inner, problem.n_outer))
+def solve(estimator: Any, start: Start, seed: int, untuned: Solver) -> Outcome:
+    """Run the estimator's solver, or this one, and note `history_`, `n_calls_`, `n_iter_`, `status_`."""
+    problem, trail = start.problem, Trail()
+    solver = untuned if estimator.solver is None else estimator.solver
     with warnings.catch_warnings():
-        # The best x that was evaluated exactly is kept, however far estimates have drifted since.
+        # The best x, by exact values, is kept, however far estimates have drifted since.
         warnings.filterwarnings("ignore", "SRBA's recursive estimate", RuntimeWarning)
         result = run(
             replace(problem, metrics={"moved": trail}),
             solver,
             seed=seed,
             max_steps=estimator.max_iter,
-            tolerance=estimator.tol**2,
-            eval_every=max(1, estimator.max_iter // _EVALUATIONS),
+            tolerance=(estimator.tol * start.value) ** 2,
+            eval_every=max(1, estimator.max_iter // _EVALUATIONS) if solver.compiled else 1,
             progress=estimator.verbose > 0,
         )
     estimator.history_ = result.history
     estimator.n_calls_ = sum(result.calls)
     estimator.n_iter_ = max(1, int(result.history["step"][-1]))
     estimator.status_ = str(result.status)
-    values = result.history["value"]
-    return Outcome(trail.visited[int(np.nanargmin(values))], result.status)
+    values = np.nan_to_num(result.history["value"], nan=np.inf)
+    improved = values.min() < start.value
+    return Outcome(trail.visited[int(values.argmin())] if improved else start.outer_var, result.status)
+
+
+def stochastic(problem: BilevelProblem) -> Solver:
+    """Return the stochastic solver that needs no tuning."""
+    return SRBA(step_size="auto", batch_size=min(_BATCH, problem.n_inner, problem.n_outer))
+
+
+def exact_where_cheap(problem: BilevelProblem) -> Solver:
+    """Return exact steps for few rows and features, where they take a second in all, else stochastic ones."""
+    return Exact() if problem.n_inner * problem.start.inner_var.size**2 <= _SMALL else stochastic(problem)
 
 
 def announce(estimator: Any, status: Status) -> None:
@@ -84,9 +113,14 @@ def announce(estimator: Any, status: Status) -> None:
         raise KeyboardInterrupt
     name, steps = type(estimator).__name__, estimator.n_iter_
     if status is Status.diverged:
-        message = f"{name} left the finite numbers after {steps} steps and kept the last finite point. Scale the data."
+        message = f"{name} left the finite numbers after {steps} steps and kept the best point before. Scale the data."
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
-    elif status is Status.out_of_budget:
-        slope = np.sqrt(estimator.history_["hypergrad_norm_sq"][-1])
-        message = f"{name} took max_iter={steps} steps and has slope {slope:.2g} > tol={estimator.tol} left."
-        warnings.warn(message + " Increase max_iter or tol.", ConvergenceWarning, stacklevel=3)
+    elif status is Status.out_of_budget and _still_falls(estimator.history_["value"]):
+        message = f"{name} took max_iter={steps} steps and the loss on validation rows was still falling, "
+        fall = "from {:.4g} to {:.4g} since the last evaluation but one. Increase max_iter."
+        warnings.warn(message + fall.format(*estimator.history_["value"][-2:]), ConvergenceWarning, stacklevel=3)
+
+
+def _still_falls(values: np.ndarray) -> bool:
+    """Tell whether more steps would help: the last value is the best, by one in a hundred."""
+    return len(values) > 1 and values[-1] < 0.99 * np.nanmin(values[:-1])

@@ -25,9 +25,11 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     standardize : whether penalties act on features of deviation 1; coefficients are given in the units of X
     validation_fraction : of the rows of X, held out at random with all classes, where `fit` gets no `X_val`
     refit : whether the final model is fitted on training and validation rows together; otherwise on training rows
-    solver : a solver of `bilevel`; None means SRBA(step_size="auto"), which needs no tuning
+    solver : a solver of `bilevel`; None means one that needs no tuning: Exact() for few rows and features,
+        SRBA(step_size="auto") for many
     max_iter : most steps of the solver
-    tol : stop where the loss on validation rows changes by less, per unit of the logarithms of the penalties
+    tol : stop where the loss on validation rows changes by less than this part of it, per unit of the logarithms of the
+        penalties
     random_state : of the split and of the solver's batches
     verbose : 1 shows a bar
 

@@ -39,6 +39,11 @@ class Sharing(NamedTuple):
         """Outer variables with one penalty for all features, from a strong one to a weak one."""
         return [self._filled(penalty) for penalty in _SINGLE]
 
+    @property
+    def lead(self) -> int:
+        """How many decades above the best single penalty to start: ∇h hardly tells weak penalties from none."""
+        return 0 if self.n_penalties == 1 + self.has_constant else 2
+
     def _filled(self, penalty: float) -> np.ndarray:
         logarithms = np.full(self.n_penalties, np.log(penalty * self.unit))
         if self.has_constant:

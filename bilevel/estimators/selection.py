@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from bilevel.estimators.fitting import announce, drawn_seed, solve, started
+from bilevel.estimators.fitting import announce, drawn_seed, exact_where_cheap, solve, started
 from bilevel.estimators.penalties import sharing
 from bilevel.estimators.rows import split, validated, validated_apart
 from bilevel.estimators.scaling import Scaling
@@ -92,7 +92,8 @@ class PenaltySelector(BaseEstimator):
         shared = sharing(self, rows.X)
         rows = rows.changed(shared.columns)
         problem = self._builder()(*rows.levels, **shared.arguments, seed=seed)
-        outcome = solve(self, started(problem, shared.single), seed)
+        start = started(problem, shared.single, shared.lead)
+        outcome = solve(self, start, seed, exact_where_cheap(problem))
         self.penalty_ = shared.per_feature(outcome.outer_var)
         if self.refit:
             problem = self._builder()(*rows.together, *rows.levels[2:], **shared.arguments, seed=seed)
