@@ -21,7 +21,7 @@ PYTEST := JAX_COMPILATION_CACHE_DIR=.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_
 	$(BIN)/python -m pytest --numprocesses 2
 
 # What does not compute with JAX passes or fails alike in both modes.
-ONE_MODE := tests/datasets tests/transcription tests/test_cli.py \
+ONE_MODE := tests/datasets tests/transcription tests/test_cli.py tests/test_site.py \
 	$(addprefix tests/bench/test_,config.py store.py select.py curves.py figures.py report.py execute.py)
 
 test: install  ## the whole suite with 64-bit types on, then once more with JAX as users have it

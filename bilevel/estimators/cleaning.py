@@ -55,12 +55,13 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
     Examples
     --------
     >>> from sklearn.datasets import load_digits
+    >>> from sklearn.utils import shuffle
     >>> from bilevel.estimators import DataCleaningClassifier
-    >>> X, y = load_digits(return_X_y=True)
+    >>> X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
     >>> y[:100] = (y[:100] + 1) % 10
     >>> model = DataCleaningClassifier(random_state=0).fit(X[:1200], y[:1200], X[1200:], y[1200:])
-    >>> (model.suspicious_[:50] < 100).mean() > 0.9
-    True
+    >>> sum(model.suspicious_[:100] < 100) > 75  # of 1200 rows the first 100 are wrong
+    np.True_
     """
 
     def __init__(

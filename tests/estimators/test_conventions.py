@@ -1,5 +1,7 @@
 """scikit-learn's own checks of an estimator, none left out."""
 
+import doctest
+
 import pytest
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -25,3 +27,12 @@ def test_a_clone_has_the_same_parameters_and_no_fit(estimator):
     changed = clone(estimator).set_params(max_iter=7, random_state=3)
     assert clone(changed).get_params() == changed.get_params()
     assert not any(name.endswith("_") and not name.startswith("_") for name in vars(clone(changed)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+def test_the_example_of_the_docstring_runs(estimator):
+    kind = type(estimator)
+    (example,) = doctest.DocTestFinder(recurse=False).find(kind, kind.__name__)
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted > 4 and result.failed == 0
