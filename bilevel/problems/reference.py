@@ -34,7 +34,8 @@ Referee: TypeAlias = Callable[[PyTree, Reference | None], Reference]
 class GenericReferee:
     """References of any strongly convex inner problem, from its oracles.
 
-    Newton steps go from the guess to z*; where one does not bring the gradient down, L-BFGS comes nearer first.
+    Newton steps go from the guess to z*, shortened where a whole one does not halve the gradient; where that fails too,
+    L-BFGS comes nearer first.
     v* solves a linear system. Gradients and residuals are computed in float64; the systems are solved by conjugate
     gradients in the dtype of the problem as long as that brings the residuals down, then in float64.
 
@@ -44,7 +45,8 @@ class GenericReferee:
     residual : where to stop: ||D_z|| relative to ||(∇²zz G) z||, and ||D_v|| relative to ||∇z F||
     """
 
-    max_corrections = 30
+    max_corrections = 100
+    shortest = 1 / 64
 
     def __init__(self, oracles: Oracles, start: Point, residual: float = 1e-12) -> None:
         self._narrow = oracles
@@ -60,9 +62,9 @@ class GenericReferee:
             return self._solve(trees.cast(Point(near.inner_var, outer_var, near.v), np.float64))
 
     def _solve(self, point: Point) -> Reference:
-        point, solved = self._corrected(point, _inner_defect, _newton_step)
+        point, solved = self._corrected(point, _inner_defect, _newton_step, self.shortest)
         if not solved:
-            point, _ = self._corrected(self._lbfgs(point), _inner_defect, _newton_step)
+            point, _ = self._corrected(self._lbfgs(point), _inner_defect, _newton_step, self.shortest)
         point, _ = self._corrected(point, _v_defect, _v_step)
         value, direction = _value_and_direction(self._wide, point)
         return Reference(
@@ -74,8 +76,8 @@ class GenericReferee:
             v_residual=float(np.sqrt(trees.norm_sq(direction.v))),
         )
 
-    def _corrected(self, point: Point, defect: Callable, step: Callable) -> tuple[Point, bool]:
-        """Take steps as long as they halve the defect; return whether it became small."""
+    def _corrected(self, point: Point, defect: Callable, step: Callable, shortest: float = 1.0) -> tuple[Point, bool]:
+        """Take steps as long as they halve the defect, or shorter ones help; return whether it became small."""
         left, size, scale = defect(self._wide, point)
         oracles = self._narrow
         for _ in range(self.max_corrections):
@@ -87,11 +89,27 @@ class GenericReferee:
             trial_left, trial_size, trial_scale = defect(self._wide, trial)
             if trial_size < size / 2:
                 point, left, size, scale = trial, trial_left, trial_size, trial_scale
-            elif oracles is self._wide:
-                return point, bool(size <= 1e3 * self.residual * scale)
-            else:
+            elif oracles is not self._wide:
                 oracles = self._wide
+            else:
+                shortened = self._shortened(point, trial, defect, size, shortest)
+                if shortened is None:
+                    return point, bool(size <= 1e3 * self.residual * scale)
+                point, (left, size, scale) = shortened
         return point, False
+
+    def _shortened(
+        self, point: Point, trial: Point, defect: Callable, size: Array, shortest: float
+    ) -> tuple[Point, Any] | None:
+        """Return a part of the way to the trial that lowers the defect by half of that part, and what is left there."""
+        part = 0.5
+        while part >= shortest:
+            between = trees.add(trees.scale(1 - part, point), trees.scale(part, trial))
+            found = defect(self._wide, between)
+            if found[1] < (1 - part / 2) * size:
+                return between, found
+            part /= 2
+        return None
 
     def _lbfgs(self, point: Point) -> Point:
         from scipy.optimize import minimize
@@ -151,8 +169,16 @@ def _solution(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Arra
             return oracles.hvp(Point(z, x, w))
     else:
         product = jax.linearize(lambda z: oracles.inner_grad(Point(z, x, v)), z)[1]
-    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype))
+    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=_divided_by_diagonal(oracles, Point(z, x, v)))
     return trees.scale(size, trees.cast(solution, np.float64))
+
+
+def _divided_by_diagonal(oracles: Oracles, point: Point) -> Callable[[PyTree], PyTree] | None:
+    """Return the preconditioner of penalties of many sizes, where the diagonal is known in closed form."""
+    if oracles.diagonal_passes > 1:
+        return None
+    diagonal = oracles.inner_diagonal(point)
+    return lambda residual: jax.tree.map(jnp.divide, residual, diagonal)
 
 
 def _norm(tree: PyTree) -> Array:
