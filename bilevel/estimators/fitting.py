@@ -16,6 +16,7 @@ from bilevel.solvers.base import Solver
 from bilevel.types import Point
 
 _EVALUATIONS = 10
+_PARTS = np.linspace(0, 1, 5)
 _BATCH = 64
 _SMALL = 1e7  # multiplications in a Hessian of the inner problem
 
@@ -95,6 +96,23 @@ def solve(estimator: Any, start: Start, seed: int, untuned: Solver) -> Outcome:
     values = np.nan_to_num(result.history["value"], nan=np.inf)
     improved = values.min() < start.value
     return Outcome(trail.visited[int(values.argmin())] if improved else start.outer_var, result.status)
+
+
+def shrunk(exchanged: BilevelProblem, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the best x between two, and how far from the first it is, by rows that did not judge the second.
+
+    Parameters
+    ----------
+    exchanged : the problem with training and validation rows in each other's place
+    start, end : where x came from, and what the validation rows made of it; they may have made too much of it
+    """
+    assert exchanged.referee is not None
+    reference, values = None, []
+    for part in _PARTS:
+        reference = exchanged.referee((1 - part) * start + part * end, reference)
+        values.append(reference.value)
+    part = float(_PARTS[int(np.argmin(values))])
+    return (1 - part) * start + part * end, part
 
 
 def stochastic(problem: BilevelProblem) -> Solver:

@@ -24,6 +24,8 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     fit_intercept : whether to fit an intercept, which is not penalised (but by 1e-6, so that it is unique)
     standardize : whether penalties act on features of deviation 1; coefficients are given in the units of X
     validation_fraction : of the rows of X, held out at random with all classes, where `fit` gets no `X_val`
+    shrink : whether several penalties, which may fit the validation rows too well, are drawn back towards the best
+        single one, as far as is best when training and validation rows change places
     refit : whether the final model is fitted on training and validation rows together; otherwise on training rows
     solver : a solver of `bilevel`; None means one that needs no tuning: Exact() for few rows and features,
         SRBA(step_size="auto") for many
@@ -39,6 +41,7 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     intercept_ : (1,), or (classes,)
     penalty_ : (features,), the penalty of each feature (divided by its deviation, where standardized)
     classes_ : labels, sorted
+    shrinkage_ : from 0, the penalties as learned, to 1, the best single one
     history_ : columns of the run, one entry per evaluation: "step", "seconds", "calls", "value" on validation rows, …
     n_calls_ : derivatives of one row's loss that were computed
     n_iter_ : steps of the solver

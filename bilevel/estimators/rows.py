@@ -28,6 +28,16 @@ class Rows(NamedTuple):
         return self[:4]
 
     @property
+    def exchanged(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The levels in each other's place."""
+        return self.X_val, self.y_val, self.X, self.y
+
+    @property
+    def can_be_exchanged(self) -> bool:
+        """Whether a model can be fitted to the validation rows: all classes are there, or targets are numbers."""
+        return self.y.dtype.kind == "f" or bool(np.isin(self.y, self.y_val).all())
+
+    @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
         """All rows of both levels."""
         return np.concatenate([self.X, self.X_val]), np.concatenate([self.y, self.y_val])

@@ -2,12 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from bilevel.estimators.fitting import announce, drawn_seed, exact_where_cheap, solve, started
+from bilevel.estimators.fitting import announce, drawn_seed, exact_where_cheap, shrunk, solve, started
 from bilevel.estimators.penalties import sharing
 from bilevel.estimators.rows import split, validated, validated_apart
 from bilevel.estimators.scaling import Scaling
@@ -30,6 +31,7 @@ class PenaltySelector(BaseEstimator):
         fit_intercept: bool = True,
         standardize: bool = True,
         validation_fraction: float = 0.25,
+        shrink: bool = True,
         refit: bool = True,
         solver: Solver | None = None,
         max_iter: int = 3000,
@@ -42,6 +44,7 @@ class PenaltySelector(BaseEstimator):
         self.fit_intercept = fit_intercept
         self.standardize = standardize
         self.validation_fraction = validation_fraction
+        self.shrink = shrink
         self.refit = refit
         self.solver = solver
         self.max_iter = max_iter
@@ -81,6 +84,7 @@ class PenaltySelector(BaseEstimator):
         self
         """
         check_common(self)
+        check_bool(self, "shrink")
         check_bool(self, "refit")
         X, y = validated(self, X, y, y_numeric=self._y_numeric)
         X_val, y_val = validated_apart(self, X_val, y_val)
@@ -91,13 +95,18 @@ class PenaltySelector(BaseEstimator):
         rows = rows.changed(scaling.done)
         shared = sharing(self, rows.X)
         rows = rows.changed(shared.columns)
-        problem = self._builder()(*rows.levels, **shared.arguments, seed=seed)
+        build = partial(self._builder(), **shared.arguments, seed=seed)
+        problem = build(*rows.levels)
         start = started(problem, shared.single, shared.lead)
         outcome = solve(self, start, seed, exact_where_cheap(problem))
-        self.penalty_ = shared.per_feature(outcome.outer_var)
+        log_penalties, self.shrinkage_ = outcome.outer_var, 0.0
+        if self.shrink and shared.lead and rows.can_be_exchanged:
+            log_penalties, part = shrunk(build(*rows.exchanged), start.outer_var, log_penalties)
+            self.shrinkage_ = 1 - part
+        self.penalty_ = shared.per_feature(log_penalties)
         if self.refit:
-            problem = self._builder()(*rows.together, *rows.levels[2:], **shared.arguments, seed=seed)
+            problem = build(*rows.together, *rows.levels[2:])
         assert problem.referee is not None
-        self._keep(*shared.parted(problem.referee(outcome.outer_var, None).inner_var), scaling)
+        self._keep(*shared.parted(problem.referee(log_penalties, None).inner_var), scaling)
         announce(self, outcome.status)
         return self

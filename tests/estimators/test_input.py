@@ -98,6 +98,7 @@ def test_a_parameter_out_of_place_is_refused(kind, parameters, message):
         (BilevelRidge(groups=[0, 0, 1, 1, 1]), "`groups` and penalty='per_group' go together"),
         (BilevelRidge("per_group", groups=[0, 1]), r"group of each of the 5 features, got \(2,\)"),
         (BilevelRidge(refit=1), "'refit' parameter"),
+        (BilevelRidge(shrink=None), "'shrink' parameter"),
         (DataCleaningClassifier(regularization=0.0), r"'regularization' parameter .* in the range \(0.0, inf\)"),
         (DataCleaningClassifier(regularization=-1), "'regularization' parameter"),
     ],

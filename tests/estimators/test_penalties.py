@@ -109,6 +109,33 @@ def test_a_penalty_per_feature_is_better_on_validation_rows_than_one_for_all(hal
     assert losses["per_feature"] < losses["single"] - 1e-3
 
 
+def test_penalties_are_drawn_back_as_far_as_the_exchanged_rows_say(half_useless):
+    X, _, y, _ = half_useless
+    X, y = X[:150], y[:150]
+    shrunk, learned = (BilevelLogisticRegression(random_state=3, shrink=shrink).fit(X, y) for shrink in (True, False))
+    assert learned.shrinkage_ == 0 and shrunk.shrinkage_ in (0.25, 0.5, 0.75)
+    part, ends = shrunk.shrinkage_, np.log(learned.penalty_)
+    singles = (np.log(shrunk.penalty_) - (1 - part) * ends) / part
+    np.testing.assert_allclose(singles, singles[0], rtol=1e-5)
+    assert np.exp(singles[0]) == pytest.approx(10 ** np.round(singles[0] / np.log(10)), rel=1e-4)
+    train, held_out = split_of(shrunk, y)
+    scaled, signs, losses = StandardScaler().fit(X[train]).transform(X), 2 * y - 1, {}
+    for back in np.linspace(0, 1, 5):
+        penalty = np.exp((1 - back) * ends + back * singles)
+        coef, intercept = penalised(scaled[held_out], signs[held_out], penalty, logistic)
+        losses[back] = logistic(scaled[train] @ coef + intercept, signs[train])[0].mean()
+    assert min(losses, key=losses.get) == part
+
+
+def test_validation_rows_that_lack_a_class_cannot_take_the_place_of_training_rows(half_useless):
+    X, X_val, y, y_val = half_useless
+    one_class = y_val == 1
+    model = BilevelLogisticRegression(random_state=0, max_iter=50, tol=0.1).fit(
+        X, y, X_val[one_class], y_val[one_class]
+    )
+    assert model.shrinkage_ == 0
+
+
 def test_features_of_a_group_share_a_penalty(half_useless):
     X, _, y, _ = half_useless
     groups = np.array(["measured", "shuffled"]).repeat(6)
