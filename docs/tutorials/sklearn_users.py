@@ -37,11 +37,14 @@ X_train, X_test, y_train, y_test = train_test_split(X, y, train_size=1000, rando
 
 # %%
 model = BilevelLogisticRegression(penalty="per_feature", random_state=0).fit(X_train, y_train)
-print(model.status_, "after", model.n_iter_, "steps")
+print(model.status_, "after", model.n_iter_, "steps; shrinkage", model.shrinkage_)
 print("coef_", model.coef_.shape, " penalty_", model.penalty_.shape)
 
 # %% [markdown]
-# `status_` tells how the run ended, and a warning is given where it did not converge. `history_` has the way there.
+# `status_` tells how the run ended; a warning is given where the loss was still falling at `max_iter`. `history_` has the
+# way there. `shrinkage_` tells how far the penalties were drawn back from what the held-out rows made of them (0) to a
+# single one (1): a hundred penalties can fit a few hundred rows too well, and `fit` looks how they do when training and
+# held-out rows change places.
 
 # %%
 plt.figure(figsize=(7, 3), layout="constrained")
