@@ -6,7 +6,8 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import BaseEstimator
 
-from bilevel.estimators.fitting import announce, drawn_seed, solve, started, stochastic
+from bilevel.estimators.between import started
+from bilevel.estimators.fitting import announce, drawn_seed, solve, stochastic
 from bilevel.estimators.labels import numbered
 from bilevel.estimators.linear_classifier import LinearClassifier
 from bilevel.estimators.rows import Rows, split, validated, validated_apart

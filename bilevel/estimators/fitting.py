@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
+from bilevel.estimators.between import Start
 from bilevel.problems import BilevelProblem
 from bilevel.result import Status
 from bilevel.run import run
@@ -16,7 +17,6 @@ from bilevel.solvers.base import Solver
 from bilevel.types import Point
 
 _EVALUATIONS = 10
-_PARTS = np.linspace(0, 1, 5)
 _BATCH = 64
 _SMALL = 1e7  # multiplications in a Hessian of the inner problem
 
@@ -45,34 +45,6 @@ def drawn_seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
-class Start(NamedTuple):
-    """A problem to solve from where it starts, and an x to improve on, with h there."""
-
-    problem: BilevelProblem
-    outer_var: np.ndarray
-    value: float
-
-
-def started(problem: BilevelProblem, candidates: list[np.ndarray], lead: int = 0) -> Start:
-    """Start a problem near the best of some outer variables, with z and v exact there.
-
-    Parameters
-    ----------
-    problem : with a referee
-    candidates : outer variables to try
-    lead : how many places before the best of them to start
-    """
-    assert problem.referee is not None
-    references = [problem.referee(candidates[0], None)]
-    for outer_var in candidates[1:]:
-        references.append(problem.referee(outer_var, references[-1]))
-    best = int(np.argmin([reference.value for reference in references]))
-    first = max(0, best - lead)
-    point = references[first].inner_var, candidates[first], references[first].v
-    moved = replace(problem, start=Point(*(part.astype(problem.dtype) for part in point)))
-    return Start(moved, candidates[best], references[best].value)
-
-
 def solve(estimator: Any, start: Start, seed: int, untuned: Solver) -> Outcome:
     """Run the estimator's solver, or this one, and note `history_`, `n_calls_`, `n_iter_`, `status_`."""
     problem, trail = start.problem, Trail()
@@ -98,23 +70,6 @@ def solve(estimator: Any, start: Start, seed: int, untuned: Solver) -> Outcome:
     return Outcome(trail.visited[int(values.argmin())] if improved else start.outer_var, result.status)
 
 
-def shrunk(exchanged: BilevelProblem, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the best x between two, and how far from the first it is, by rows that did not judge the second.
-
-    Parameters
-    ----------
-    exchanged : the problem with training and validation rows in each other's place
-    start, end : where x came from, and what the validation rows made of it; they may have made too much of it
-    """
-    assert exchanged.referee is not None
-    reference, values = None, []
-    for part in _PARTS:
-        reference = exchanged.referee((1 - part) * start + part * end, reference)
-        values.append(reference.value)
-    part = float(_PARTS[int(np.argmin(values))])
-    return (1 - part) * start + part * end, part
-
-
 def stochastic(problem: BilevelProblem) -> Solver:
     """Return the stochastic solver that needs no tuning."""
     return SRBA(step_size="auto", batch_size=min(_BATCH, problem.n_inner, problem.n_outer))
@@ -131,7 +86,9 @@ def announce(estimator: Any, status: Status) -> None:
         raise KeyboardInterrupt
     name, steps = type(estimator).__name__, estimator.n_iter_
     if status is Status.diverged:
-        message = f"{name} left the finite numbers after {steps} steps and kept the best point before. Scale the data."
+        message = (
+            f"{name} left the finite numbers after {steps} steps and kept the best point before. Try another one."
+        )
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
     elif status is Status.out_of_budget and _still_falls(estimator.history_["value"]):
         message = f"{name} took max_iter={steps} steps and the loss on validation rows was still falling, "

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from bilevel.estimators.fitting import announce, drawn_seed, exact_where_cheap, shrunk, solve, started
+from bilevel.estimators.between import shrunk, started
+from bilevel.estimators.fitting import announce, drawn_seed, exact_where_cheap, solve
 from bilevel.estimators.penalties import sharing
 from bilevel.estimators.rows import split, validated, validated_apart
 from bilevel.estimators.scaling import Scaling
