@@ -86,9 +86,7 @@ def announce(estimator: Any, status: Status) -> None:
         raise KeyboardInterrupt
     name, steps = type(estimator).__name__, estimator.n_iter_
     if status is Status.diverged:
-        message = (
-            f"{name} left the finite numbers after {steps} steps and kept the best point before. Try another one."
-        )
+        message = f"{name}: the solver left the finite numbers after {steps} steps; the best point before is kept."
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
     elif status is Status.out_of_budget and _still_falls(estimator.history_["value"]):
         message = f"{name} took max_iter={steps} steps and the loss on validation rows was still falling, "
