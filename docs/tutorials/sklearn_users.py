@@ -41,10 +41,10 @@ print(model.status_, "after", model.n_iter_, "steps; shrinkage", model.shrinkage
 print("coef_", model.coef_.shape, " penalty_", model.penalty_.shape)
 
 # %% [markdown]
-# `status_` tells how the run ended; a warning is given where the loss was still falling at `max_iter`. `history_` has the
-# way there. `shrinkage_` tells how far the penalties were drawn back from what the held-out rows made of them (0) to a
-# single one (1): a hundred penalties can fit a few hundred rows too well, and `fit` looks how they do when training and
-# held-out rows change places.
+# `status_` tells how the run ended; a warning is given where the loss was still falling at `max_iter`. `history_` has
+# the way there. `shrinkage_` tells how far the penalties were drawn back from what the held-out rows made of them (0)
+# to a single one (1): a hundred penalties can fit a few hundred rows too well, and `fit` looks how they do when
+# training and held-out rows change places.
 
 # %%
 plt.figure(figsize=(7, 3), layout="constrained")
