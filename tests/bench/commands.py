@@ -1,6 +1,7 @@
 """The command line in processes of its own, on an experiment of several tasks of a fraction of a second."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ def environment(cache):
 
 
 def start(cache, *arguments):
+    # What a shell runs in the background ignores Ctrl-C, and hands that down.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-m", "bilevel.cli", *map(str, arguments)],
         cwd=ROOT,
