@@ -29,11 +29,13 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((6000, 100))
 chance = 1 / (1 + np.exp(-X[:, :10] @ rng.standard_normal(10)))
 y = np.where(rng.random(6000) < chance, "yes", "no")
-X_train, X_test, y_train, y_test = train_test_split(X, y, train_size=1000, random_state=0)
+X_train, X_test, y_train, y_test = train_test_split(X, y, train_size=3000, random_state=0)
 
 # %% [markdown]
-# Of these hundred features the label depends on the first ten: data made to suit a penalty per feature, drawn once.
-# On real data with few rows it [need not pay](penalties.py). `penalty="per_feature"` learns a penalty for each.
+# Of these hundred features the label depends on the first ten: data made to suit a penalty per feature, drawn once. It
+# needs rows all the same: with 1000 of them in the place of 3000 the test loss was 0.438, against 0.424 with a single
+# penalty, and [on real data with few rows](penalties.py) it need not pay either. `penalty="per_feature"` learns a
+# penalty for each.
 
 # %%
 model = BilevelLogisticRegression(penalty="per_feature", random_state=0).fit(X_train, y_train)
