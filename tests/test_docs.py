@@ -54,8 +54,9 @@ def test_the_page_on_adding_a_solver_works_as_written(tmp_path, capsys):
 def test_the_readmes_examples_run(capsys):
     estimator, own_problem = code_blocks("README.md")
     exec(estimator, {})
-    score, status, *penalties = capsys.readouterr().out.replace("[", " ").replace("]", " ").split()
+    score, status, *penalties, shrinkage = capsys.readouterr().out.replace("[", " ").replace("]", " ").split()
     assert float(score) > 0.9 and status == "converged" and len(penalties) == 30
+    assert float(shrinkage) == 1
     exec(own_problem.replace("max_seconds=5", "max_steps=2000"), {})
     assert "out_of_budget" in capsys.readouterr().out
 
