@@ -175,3 +175,23 @@ def test_bad_arguments_are_named(name, changes, message):
 def test_bad_arguments_of_cleaning_digits_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         problems.digits_cleaning(**changes)
+
+
+def test_weak_penalties_of_many_sizes_are_solved_by_newton_steps_alone(monkeypatch):
+    problem = small.softmax_per_feature(dtype="float64")
+    monkeypatch.setattr(type(problem.referee), "_lbfgs", lambda *_: pytest.fail("L-BFGS was needed"))
+    # From there a whole step goes too far.
+    far = problem.start._replace(inner_var=2 * np.random.default_rng(0).standard_normal((4, 3)))
+    problem.referee._start = far
+    x = np.array([-11.0, 3.0, -9.0, -2.0])
+    found = problem.referee(x, None)
+    X, y, *_ = small.classes()
+
+    def value(z):
+        scores = X @ z.reshape(4, 3)
+        penalty = np.exp(x) @ (z.reshape(4, 3) ** 2).sum(axis=1) / 2
+        return np.mean(logsumexp(scores, axis=1) - scores[np.arange(len(y)), y]) + penalty
+
+    expected = minimize(value, np.zeros(12), tol=1e-12)
+    assert value(found.inner_var.ravel()) <= expected.fun + 1e-12
+    assert found.inner_residual < 1e-10
