@@ -110,7 +110,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         check_common(self)
         check_real(self, "regularization", 0.0)
         X, y = validated(self, X, y)
-        X_val, y_val = validated_apart(self, X_val, y_val)
+        X_val, y_val = validated_apart(self, X_val, y_val, y_numeric=False)
         seed = drawn_seed(self.random_state)
         y, y_val = numbered(self, y, y_val)
         rows = split(X, y, X_val, y_val, self.validation_fraction, seed, stratified=True)

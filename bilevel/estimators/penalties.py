@@ -75,7 +75,7 @@ def sharing(estimator: Any, X: np.ndarray) -> Sharing:
 def _numbered(estimator: Any, n_features: int) -> np.ndarray:
     penalty, groups = estimator.penalty, estimator.groups
     if penalty not in PENALTIES:
-        refuse(estimator, "penalty", f"a str among {set(PENALTIES)}")
+        refuse(estimator, "penalty", f"a str among {PENALTIES}")
     if (groups is not None) != (penalty == "per_group"):
         raise ValueError(f"`groups` and penalty='per_group' go together. Got penalty={penalty!r}, groups={groups!r}.")
     if penalty == "per_feature":

@@ -52,7 +52,7 @@ def validated(estimator: Any, X: Any, y: Any, **checks: Any) -> tuple[Any, np.nd
     return validate_data(estimator, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2, **checks)
 
 
-def validated_apart(estimator: Any, X_val: Any, y_val: Any) -> tuple[Any, np.ndarray | None]:
+def validated_apart(estimator: Any, X_val: Any, y_val: Any, *, y_numeric: bool) -> tuple[Any, np.ndarray | None]:
     """Return the validation rows that the user gives, or None twice."""
     if X_val is None and y_val is None:
         return None, None
@@ -60,7 +60,8 @@ def validated_apart(estimator: Any, X_val: Any, y_val: Any) -> tuple[Any, np.nda
         missing = "X_val" if X_val is None else "y_val"
         raise ValueError(f"`X_val` and `y_val` must be given together; `{missing}` is missing.")
     X_val = validate_data(estimator, X_val, reset=False, accept_sparse="csr", dtype=np.float64)
-    y_val = column_or_1d(check_array(y_val, ensure_2d=False, dtype=None, input_name="y_val"), warn=True)
+    kind = np.float64 if y_numeric else None
+    y_val = column_or_1d(check_array(y_val, ensure_2d=False, dtype=kind, input_name="y_val"), warn=True)
     check_consistent_length(X_val, y_val)
     return X_val, y_val
 
@@ -85,7 +86,7 @@ def _held_out(y: np.ndarray, fraction: float, seed: int, stratified: bool) -> tu
         )
     except ValueError as error:
         raise ValueError(
-            f"{len(y)} rows cannot be split with validation_fraction={fraction}: {error} "
+            f"{len(y)} rows cannot be split with validation_fraction={fraction} ({error}). "
             "Give more rows, another fraction, or `X_val` and `y_val`."
         ) from None
     return np.sort(train), np.sort(held_out)

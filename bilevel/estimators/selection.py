@@ -88,7 +88,7 @@ class PenaltySelector(BaseEstimator):
         check_bool(self, "shrink")
         check_bool(self, "refit")
         X, y = validated(self, X, y, y_numeric=self._y_numeric)
-        X_val, y_val = validated_apart(self, X_val, y_val)
+        X_val, y_val = validated_apart(self, X_val, y_val, y_numeric=self._y_numeric)
         seed = drawn_seed(self.random_state)
         y, y_val = self._encoded(y, y_val)
         rows = split(X, y, X_val, y_val, self.validation_fraction, seed, stratified=self._stratified)

@@ -126,6 +126,11 @@ def test_unknown_labels_of_validation_rows_are_named(kind):
         kind(**QUICK).fit(X, Y, X, np.where(Y == 1, 7, Y))
 
 
+def test_validation_targets_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        BilevelRidge(**QUICK).fit(X, Y, X, ["a"] * 60)
+
+
 @each
 def test_predicting_before_fitting_is_an_error(kind):
     with pytest.raises(NotFittedError):
