@@ -24,9 +24,9 @@ from auto_sets import SETS
 from markdown import number, table
 
 import bilevel
-from bilevel import trees
-from bilevel.bench.sweep import sweep
-from bilevel.precision import arithmetic
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel.engine.sweep import sweep
 
 AUTO, LONG = "SRBA auto", "SRBA auto, longer"
 TUNED = {"SRBA tuned": bilevel.SRBA, "SABA tuned": bilevel.SABA, "AmIGO tuned": bilevel.AmIGO}
@@ -54,17 +54,17 @@ def measured(name, seconds, known):
 def timed(problem, solver, seconds, seed=0):
     """A run against the clock; a setting that is None found nothing that stays finite."""
     if solver is None:
-        return {"status": "diverged", "setting": "all 70 diverged", "backoffs": 0, "history": {}, "parameters": None}
+        return {"status": "diverged", "setting": "all 70 diverged", "rollbacks": 0, "history": {}, "parameters": None}
     result = bilevel.run(problem, solver, seed=seed, max_seconds=seconds)
     kept = {key: result.history[key].tolist() for key in ("seconds", "calls", "value")}
     parameters = result.solver.parameters()
     setting = f"step {parameters['step_size']:.2g}, ratio {parameters['outer_ratio']:.2g}"
-    backoffs = float(result.history["backoffs"][-1]) if "backoffs" in result.history else 0
+    rollbacks = float(result.history["rollbacks"][-1]) if "rollbacks" in result.history else 0
     return {
         "status": result.status.value,
         "setting": setting,
         "parameters": [parameters["step_size"], parameters["outer_ratio"]],
-        "backoffs": backoffs,
+        "rollbacks": rollbacks,
         "history": kept,
     }
 
@@ -137,7 +137,7 @@ def summary(everything):
         rows.append([rival, title, number(float(np.median(ratios))), f"{never} of {len(everything)}"])
     columns = ["rival", "to within", "median of time(auto) / time(rival)", "sets where the rival never arrived"]
     ended = [
-        f"{found['set']}: {found['runs'][AUTO]['status']}, gone back {found['runs'][AUTO]['backoffs']:g} times"
+        f"{found['set']}: {found['runs'][AUTO]['status']}, gone back {found['runs'][AUTO]['rollbacks']:g} times"
         for found in everything
     ]
     return table(columns, rows) + "\n\nHow the untuned runs ended: " + "; ".join(ended) + "."

@@ -9,7 +9,7 @@ COVTYPE_ROWS = 60_000
 
 
 def binary_covtype():
-    """Covertype, class 2 against the rest, standardised; its one-hot columns are collinear and some nearly empty."""
+    """Covertype, class 2 against the rest, standardized; its one-hot columns are collinear and some nearly empty."""
     data = bilevel.datasets.load("covtype")
     rng = np.random.default_rng(0)
     rows = rng.permutation(len(data.X_train))[:COVTYPE_ROWS]
@@ -37,14 +37,14 @@ def useless(n=4000, dim=500, useful=20):
     """Five hundred features of which twenty matter."""
     rng = np.random.default_rng(1)
     truth = np.where(np.arange(dim) < useful, rng.standard_normal(dim), 0)
-    return halves(*labelled(rng.standard_normal((n, dim)), truth, rng))
+    return halves(*labeled(rng.standard_normal((n, dim)), truth, rng))
 
 
 def badly_scaled(n=6000, dim=30):
     """Columns whose scales go from 1e-3 to 1e3; all matter alike."""
     rng = np.random.default_rng(2)
     scales = np.geomspace(1e-3, 1e3, dim)
-    return halves(*labelled(scales * rng.standard_normal((n, dim)), rng.standard_normal(dim) / scales, rng))
+    return halves(*labeled(scales * rng.standard_normal((n, dim)), rng.standard_normal(dim) / scales, rng))
 
 
 def one_hots(n=8000, categories=(4, 12, 40)):
@@ -52,7 +52,7 @@ def one_hots(n=8000, categories=(4, 12, 40)):
     rng = np.random.default_rng(3)
     blocks = [np.eye(k)[rng.choice(k, n, p=rng.dirichlet(np.full(k, 0.7)))] for k in categories]
     features = np.concatenate([np.ones((n, 1)), *blocks], axis=1)
-    return halves(*labelled(features, rng.standard_normal(features.shape[1]), rng))
+    return halves(*labeled(features, rng.standard_normal(features.shape[1]), rng))
 
 
 def separable(n=3000, dim=20, noise=0.05):
@@ -73,7 +73,7 @@ def halves(features, signs):
     return problems.logistic_selection(features[train], signs[train], features[val], signs[val])
 
 
-def labelled(features, truth, rng):
+def labeled(features, truth, rng):
     """Features, and signs by the logistic model."""
     return features, np.where(features @ truth + rng.logistic(size=len(features)) > 0, 1, -1)
 

@@ -1,7 +1,7 @@
 """What estimators are compared on, and what a scikit-learn user would take instead of them.
 
 A rival is a generator of `Found`: what it has after so many seconds of fitting, and how it judges that itself. All but
-`bilevel`'s own estimators, which do so inside, get columns standardised by a pipeline.
+`bilevel`'s own estimators, which do so inside, get columns standardized by a pipeline.
 """
 
 import signal
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
-from auto_sets import labelled
+from auto_sets import labeled
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.linear_model import LassoCV, LogisticRegression, LogisticRegressionCV, Ridge, RidgeCV
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
@@ -93,7 +93,7 @@ def useless(seed, n=4000, n_test=10_000, dim=500, useful=20):
     """Five hundred normal features of which twenty matter, labels by the logistic model."""
     rng = np.random.default_rng(seed)
     truth = np.where(np.arange(dim) < useful, rng.standard_normal(dim), 0)
-    return cut(*labelled(rng.standard_normal((n + n_test, dim)), truth, rng), n)
+    return cut(*labeled(rng.standard_normal((n + n_test, dim)), truth, rng), n)
 
 
 def diabetes(seed):
@@ -210,7 +210,7 @@ def each_penalty(kind, rows, study, effort):
 
     def suggested(trial):
         penalties = [trial.suggest_float(name, *PENALTIES, log=True) for name in names]
-        return penalised(kind, np.array(penalties), len(rows.X))
+        return penalized(kind, np.array(penalties), len(rows.X))
 
     return suggested, effort.trials_per_feature
 
@@ -221,8 +221,8 @@ def plain(kind, strength):
     return make_pipeline(StandardScaler(), final)
 
 
-def penalised(kind, penalties, n):
-    """The model that minimises mean loss + ½ sum penalty_k coef_k²: a column divided by √penalty, a penalty of 1."""
+def penalized(kind, penalties, n):
+    """The model that minimizes mean loss + ½ sum penalty_k coef_k²: a column divided by √penalty, a penalty of 1."""
     divided = FunctionTransformer(lambda X: X / np.sqrt(penalties))
     final = LogisticRegression(C=1 / n, max_iter=1000) if kind.classes else Ridge(n)
     return make_pipeline(StandardScaler(), divided, final)

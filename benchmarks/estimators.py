@@ -59,7 +59,7 @@ def measured(name, seed, effort):
         warm, compiling[penalty] = ours(kind, penalty, rows, seed, effort)
         found[title(penalty)] = [point._replace(seconds=point.seconds + compiling[penalty]) for point in warm]
         found[title(penalty) + WARM] = warm
-    curves = {method: [judged(kind, point, rows) for point in points] for method, points in found.items()}
+    curves = {method: [evaluation_point(kind, point, rows) for point in points] for method, points in found.items()}
     facts = machine.facts()[:-1]
     return {"seed": seed, "facts": facts, "shape": rows.X.shape, "compiling": compiling, "curves": curves}
 
@@ -91,7 +91,7 @@ def fitted(kind, penalty, steps, rows, seed):
     return Found(time.perf_counter() - began, -float(np.nanmin(model.history_["value"])), model)
 
 
-def judged(kind, point, rows):
+def evaluation_point(kind, point, rows):
     """Seconds, own score, test log-loss (or root of the mean square) and accuracy (or R²)."""
     from sklearn.metrics import accuracy_score, log_loss, r2_score, root_mean_squared_error
 
@@ -176,13 +176,13 @@ def draw(everything, effort, path):
 
 
 def draw_panel(axis, runs, effort, part):
-    """Medians over seeds, from where most seeds have a model; a colour per method, the same in all panels."""
+    """Medians over seeds, from where most seeds have a model; a color per method, the same in all panels."""
     times, handles, curves = np.geomspace(0.01, effort.seconds, 300), {}, []
     for method in runs[0]["curves"]:
         medians = np.array([np.median(over_seeds(runs, method, seconds, part)) for seconds in times])
         curves.append(np.where(np.isfinite(medians), medians, np.nan))
         dashes, width = "--" if method.endswith(WARM) else "-", 2.2 if method.startswith("bilevel") else 1.2
-        handles[method] = axis.plot(times, curves[-1], dashes, lw=width, color=colour(method))[0]
+        handles[method] = axis.plot(times, curves[-1], dashes, lw=width, color=color(method))[0]
     axis.set_ylim(*visible(np.array(curves), part))
     return handles
 
@@ -195,7 +195,7 @@ def visible(curves, part):
     return min(ends) - margin, max(ends) + margin
 
 
-def colour(method):
+def color(method):
     return f"C{COLOURS.index(method.removesuffix(WARM))}"
 
 

@@ -15,7 +15,7 @@ from markdown import number, table
 from own_process import answer, peak_bytes, peak_with_jax
 
 import bilevel
-from bilevel.precision import arithmetic
+from bilevel._precision import arithmetic
 
 FEATURES, ROWS = 22, 10_000  # of the sweep over the other
 OVER_ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
@@ -46,7 +46,7 @@ def scaled(what, points, axis):
 
 
 def slopes(sizes, lines):
-    """Of each measured column, the slope of a fitted line and the largest between neighbours."""
+    """Of each measured column, the slope of a fitted line and the largest between neighbors."""
     x, y = np.log(sizes), np.log(lines)
     return np.polyfit(x, y, 1)[0], np.max(np.diff(y, axis=0) / np.diff(x)[:, None], axis=0)
 

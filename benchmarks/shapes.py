@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevel
-from bilevel.losses import logistic
-from bilevel.types import Calls
+from bilevel._types import Calls
+from bilevel.problems.losses import logistic
 
 BATCH = 64
 RIDGE = 0.2  # of cleaning
@@ -129,7 +129,7 @@ def cleaning_problem(n_train=20_000, n_val=5_000, dim=784, classes=10, dtype="fl
     for n in (n_train, n_val):
         data += [rng.standard_normal((n, dim), dtype=np.float32), rng.integers(0, classes, n).astype(np.int32)]
     data[1][:classes] = np.arange(classes)
-    return without_referee(bilevel.problems.data_cleaning(*data, regularisation=RIDGE, dtype=dtype))
+    return without_referee(bilevel.problems.data_cleaning(*data, regularization=RIDGE, dtype=dtype))
 
 
 def cleaning_like(**sizes):

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import bilevel
-from bilevel.precision import arithmetic
-from bilevel.stepping import advance, draw_page, initial_state, run_key
+from bilevel._precision import arithmetic
+from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 
 SOLVERS = {"SOBA": bilevel.SOBA, "SRBA": bilevel.SRBA}
 

@@ -16,9 +16,9 @@ import textbook_methods
 from markdown import number, table
 
 import bilevel
+from bilevel.engine.driver import PAGE_LENGTH
+from bilevel.engine.result import Status
 from bilevel.oracles import RowwiseOracles
-from bilevel.result import Status
-from bilevel.runner import PAGE_LENGTH
 
 # Microseconds.
 GOALS = {

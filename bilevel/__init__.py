@@ -1,10 +1,12 @@
-"""Stochastic bilevel optimisation on JAX."""
+"""Stochastic bilevel optimization on JAX."""
 
 from bilevel import datasets, problems
-from bilevel.logs import CSVLog, Log, TensorBoardLog
+from bilevel._cpu_loops import compile_small_loops_whole
+from bilevel._types import Point
+from bilevel.engine.logs import CSVLog, Log, TensorBoardLog
+from bilevel.engine.result import RunResult, Status
+from bilevel.engine.run import resume, run
 from bilevel.problems import BilevelProblem
-from bilevel.result import RunResult, Status
-from bilevel.run import resume, run
 from bilevel.solvers import (
     ALSET,
     BOME,
@@ -28,8 +30,6 @@ from bilevel.solvers import (
     Exact,
     StocBiO,
 )
-from bilevel.types import Point
-from bilevel.whole_loops import compile_small_loops_whole
 
 __all__ = [
     "ALSET",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bilevel import datasets
-from bilevel.extras import require
+from bilevel._optional import require
 
 typer = require("typer", "bench")
 _console = require("rich.console", "bench")
@@ -20,7 +20,7 @@ _progress = require("rich.progress", "bench")
 _table = require("rich.table", "bench")
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Stochastic bilevel optimisation: benchmark and report."
+    add_completion=False, no_args_is_help=True, help="Stochastic bilevel optimization: benchmark and report."
 )
 out = _console.Console()
 err = _console.Console(stderr=True)
@@ -254,8 +254,7 @@ def complexity(
     n_seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of each stochastic solver at each size")] = 5,
 ) -> None:
     """Measure how calls to a stationary point grow with n + m and with 1/epsilon, beside what is proved."""
-    from bilevel.theory.complexity import METHODS, SIZES, Measurement, measure
-    from bilevel.theory.complexity_figure import figure, table
+    from bilevel.theory.complexity import METHODS, SIZES, Measurement, figure, measure, table
 
     sizes = [size for size in SIZES if size <= largest]
     found: list[Measurement] = []

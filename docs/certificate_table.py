@@ -8,9 +8,9 @@ import numpy as np
 
 import bilevel
 from bilevel import problems
-from bilevel.certificate import Certifier
-from bilevel.precision import arithmetic
-from bilevel.types import Point
+from bilevel._precision import arithmetic
+from bilevel._types import Point
+from bilevel.problems.certificate import Certifier
 
 SRBA = bilevel.SRBA
 STEPS = [4**k for k in range(8)]
@@ -61,7 +61,7 @@ def along_a_run(problem, certifier, solver):
     ratios = []
     for steps in STEPS:
         point = bilevel.run(problem, solver, max_steps=steps, eval_every=steps).point
-        reference = problem.referee(point.outer_var.astype(np.float64), None)
+        reference = problem.exact_solver(point.outer_var.astype(np.float64), None)
         ratios.append(ratio(problem, certifier, point, reference))
     return ratios, point, reference
 

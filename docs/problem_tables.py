@@ -66,7 +66,7 @@ def cleaning():
 
 def plain_fit(problem, trust):
     """h and the test error of the exact fit with these weights."""
-    reference = problem.referee(trust, None)
+    reference = problem.exact_solver(trust, None)
     point = problem.start._replace(inner_var=reference.inner_var.astype(np.float32))
     return f"{reference.value:.4f} | {float(problem.metrics['test_error'](point)):.4f}"
 
@@ -86,7 +86,7 @@ def references():
         times, residuals, reference = [], [], None
         for point in iterates(problem, solver):
             began = time.perf_counter()
-            reference = problem.referee(point, reference)
+            reference = problem.exact_solver(point, reference)
             times.append(1e3 * (time.perf_counter() - began))
             residuals.append(max(reference.inner_residual, reference.v_residual))
         warm = times[2:]  # the first compiles, the second may
@@ -118,7 +118,7 @@ def peak_of(name):
     floor = peak()
     problem = problems.PROBLEMS[name]()
     built = peak() - floor
-    problem.referee(problem.start.outer_var.astype(np.float64), None)
+    problem.exact_solver(problem.start.outer_var.astype(np.float64), None)
     judged = peak() - floor
     bilevel.run(problem, bilevel.SRBA(0.01, 1.0, 64), max_steps=200, eval_every=200)
     print(f"| {name} | {built:.0f} | {judged:.0f} | {peak() - floor:.0f} |")

@@ -9,7 +9,7 @@ parameters inside, a tree of numbers like it outside.
 
 A grid over one decay for all arrays has a fit for each of its points, and one over four would have too many. Decays are
 learned in one run, which is not tuned. The inner loss is not convex, so where a run ends depends on where it begins;
-three starts are shown. They reach the validation loss of the grid's best or thereabouts, which is what they minimise; a
+three starts are shown. They reach the validation loss of the grid's best or thereabouts, which is what they minimize; a
 lower one need not be a lower test error.
 """
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.losses import logistic
+from bilevel._precision import arithmetic
+from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.oracles import AutodiffOracles
-from bilevel.precision import arithmetic
-from bilevel.stepping import advance, draw_page, initial_state, run_key
+from bilevel.problems.losses import logistic
 from tests.transcription import problems as numpy_problems
 
 # Neither 53 nor 31 is a multiple of the batch: every shared test meets a short last block.

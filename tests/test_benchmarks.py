@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.precision import arithmetic
-from bilevel.stepping import run_key
+from bilevel._precision import arithmetic
+from bilevel.engine.loop import run_key
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 BATCH, STEPS, STEP_SIZE, OUTER_RATIO = 8, 12, 0.05, 0.1
@@ -28,7 +28,7 @@ COMPILED = [name for name, cls in bilevel.SOLVERS.items() if cls.compiled]
 
 @pytest.fixture
 def script(monkeypatch):
-    """Import one of the scripts by name, as its neighbours do."""
+    """Import one of the scripts by name, as its neighbors do."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
     for path in FOLDER.glob("*.py"):
@@ -114,7 +114,7 @@ def test_the_rival_with_a_penalty_per_feature_minimises_that_loss(script, name):
     kind = sets.SETS[name]
     X, y, *_ = kind.rows(0)
     penalties = np.geomspace(1e-2, 10, X.shape[1])
-    model = sets.penalised(kind, penalties, len(X)).fit(X, y)
+    model = sets.penalized(kind, penalties, len(X)).fit(X, y)
     columns = (X - X.mean(0)) / X.std(0)
     coef = model[-1].coef_.ravel() / np.sqrt(penalties)
     score = columns @ coef + model[-1].intercept_

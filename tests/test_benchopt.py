@@ -1,4 +1,4 @@
-"""The adapter for benchopt: a real run of its command, whose curves are those of `bilevel.run`."""
+"""The adapter for benchopt: a real run of its command, whose curves are those of `bilevel.engine.run`."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def benchmark(tmp_path_factory):
 
 
 def rerun(rows):
-    """The same solver by `bilevel.run`: its history at the steps of the rows."""
+    """The same solver by `bilevel.engine.run`: its history at the steps of the rows."""
     problem = bilevel.problems.quadratic(**PROBLEM, common_linear=0.5)
     first = rows.iloc[0]
     settings = () if first.file_solver.endswith("deterministic.py") else (first.p_solver_step_size, 1.0, 8)

@@ -13,7 +13,7 @@ import yaml
 from mkdocs.exceptions import PluginError
 
 import bilevel
-from bilevel import certificate, estimators, theory
+from bilevel import estimators, theory
 from tests.test_docs import code_blocks, load
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ def test_the_reference_has_every_public_name():
     page = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
     shown = set(re.findall(r"::: bilevel[\w.]*?\.(\w+)\n", page))
     listed = {name for group in re.findall(r"members: \[(.*)\]", page) for name in group.split(", ")}
-    packages = (bilevel, bilevel.problems, bilevel.datasets, certificate, estimators, theory)
+    packages = (bilevel, bilevel.problems, bilevel.datasets, estimators, theory)
     public = {name for package in packages for name in package.__all__} - {"SOLVERS", "PROBLEMS"}
     assert public - {"datasets", "problems"} <= shown | listed
 

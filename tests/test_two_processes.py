@@ -72,7 +72,7 @@ def test_processes_with_their_own_rows_solve_the_problem_of_all_rows(example, tm
             for level in ("inner_samples", "outer_samples")
         )
     oracles = replace(halves[0].oracles, inner_samples=inner, outer_samples=outer)
-    problem = replace(halves[0], oracles=oracles, referee=type(halves[0].referee)(oracles))
+    problem = replace(halves[0], oracles=oracles, exact_solver=type(halves[0].exact_solver)(oracles))
     assert_same_run(saved, bilevel.run(problem, example.SOLVER, max_steps=example.STEPS))
 
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bilevel._precision import as_float_dtype
 from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs
-from bilevel.precision import as_float_dtype
 from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS, Solver
 
 METRICS = (
     *("outer_value", "inner_residual_sq", "v_residual_sq", "direction_norm_sq"),
     *("value", "hypergrad_norm_sq", "inner_distance_sq", "v_distance_sq", "value_gap"),
-    *("reference_inner_residual", "reference_v_residual"),
-    *("test_error", "weight_auc", "drift", "backoffs", "step_scale"),
+    *("exact_inner_residual", "exact_v_residual"),
+    *("test_error", "weight_auc", "drift", "rollbacks", "step_scale"),
 )
 FOLDER = Path("configs")  # where a bare name is looked up
 _TOP = ("name", "metric", "seeds", "new_problem_per_seed", "problem", "budget", "solvers")

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import jax
 
+from bilevel._optional import require
 from bilevel.bench.cells import SWEEP, TIMING, Cell
 from bilevel.bench.config import Experiment
 from bilevel.bench.select import LARGER_IS_BETTER, select, settings
 from bilevel.bench.store import Store
 from bilevel.bench.tasks import Task, built, distinct, rows_of, tasks, timed_rows
-from bilevel.extras import require
 
 Rows = list[dict[str, Any]]
 

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bilevel.atomic import replacing
+from bilevel._io import replacing
+from bilevel._optional import require
 from bilevel.bench.palette import Look, looks
 from bilevel.bench.sections import METRICS, Section, sections
 from bilevel.bench.select import Frame
-from bilevel.extras import require
 
 Axes: TypeAlias = Any  # a matplotlib.axes.Axes
 Figure: TypeAlias = Any  # a matplotlib.figure.Figure
@@ -109,7 +109,7 @@ def _panel(axes: Axes, section: Section, metric: str, axis: str, faces: dict[str
 
 
 def _style(look: Look) -> dict[str, Any]:
-    return {"color": look.colour, "linestyle": (0, look.dashes) if look.dashes else "-", "linewidth": _LINE_WIDTH}
+    return {"color": look.color, "linestyle": (0, look.dashes) if look.dashes else "-", "linewidth": _LINE_WIDTH}
 
 
 def _legend(figure: Figure, faces: dict[str, Look]) -> None:

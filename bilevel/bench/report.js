@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const colours = () => {
+  const colors = () => {
     const style = getComputedStyle(document.documentElement);
     return Object.fromEntries(["ink", "soft", "line", "page"].map((name) => [name, style.getPropertyValue("--" + name)]));
   };
@@ -46,7 +46,7 @@
       y.push(...curve.low.slice(first, last).map(edge.low).reverse(), null);
     }
     return {
-      x, y, type: "scatter", mode: "lines", fill: "toself", fillcolor: look.colour + "26", line: { width: 0 },
+      x, y, type: "scatter", mode: "lines", fill: "toself", fillcolor: look.color + "26", line: { width: 0 },
       hoverinfo: "skip", showlegend: false,
     };
   }
@@ -63,8 +63,8 @@
       ].join("<br>"));
     return {
       x: curve.x, y: curve.median, type: "scatter", mode: curve.x.length > 1 ? "lines" : "markers",
-      name: plain(look.name), line: { color: look.colour, dash: look.dash, width: 2.25 },
-      marker: { color: look.colour, size: 8 }, text, hoverinfo: "text", showlegend: false,
+      name: plain(look.name), line: { color: look.color, dash: look.dash, width: 2.25 },
+      marker: { color: look.color, size: 8 }, text, hoverinfo: "text", showlegend: false,
     };
   }
 
@@ -144,7 +144,7 @@
       const config = {
         responsive: true, displayModeBar: !layoutIsNarrow(), displaylogo: false, modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
       };
-      Plotly.react(this.target, [...bands, ...lines], layout(metric, axis, scales, colours()), config);
+      Plotly.react(this.target, [...bands, ...lines], layout(metric, axis, scales, colors()), config);
     }
   }
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from bilevel.atomic import replacing
+from bilevel._io import replacing
+from bilevel._optional import require
 from bilevel.bench.cells import SWEEP
 from bilevel.bench.curves import Curve, calls_to_reach, final_values, quantiles
 from bilevel.bench.palette import Look, looks
 from bilevel.bench.sections import METRICS, Contender, Section, sections
 from bilevel.bench.select import Frame
-from bilevel.extras import require
 
 EPSILONS = tuple(10.0**-power for power in range(1, 9))
 _FINAL_METRICS = ("value_gap", "value", "hypergrad_norm_sq", "test_error", "weight_auc", "outer_value")
@@ -93,7 +93,7 @@ def _payload(shown: Sequence[Section], faces: dict[str, Look]) -> dict[str, Any]
     places = {solver: place for place, solver in enumerate(faces)}
     return {
         "solvers": [
-            {"name": solver, "colour": look.colour, "dash": _dash(look, "px,") or "solid"}
+            {"name": solver, "color": look.color, "dash": _dash(look, "px,") or "solid"}
             for solver, look in faces.items()
         ],
         "sections": [_drawing(place, section, places) for place, section in enumerate(shown)],
@@ -195,7 +195,7 @@ def _options(pairs: Iterable[tuple[str, str]]) -> str:
 
 def _button(place: int, solver: str, look: Look) -> str:
     sample = (
-        f'<svg width="34" height="8" aria-hidden="true"><line x1="0" y1="4" x2="34" y2="4" stroke="{look.colour}" '
+        f'<svg width="34" height="8" aria-hidden="true"><line x1="0" y1="4" x2="34" y2="4" stroke="{look.color}" '
         f'stroke-width="{_LINE_WIDTH}" stroke-dasharray="{_dash(look, " ")}"/></svg>'
     )
     return f'<button type="button" value="{place}" aria-pressed="true">{sample}{escape(solver)}</button>'

@@ -25,10 +25,10 @@ METRICS = {
     "v_residual_sq": "‖residual of v‖²",
     "direction_norm_sq": "‖direction in x‖²",
     "drift": "drift",
-    "backoffs": "times gone back",
+    "rollbacks": "times gone back",
     "step_scale": "steps, of the first",
-    "reference_inner_residual": "residual of z*(x)",
-    "reference_v_residual": "residual of v*(x)",
+    "exact_inner_residual": "residual of z*(x)",
+    "exact_v_residual": "residual of v*(x)",
 }
 # Never test data: a setting selected on it would make the test error too good.
 _SELECTED_BY = ("value_gap", "value", "outer_value")

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from bilevel._optional import require
 from bilevel.bench.cells import SWEEP, Pairs
 from bilevel.bench.config import METRICS, nearest, parameter_types
-from bilevel.extras import require
-from bilevel.result import Status
+from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
@@ -148,7 +148,7 @@ def _summary(cells: Frame) -> dict[str, Any]:
 
 
 def _quantile(values: np.ndarray, percent: int) -> float:
-    """Interpolate between sorted values; NumPy's own makes NaN of neighbours that are infinite."""
+    """Interpolate between sorted values; NumPy's own makes NaN of neighbors that are infinite."""
     low, rest = divmod(percent * (len(values) - 1), 100)
     if rest == 0 or values[low] == math.inf:
         return float(values[low])

@@ -16,13 +16,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bilevel.atomic import replacing
+from bilevel._io import replacing
+from bilevel._optional import require
+from bilevel._types import Calls
 from bilevel.bench.cells import SWEEP, TIMING
 from bilevel.bench.config import METRICS, Experiment, found, load_config, nearest, parameter_types
-from bilevel.extras import require
-from bilevel.result import Status
+from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
-from bilevel.types import Calls
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
 Table: TypeAlias = Any  # a pyarrow.Table

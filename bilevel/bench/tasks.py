@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from bilevel._precision import arithmetic
 from bilevel.bench.cells import TIMING, Cell, Pairs
 from bilevel.bench.environment import environment
-from bilevel.bench.sweep import CellResult, sweep
-from bilevel.precision import arithmetic
+from bilevel.engine.driver import check_batch
+from bilevel.engine.result import Status
+from bilevel.engine.run import run
+from bilevel.engine.sweep import CellResult, sweep
 from bilevel.problems import PROBLEMS, BilevelProblem
-from bilevel.result import Status
-from bilevel.run import run
-from bilevel.runner import check_batch
 from bilevel.solvers import SOLVERS, Solver
 
 MAX_STATE_BYTES = 2**30  # of all settings of one program together

@@ -7,12 +7,9 @@ from typing import Literal
 import numpy as np
 
 from bilevel.datasets import files
-from bilevel.datasets.dataset import Dataset
-from bilevel.datasets.download import DownloadError, download
-from bilevel.datasets.embedded import breast_cancer, digits
-from bilevel.datasets.folders import cache_folder, find
-from bilevel.datasets.records import FileSet
-from bilevel.datasets.sources import SOURCES
+from bilevel.datasets.download import SOURCES, DownloadError, download
+from bilevel.datasets.files import cache_folder, find
+from bilevel.datasets.registry import Dataset, FileSet, breast_cancer, digits
 
 _EMBEDDED = {"breast_cancer": breast_cancer, "digits": digits}
 

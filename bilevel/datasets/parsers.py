@@ -6,8 +6,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from bilevel.datasets.records import ArraySpec
-from bilevel.extras import require
+from bilevel._optional import require
+from bilevel.datasets.registry import ArraySpec
 
 _UNSIGNED_BYTE = 8
 

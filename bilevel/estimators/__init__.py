@@ -1,9 +1,9 @@
-"""Estimators with scikit-learn's manners: penalties and weights of rows learned on validation rows, nothing to tune.
+"""Scikit-learn-compatible estimators: penalties and weights of rows learned on validation rows, nothing to tune.
 
 Needs ``pip install 'bilevel[estimators]'``.
 """
 
-from bilevel.extras import require
+from bilevel._optional import require
 
 require("sklearn", "estimators")
 require("optax", "estimators")

@@ -6,30 +6,26 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import BaseEstimator
 
-from bilevel.estimators.between import started
-from bilevel.estimators.fitting import announce, drawn_seed, solve, stochastic
-from bilevel.estimators.labels import numbered
-from bilevel.estimators.linear_classifier import LinearClassifier
-from bilevel.estimators.rows import Rows, split, validated, validated_apart
-from bilevel.estimators.scaling import Scaling
-from bilevel.estimators.settings import check_common, check_real
+from bilevel.estimators.logistic import LinearClassifier
+from bilevel.estimators.rows import Rows, Scaling, numbered, split, validated, validated_apart
+from bilevel.estimators.selection import announce, check_common, check_real, drawn_seed, solve, started, stochastic
 from bilevel.problems import data_cleaning
 from bilevel.solvers.base import Solver
 
-_CONSTANT = 10.0  # the intercept is penalised by a hundredth of what a coefficient is
+_CONSTANT = 10.0  # the intercept is penalized by a hundredth of what a coefficient is
 
 
 class DataCleaningClassifier(LinearClassifier, BaseEstimator):
     """Softmax regression with a weight in (0, 1) for each training row, learned on validation rows that are trusted.
 
-    The weights minimise the log-loss on validation rows of the model that minimises, on training rows,
+    The weights minimize the log-loss on validation rows of the model that minimizes, on training rows,
     mean weight_i log-loss_i + regularization ||coef||². Rows with wrong labels end with small weights.
 
     Parameters
     ----------
     regularization : above 0
-    fit_intercept : whether to fit an intercept, which is penalised by a hundredth of the regularization
-    standardize : whether features are centred and divided by their deviation for the fit
+    fit_intercept : whether to fit an intercept, which is penalized by a hundredth of the regularization
+    standardize : whether features are centered and divided by their deviation for the fit
     validation_fraction : of the rows of X, held out at random with all classes, where `fit` gets no `X_val`; such rows
         may be wrong themselves: give rows that you trust, if you have any
     solver : a solver of `bilevel`; None means SRBA(step_size="auto"), which needs no tuning
@@ -114,13 +110,13 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         seed = drawn_seed(self.random_state)
         y, y_val = numbered(self, y, y_val)
         rows = split(X, y, X_val, y_val, self.validation_fraction, seed, stratified=True)
-        scaling = Scaling.of(rows.X, centred=self.fit_intercept, divided=self.standardize)
+        scaling = Scaling.of(rows.X, centered=self.fit_intercept, divided=self.standardize)
         rows = rows.changed(lambda features: self._columns(scaling.done(features)))
-        problem = data_cleaning(*rows.levels, regularisation=self.regularization, seed=seed)
+        problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed)
         outcome = solve(self, started(problem, [problem.start.outer_var]), seed, stochastic(problem))
         self._keep_weights(rows, outcome.outer_var)
-        assert problem.referee is not None
-        self._keep(*self._parted(problem.referee(outcome.outer_var, None).inner_var), scaling)
+        assert problem.exact_solver is not None
+        self._keep(*self._parted(problem.exact_solver(outcome.outer_var, None).inner_var), scaling)
         announce(self, outcome.status)
         return self
 

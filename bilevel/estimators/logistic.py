@@ -1,27 +1,70 @@
-"""Logistic regression with learned penalties."""
+"""Predictions of a linear classifier from `coef_`, `intercept_` and `classes_`.
+
+Logistic regression with learned penalties.
+"""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
+from scipy.special import expit, log_expit, log_softmax, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.extmath import safe_sparse_dot
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from bilevel.estimators.labels import numbered
-from bilevel.estimators.linear_classifier import LinearClassifier
+from bilevel.estimators.rows import Scaling, numbered
 from bilevel.estimators.selection import PenaltySelector
 from bilevel.problems import BilevelProblem, logistic_selection, softmax_selection
+
+
+class LinearClassifier(ClassifierMixin):
+    """Scores, classes and probabilities; one score for two classes, one per class for more."""
+
+    coef_: np.ndarray
+    intercept_: np.ndarray
+    classes_: np.ndarray
+
+    def _keep(self, weights: np.ndarray, intercept: np.ndarray, scaling: Scaling) -> None:
+        columns = weights.reshape(len(weights), -1)
+        self.coef_, self.intercept_ = scaling.undone(columns.T, np.atleast_1d(intercept))
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return the score of each row, (samples,), or of each row and class."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, accept_sparse="csr")
+        scores = safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the likeliest class of each row."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probability of each class, (samples, classes)."""
+        scores = self.decision_function(X)
+        return np.column_stack([expit(-scores), expit(scores)]) if scores.ndim == 1 else softmax(scores, axis=1)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Return the logarithms of the probabilities."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.column_stack([log_expit(-scores), log_expit(scores)])
+        return log_softmax(scores, axis=1)
 
 
 class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     """Logistic regression with a penalty for each feature, group of features, or for all, learned on validation rows.
 
-    The penalties minimise the log-loss on validation rows of the model that minimises, on training rows,
+    The penalties minimize the log-loss on validation rows of the model that minimizes, on training rows,
     mean log-loss + ½ sum penalty_k coef_k². Two classes have one row of coefficients, more have one each (softmax).
 
     Parameters
     ----------
     penalty : "per_feature", "per_group" or "single"
     groups : the group of each feature, any labels, for penalty="per_group"
-    fit_intercept : whether to fit an intercept, which is not penalised (but by 1e-6, so that it is unique)
+    fit_intercept : whether to fit an intercept, which is not penalized (but by 1e-6, so that it is unique)
     standardize : whether penalties act on features of deviation 1; coefficients are given in the units of X
     validation_fraction : of the rows of X, held out at random with all classes, where `fit` gets no `X_val`
     shrink : whether several penalties, which may fit the validation rows too well, are drawn back towards the best

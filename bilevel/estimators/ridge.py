@@ -8,7 +8,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from bilevel.estimators.scaling import Scaling
+from bilevel.estimators.rows import Scaling
 from bilevel.estimators.selection import PenaltySelector
 from bilevel.problems import BilevelProblem, ridge_selection
 
@@ -16,14 +16,14 @@ from bilevel.problems import BilevelProblem, ridge_selection
 class BilevelRidge(RegressorMixin, PenaltySelector):
     """Ridge regression with a penalty for each feature, group of features, or for all, learned on validation rows.
 
-    The penalties minimise the squared error on validation rows of the model that minimises, on training rows,
+    The penalties minimize the squared error on validation rows of the model that minimizes, on training rows,
     mean ½ error² + ½ sum penalty_k coef_k², with targets of deviation 1.
 
     Parameters
     ----------
     penalty : "per_feature", "per_group" or "single"
     groups : the group of each feature, any labels, for penalty="per_group"
-    fit_intercept : whether to fit an intercept, which is not penalised (but by 1e-6, once targets are centred)
+    fit_intercept : whether to fit an intercept, which is not penalized (but by 1e-6, once targets are centered)
     standardize : whether penalties act on features of deviation 1; coefficients are given in the units of X
     validation_fraction : of the rows of X, held out at random, where `fit` gets no `X_val`
     shrink : whether several penalties, which may fit the validation rows too well, are drawn back towards the best
@@ -63,7 +63,7 @@ class BilevelRidge(RegressorMixin, PenaltySelector):
     _y_numeric = True
 
     def _encoded(self, y: np.ndarray, y_val: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        self._target = Scaling.of(y[:, None], centred=self.fit_intercept, divided=True)
+        self._target = Scaling.of(y[:, None], centered=self.fit_intercept, divided=True)
         return self._scaled(y), None if y_val is None else self._scaled(y_val)
 
     def _scaled(self, y: np.ndarray) -> np.ndarray:

@@ -1,4 +1,9 @@
-"""Rows to fit on and rows to judge by: validated, dense, split."""
+"""Rows to fit on and rows to judge by: validated, dense, split.
+
+Classes of any kind, numbered.
+
+Columns of mean 0 and deviation 1, which penalties and steps are alike for, and the way back to the user's units.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_array
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
 
 _DENSE_BYTES = 4 * 2**30
@@ -93,7 +100,7 @@ def _held_out(y: np.ndarray, fraction: float, seed: int, stratified: bool) -> tu
 
 
 def dense(name: str, X: Any) -> np.ndarray:
-    """Return X as an array; steps read whole rows, and centred columns have no zeros left."""
+    """Return X as an array; steps read whole rows, and centered columns have no zeros left."""
     if not sp.issparse(X):
         return X
     size = 8 * X.shape[0] * X.shape[1]
@@ -103,3 +110,43 @@ def dense(name: str, X: Any) -> np.ndarray:
             "select fewer features (SelectKBest) or project them (TruncatedSVD) first."
         )
     return X.toarray()
+
+
+def numbered(estimator: Any, y: np.ndarray, y_val: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return labels as places in `classes_`, which is noted on the estimator."""
+    check_classification_targets(y)
+    estimator.classes_, y = np.unique(y, return_inverse=True)
+    if len(estimator.classes_) < 2:
+        raise ValueError(
+            f"{type(estimator).__name__} needs samples of at least 2 classes in y, "
+            f"but there is only one class: {estimator.classes_[0]!r}."
+        )
+    if y_val is None:
+        return y, None
+    unknown = np.setdiff1d(y_val, estimator.classes_)
+    if unknown.size:
+        raise ValueError(f"y_val contains labels that y does not: {unknown[:5].tolist()}.")
+    return y, np.searchsorted(estimator.classes_, y_val)
+
+
+class Scaling(NamedTuple):
+    """What was taken from each column, and what it was divided by."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, X: np.ndarray, *, centered: bool, divided: bool) -> "Scaling":
+        """Take means and deviations of these rows; constant columns are not divided."""
+        scaler = StandardScaler(with_mean=centered, with_std=divided).fit(X)
+        mean = scaler.mean_ if centered else np.zeros(X.shape[1])
+        return cls(mean, scaler.scale_ if divided else np.ones(X.shape[1]))
+
+    def done(self, X: np.ndarray) -> np.ndarray:
+        """Return the columns centered and divided."""
+        return (X - self.mean) / self.scale
+
+    def undone(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return coefficients, last axis = features, and intercept for the columns as the user has them."""
+        coef = coef / self.scale
+        return coef, intercept - coef @ self.mean

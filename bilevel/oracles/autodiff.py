@@ -7,9 +7,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.base import Oracles
-from bilevel.types import Array, InnerPass, OuterPass, Point, PyTree
 
 Loss = Callable[[PyTree, PyTree, PyTree], Array]
 
@@ -25,6 +25,8 @@ class AutodiffOracles(Oracles):
 
     inner_loss: Loss
     outer_loss: Loss
+
+    holds_only_rows = True
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
         def gradients(inner_var: PyTree, outer_var: PyTree) -> tuple[PyTree, PyTree]:

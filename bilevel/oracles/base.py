@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import trees
-from bilevel.oracles.probing import N_PROBES, probed_diagonal
+from bilevel import _tree as trees
+from bilevel._types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel.oracles.diagonal import N_PROBES, probed_diagonal
 from bilevel.oracles.samples import Samples
-from bilevel.types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
 _PIECE = 2048  # rows
@@ -38,6 +38,9 @@ class Oracles(ABC):
     outer_bounds: tuple[PyTree, PyTree] | None = None
 
     diagonal_passes: ClassVar[int] = N_PROBES  # products per inner row that `inner_diagonal` takes; 1 in closed form
+
+    is_sharded: ClassVar[bool] = False  # do the rows lie on several devices?
+    holds_only_rows: ClassVar[bool] = False  # is nothing that they hold beside their rows of a size with the rows?
 
     @abstractmethod
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
@@ -95,9 +98,9 @@ class Oracles(ABC):
         """Return the diagonal of ∇²zz G on all rows; where it is estimated, another index gives another estimate."""
         if self.diagonal_passes > 1:
             return probed_diagonal(lambda v: self.hvp(point._replace(v=v)), point.inner_var, index)
-        return self._closed_diagonal(point, cautious=False)
+        return self._closed_diagonal(point, majorize=False)
 
-    def cautious_diagonal(self, point: Point, index: Count = 0) -> PyTree:
+    def diagonal_majorizer(self, point: Point, index: Count = 0) -> PyTree:
         """Return a diagonal to divide moves by, at least that of ∇²zz G but for noise.
 
         A row that is fitted badly may have next to no curvature here and much on the way to its fit: in closed form it
@@ -109,18 +112,18 @@ class Oracles(ABC):
         """Return the mean over all rows of their squared cautious diagonals; 0 where no single row's is known."""
         if self.diagonal_passes > 1:
             return trees.zeros_like(point.inner_var)
-        squares = partial(self._row_diagonals, power=2, cautious=True)
+        squares = partial(self._row_diagonals, power=2, majorize=True)
         return estimated(squares, point, self.inner_samples, None)
 
-    def _closed_diagonal(self, point: Point, cautious: bool) -> PyTree:
-        of_rows = partial(self._row_diagonals, power=1, cautious=cautious)
-        return trees.add(estimated(of_rows, point, self.inner_samples, None), self._diagonal_rest(point))
+    def _closed_diagonal(self, point: Point, majorize: bool) -> PyTree:
+        of_rows = partial(self._row_diagonals, power=1, majorize=majorize)
+        return trees.add(estimated(of_rows, point, self.inner_samples, None), self._diagonal_regularization(point))
 
-    def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, cautious: bool) -> PyTree:
+    def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> PyTree:
         """Return sum(weights * h_i**power) with h_i the diagonal of row i; asked only in closed form."""
         raise NotImplementedError
 
-    def _diagonal_rest(self, point: Point) -> PyTree:
+    def _diagonal_regularization(self, point: Point) -> PyTree:
         """Return the part of the diagonal that is no sum over rows; asked only in closed form."""
         return trees.zeros_like(point.inner_var)
 

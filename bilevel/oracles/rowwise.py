@@ -10,9 +10,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree, Rows
 from bilevel.oracles.base import Oracles, joined
-from bilevel.types import Array, InnerPass, OuterPass, Point, PyTree, Rows
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RowwiseOracles(Oracles):
         """Return the weighted sum over rows; ``like`` is a point with the shapes of the variables."""
 
     @abstractmethod
-    def _inner_rest(self, point: Point) -> InnerPass:
+    def _inner_regularization(self, point: Point) -> InnerPass:
         """Return what is not a sum over rows."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class RowwiseOracles(Oracles):
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
         total = self._inner_sum(self._inner_terms(point, data), data, weights, point)
-        return trees.add(total, self._inner_rest(point))
+        return trees.add(total, self._inner_regularization(point))
 
     def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
         return self._outer_sum(self._outer_terms(point, data), data, weights, point)
@@ -59,7 +59,7 @@ class RowwiseOracles(Oracles):
         train, weights = self.inner_samples.take(rows.inner)
         validation, outer_weights = self.outer_samples.take(rows.outer)
         inner = self._inner_sum(self._inner_changes(point, previous, train), train, weights, point)
-        rest = trees.subtract(self._inner_rest(point), self._inner_rest(previous))
+        rest = trees.subtract(self._inner_regularization(point), self._inner_regularization(previous))
         changes = self._outer_changes(point, previous, validation)
         return joined(trees.add(inner, rest), self._outer_sum(changes, validation, outer_weights, point))
 
@@ -71,9 +71,9 @@ class RowwiseOracles(Oracles):
         """Return the estimate that the drawn inner rows make with these terms, without the rest."""
         return self._inner_sum(terms, *self.inner_samples.take(rows), like)
 
-    def inner_rest(self, point: Point) -> InnerPass:
+    def inner_regularization(self, point: Point) -> InnerPass:
         """Return what is not a sum over inner rows."""
-        return self._inner_rest(point)
+        return self._inner_regularization(point)
 
     def outer_terms(self, point: Point, rows: Any) -> PyTree:
         """Return the terms of each drawn outer row."""
@@ -83,6 +83,6 @@ class RowwiseOracles(Oracles):
         """Return the estimate that the drawn outer rows make with these terms."""
         return self._outer_sum(terms, *self.outer_samples.take(rows), like)
 
-    def outer_rest(self, point: Point) -> OuterPass:
+    def outer_regularization(self, point: Point) -> OuterPass:
         """Return what is not a sum over outer rows: nothing."""
         return OuterPass(*trees.zeros_like((point.inner_var, point.outer_var)))

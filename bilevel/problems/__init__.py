@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.data_cleaning import data_cleaning
-from bilevel.problems.logistic_selection import logistic_selection
-from bilevel.problems.published import breast_cancer, corrupted_labels, covtype, digits_cleaning, ijcnn1, mnist_cleaning
+from bilevel.problems.exact import ExactSolution
+from bilevel.problems.logistic import logistic_selection
 from bilevel.problems.quadratic import quadratic
-from bilevel.problems.reference import Reference
-from bilevel.problems.ridge_selection import ridge_selection
+from bilevel.problems.real_data import breast_cancer, corrupted_labels, covtype, digits_cleaning, ijcnn1, mnist_cleaning
+from bilevel.problems.ridge import ridge_selection
 from bilevel.problems.softmax_selection import softmax_selection
 from bilevel.problems.worst_case import worst_case
 
@@ -26,7 +26,7 @@ PROBLEMS: dict[str, Callable[..., BilevelProblem]] = {
 __all__ = [
     "PROBLEMS",
     "BilevelProblem",
-    "Reference",
+    "ExactSolution",
     "breast_cancer",
     "corrupted_labels",
     "covtype",

@@ -3,42 +3,51 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._types import Point, PyTree
 from bilevel.oracles import AutodiffOracles, Oracles, Samples
 from bilevel.oracles.autodiff import Loss
-from bilevel.oracles.placement import contents, shard, shard_own
-from bilevel.precision import arithmetic, as_float_dtype
-from bilevel.problems.checks import checked_bounds, checked_data, checked_variable
-from bilevel.problems.derivatives import check_derivatives
-from bilevel.problems.reference import GenericReferee, Referee
-from bilevel.types import Point, PyTree
+from bilevel.oracles.sharding import contents, shard, shard_own
+from bilevel.problems.certificate import Certifier, PointBounds
+from bilevel.problems.checks import check_derivatives, checked_bounds, checked_data, checked_variable
+from bilevel.problems.constants import Constants, ConstantsRule, completed
+from bilevel.problems.exact import ExactSolver, IterativeExactSolver
+from bilevel.problems.sampled import EstimatedBounds, sampled_constants
 
 
 @dataclass(frozen=True)
 class BilevelProblem:
-    """min over x of F(z*(x), x), with z*(x) the minimiser of G(., x); F and G are means over samples.
+    """min over x of F(z*(x), x), with z*(x) the minimizer of G(., x); F and G are means over samples.
 
     Attributes
     ----------
     oracles : derivatives of F and G
     start : where runs begin, in the problem's dtype
-    referee : gives the exact solution at an outer variable, or None where there is none
+    exact_solver : gives the exact solution at an outer variable, or None where there is none
     name : for tables and plots
     metrics : more numbers to follow, name -> function of the point, evaluated off the clock
-    constants : what is known of the problem in numbers, such as ``v_radius``, a bound of ||v*(x)||
+    info : numbers known of the problem, such as ``v_radius``, a bound of ||v*(x)||
+    find_constants : how `constants` finds them; by sampling where it is None
+    certificate_bounds : what a certificate is computed from, made from the problem; None where there is none
+    is_certified : whether those bounds are proved
     """
 
     oracles: Oracles
     start: Point
-    referee: Referee | None = None
+    exact_solver: ExactSolver | None = None
     name: str = "problem"
     metrics: Mapping[str, Callable[[Point], Any]] = field(default_factory=dict)
-    constants: dict[str, float] = field(default_factory=dict)
+    info: dict[str, float] = field(default_factory=dict)
+    find_constants: ConstantsRule | None = None
+    certificate_bounds: "Callable[[BilevelProblem], PointBounds] | None" = None
+    is_certified: bool = True
 
     @classmethod
     def from_losses(
@@ -98,8 +107,9 @@ class BilevelProblem:
                 inner_loss=inner_loss,
                 outer_loss=outer_loss,
             )
-        referee = GenericReferee(oracles, start) if strongly_convex else None
-        return cls(oracles, start, referee, name, metrics or {})
+        exact_solver = IterativeExactSolver(oracles, start) if strongly_convex else None
+        problem = cls(oracles, start, exact_solver, name, metrics or {})
+        return replace(problem, certificate_bounds=EstimatedBounds, is_certified=False) if strongly_convex else problem
 
     @property
     def dtype(self) -> np.dtype:
@@ -127,10 +137,12 @@ class BilevelProblem:
         """
         devices = jax.devices() if devices is None else devices
         if not own_rows:
-            return replace(self, oracles=shard(self.oracles, devices))
+            return replace(self, oracles=shard(self.oracles, devices), find_constants=None, certificate_bounds=None)
         oracles = shard_own(self.oracles, self.start, devices)
-        referee = None if self.referee is None else GenericReferee(oracles, self.start)
-        return replace(self, oracles=oracles, referee=referee, constants={})
+        exact_solver = None if self.exact_solver is None else IterativeExactSolver(oracles, self.start)
+        return replace(
+            self, oracles=oracles, exact_solver=exact_solver, info={}, find_constants=None, certificate_bounds=None
+        )
 
     def check(self, *, seed: int = 0) -> dict[str, float]:
         """Compare every derivative with finite differences in float64, at random points near the start.
@@ -145,6 +157,39 @@ class BilevelProblem:
             Naming the derivative that disagrees or is not finite.
         """
         return check_derivatives(self.oracles, self.start, seed)
+
+    def constants(self, *, radius: float | None = None, box: tuple[Any, Any] | None = None, seed: int = 0) -> Constants:
+        """Return the constants of ass:regul_F and ass:regul_G of this problem.
+
+        Quadratics and the worst case: exact everywhere; L0_F, which is infinite, is bounded on a region where
+        ``radius`` is given. Logistic selection and data cleaning: proved on a region. Others: sampled in a region.
+
+        Parameters
+        ----------
+        radius : of the ball of z. By default one that z*(x) cannot leave, as G(z*) <= G(0), and that holds the start;
+            for sampled problems 1 + ||z_0||
+        box : (lower, upper) for x, numbers or like x; by default the bounds of the problem where they are finite, else
+            1 around the start. Data cleaning needs none
+        seed : of the samples, where the constants are sampled
+
+        Raises
+        ------
+        ValueError
+            When the problem does not say that its inner level is strongly convex, or the region makes no sense.
+        """
+        if self.exact_solver is None:
+            raise ValueError(
+                "the problem has no exact solution, so its inner level may not be strongly convex and mu_G not exist; "
+                "build it with `strongly_convex=True` if it is."
+            )
+        if radius is not None and not 0 < radius < inf:
+            raise ValueError(f"`radius={radius!r}`: must be above 0 and finite, or None.")
+        find = self.find_constants or sampled_constants
+        return completed(*find(self, radius, box, seed))
+
+    def certifier(self) -> Certifier:
+        """Return the function from a point to its certificate; making it may take a pass over all rows."""
+        return Certifier(self)
 
     def fingerprint(self) -> str:
         """Return a digest of the start, the kind of oracles and all that they hold."""

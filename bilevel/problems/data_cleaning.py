@@ -1,5 +1,30 @@
-"""Data cleaning: learn how far to trust each training row, by the loss of the fit on clean validation rows."""
+"""Closed-form oracles of data cleaning: softmax regression with one weight per training row.
 
+    G = mean_i sigmoid(x_i) CE_i(z) + C ||z||²        F = mean CE(z)        z: features × classes
+
+With the residual r_i = softmax(d_i'z) - e_label and S_i t = p (t - p't), where s = sigmoid(x):
+
+    ∇z G = D'(s r) + 2C z     (∇²zz G) v = D'(s S(Dv)) + 2C v     ((∇²xz G) v)_i = s_i (1 - s_i) r_i'(d_i'v) / n
+
+so that the cross product of a batch is zero outside the rows of the batch.
+
+Data cleaning: learn how far to trust each training row, by the loss of the fit on clean validation rows.
+
+Constants of data cleaning: proved on a ball of z, for all x.
+
+Certificates of data cleaning: G = mean σ(x_i) CE_i(z) + C_r ||z||², F = mean CE.
+
+M = I: H >= 2 C_r everywhere, so μ = 2 C_r and δ = ||D_z||/μ. With s = σ(x), and with C and k of
+:mod:`bilevel.problems.softmax` within ||d|| δ of the scores:
+
+    a = λ_max(mean s k dd')                        b = λ_max(mean C dd') on outer rows
+    c² = λ_max(sum q² C² ||t - mean t||² dd')      t = d'v and q = s (1 - s)/n: the factor of row i in D_x
+    e² = λ_max(sum q² ρ² dd')                      ρ = min(√2, ||p - e_label|| + C ||d|| δ) >= the residual at z*
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import comb, log, sqrt
 from typing import Any
 
 import jax
@@ -8,19 +33,91 @@ import numpy as np
 from jax.tree_util import Partial
 from numpy.typing import DTypeLike
 
-from bilevel.oracles import CleaningOracles
-from bilevel.precision import arithmetic, as_float_dtype
+from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._types import Array, InnerPass, Point
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import (
-    check_same_features,
-    checked_bounds,
-    checked_classes,
-    checked_start,
-    checked_table,
+from bilevel.problems.certificate import Bounds, largest, norms, spread, summed
+from bilevel.problems.checks import check_same_features, checked_bounds, checked_classes, checked_start, checked_table
+from bilevel.problems.constants import (
+    SIGMOID,
+    SIGMOID_FOURTH,
+    Found,
+    Moments,
+    Region,
+    Values,
+    holding_start,
+    largest_on_circle,
 )
-from bilevel.problems.labelled import labelled_levels
-from bilevel.problems.reference import GenericReferee
-from bilevel.types import Array, Point
+from bilevel.problems.exact import IterativeExactSolver
+from bilevel.problems.losses import sigmoid
+from bilevel.problems.softmax import (
+    Labeled,
+    SoftmaxOracles,
+    bends,
+    centered_norms,
+    cross_entropies,
+    curvatures,
+    curved,
+    labeled_levels,
+    largest_curvatures,
+    probabilities,
+    residuals,
+    row_diagonals,
+)
+
+LOGITS = (-8.0, 8.0)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inner_samples", "outer_samples", "outer_bounds", "regularization"],
+    meta_fields=[],
+)
+@dataclass(frozen=True, kw_only=True)
+class CleaningOracles(SoftmaxOracles):
+    """Labeled rows on each level; ``regularization`` is C, in the dtype of the rows."""
+
+    regularization: Array
+
+    @property
+    def wide_bounds(self) -> tuple[float, float]:
+        """Bounds of the logit of a weight: beyond, a row counts fully or not at all."""
+        return LOGITS
+
+    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
+        trust, chances = sigmoid(point.outer_var[data.index]), probabilities(scores)
+        missed = residuals(chances, data.labels)
+        slopes = trust * (1 - trust) * jnp.sum(missed * tangents, axis=1)
+        return trust[:, None] * missed, trust[:, None] * curved(chances, tangents), slopes
+
+    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
+        return InnerPass(grad, hvp, _placed(terms[2], data.index, like.outer_var))
+
+    def _inner_regularization(self, point: Point) -> InnerPass:
+        ridge = 2 * self.regularization
+        return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
+
+    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
+        trust, chances = sigmoid(point.outer_var[data.index]), probabilities(data.features @ point.inner_var)
+        return row_diagonals(data.features, trust[:, None] * curvatures(data, chances, majorize), weights, power)
+
+    def _diagonal_regularization(self, point: Point) -> Array:
+        return jnp.full_like(point.inner_var, 2 * self.regularization)
+
+    def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
+        trust = sigmoid(point.outer_var[data.index])
+        losses = cross_entropies(data.features @ point.inner_var, data.labels)
+        return _placed(weights * trust * (1 - trust) * losses, data.index, point.outer_var)
+
+    def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
+        losses = cross_entropies(data.features @ point.inner_var, data.labels)
+        fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
+        return fit + self.regularization * jnp.sum(point.inner_var**2)
+
+
+def _placed(values: Array, index: Array, like: Array) -> Array:
+    """Return zeros but for the values of the rows at ``index``."""
+    return jnp.zeros_like(like).at[index].add(values)
 
 
 def data_cleaning(
@@ -32,7 +129,7 @@ def data_cleaning(
     X_test: Any = None,
     y_test: Any = None,
     corrupted: Any = None,
-    regularisation: float = 0.2,
+    regularization: float = 0.2,
     inner_var: Any = None,
     outer_var: Any = None,
     outer_bounds: Any = None,
@@ -44,7 +141,7 @@ def data_cleaning(
         G = mean_i sigmoid(x_i) CE(d_i'z, y_i) + C ||z||²  on training rows, some of whose labels are wrong
         F = mean CE(d'z, y)                                on validation rows, whose labels can be trusted
 
-    ``constants["v_radius"]`` is the bound sqrt(2) max||d_j|| / 2C of ||v*(x)||, for solvers that project v.
+    ``info["v_radius"]`` is the bound sqrt(2) max||d_j|| / 2C of ||v*(x)||, for solvers that project v.
 
     Parameters
     ----------
@@ -53,7 +150,7 @@ def data_cleaning(
     X_test, y_test : rows for the metric ``test_error`` at the solver's z; none by default
     corrupted : which training rows are known to be wrong, one bool each, for the metric ``weight_auc``: the chance
         that a clean row has a larger weight than a corrupted one; solvers never see it
-    regularisation : C
+    regularization : C
     inner_var : start of z, (features, classes); 0 by default
     outer_var : start of x, one per training row; -2 by default
     outer_bounds : (lower, upper) for x, each None, a number or like x
@@ -61,27 +158,36 @@ def data_cleaning(
     seed : of the one shuffle of the rows
     """
     dtype = as_float_dtype(dtype)
-    if not 0 < regularisation < np.inf:
-        raise ValueError(f"`regularisation={regularisation!r}`: must be above 0, or the fit has no unique solution.")
+    if not 0 < regularization < np.inf:
+        raise ValueError(f"`regularization={regularization!r}`: must be above 0, or the fit has no unique solution.")
     with arithmetic(dtype):
-        levels = labelled_levels(X_train, y_train, X_val, y_val, dtype, np.random.default_rng(seed))
+        levels = labeled_levels(X_train, y_train, X_val, y_val, dtype, np.random.default_rng(seed))
         z = checked_start("inner_var", inner_var, np.zeros((levels.n_features, levels.n_classes)), dtype)
         x = checked_start("outer_var", outer_var, np.full(levels.inner.n, -2.0), dtype)
         oracles = CleaningOracles(
             inner_samples=levels.inner,
             outer_samples=levels.outer,
             outer_bounds=checked_bounds(outer_bounds, x),
-            regularisation=jnp.asarray(regularisation, dtype),
+            regularization=jnp.asarray(regularization, dtype),
         )
         metrics = _test_metrics(X_test, y_test, z.shape, dtype) | _weight_metrics(corrupted, len(x))
     start = Point(z, x, np.zeros_like(z))
     longest = float(np.linalg.norm(levels.outer.leaves.features, axis=1).max())
-    constants = {
-        "inner_strong_convexity": 2 * regularisation,
-        "v_radius": float(np.sqrt(2) * longest / (2 * regularisation)),
+    info = {
+        "inner_strong_convexity": 2 * regularization,
+        "v_radius": float(np.sqrt(2) * longest / (2 * regularization)),
     }
-    referee = GenericReferee(oracles, start, residual=1e-10)
-    return BilevelProblem(oracles, start, referee, "data_cleaning", metrics, constants)
+    exact_solver = IterativeExactSolver(oracles, start, residual=1e-10)
+    return BilevelProblem(
+        oracles,
+        start,
+        exact_solver,
+        "data_cleaning",
+        metrics,
+        info,
+        find_constants=cleaning_constants,
+        certificate_bounds=CleaningBounds,
+    )
 
 
 def _test_metrics(X_test: Any, y_test: Any, shape: tuple[int, int], dtype: np.dtype) -> dict[str, Partial]:
@@ -122,3 +228,94 @@ def _separation(clean: Array, corrupted: Array, point: Point) -> Array:
     below, not_above = (jnp.searchsorted(distrusted, point.outer_var[clean], side=side) for side in ("left", "right"))
     dtype = point.outer_var.dtype
     return jnp.mean((below.astype(dtype) + not_above.astype(dtype)) / 2) / len(corrupted)
+
+
+def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
+    """Bound σ(x_i) CE_i(z) + C ||z||² on a ball of z, for all x.
+
+    Derivatives of the cross-entropy along a are cumulants of a variable with a range of √2 ||d|| ||a||. A variable of
+    range r has a variance up to r²/4 and a third and fourth cumulant up to r³/(6√3) and r⁴/8.
+    """
+    oracles = problem.oracles
+    assert isinstance(oracles, CleaningOracles)
+    ridge, n_classes = float(oracles.regularization), problem.start.inner_var.shape[1]
+    radius = radius or holding_start(problem, sqrt(log(n_classes) / ridge))
+    train, validation = (
+        Moments.of(np.asarray(level.leaves.features, np.float64))
+        for level in (oracles.inner_samples, oracles.outer_samples)
+    )
+    values: Values = {"mu_G": 2 * ridge}
+    values |= {f"L{k - 1}_F": _cumulant(k, validation.longest) for k in (1, 2, 3)}
+    loss = float(np.logaddexp(0, log(n_classes - 1) + sqrt(2) * train.longest * radius))
+    slopes = [loss, *(_cumulant(k, train.longest) for k in (1, 2, 3, 4))]
+    weights = (*SIGMOID, SIGMOID_FOURTH)
+    for order in (2, 3, 4):
+        terms = np.array([comb(order, j) * weights[j] * slopes[order - j] for j in range(order + 1)])
+        terms[0] += 2 * ridge if order == 2 else 0
+        values[f"L{order - 1}_G"] = largest_on_circle(terms)
+    values |= _cleaning_solution(2 * ridge, train, validation)
+    # Those of F are approached as z goes to infinity only.
+    return values, dict.fromkeys(values, "bound") | {"mu_G": "exact"}, Region(radius)
+
+
+def _cumulant(order: int, longest: float) -> float:
+    return (sqrt(2) * longest) ** order * SIGMOID[order - 1]
+
+
+def _cleaning_solution(mu: float, train: Moments, validation: Moments) -> Values:
+    """Bound z*, v* and ∇²h: x_i enters the mean G through row i alone, with the weight 1/n."""
+    R = sqrt(2) * validation.longest / mu
+    spread = sqrt(train.second / train.n)  # the norm of the table of rows, over n
+    L_z_star = SIGMOID[1] * sqrt(2) * spread / mu
+    curvature = validation.second / 2 + train.third * _cumulant(3, 1) * R
+    mixed = SIGMOID[1] / 2 * spread * train.longest * R
+    pure = SIGMOID[2] * sqrt(2) * train.longest * R / train.n
+    return {
+        "L_z_star": L_z_star,
+        "L_v_star": (curvature * L_z_star + mixed) / mu,
+        "L_h": curvature * L_z_star**2 + 2 * mixed * L_z_star + pure,
+    }
+
+
+class CleaningBounds:
+    """Bounds at points of data cleaning."""
+
+    why = "The regularization and the curvature of the rows are known."
+
+    def __init__(self, problem: BilevelProblem) -> None:
+        oracles = problem.oracles
+        assert isinstance(oracles, CleaningOracles)
+        self._oracles, self._mu = oracles.widened(), 2 * float(oracles.regularization)
+
+    def __call__(self, point: Point, direction: Point) -> Bounds:
+        """Return the bounds in the Euclidean metric."""
+        delta = float(np.linalg.norm(direction.inner_var)) / self._mu
+        a, b, c_sq, e_sq = (largest(matrix) for matrix in _moves(self._oracles, point, np.float64(delta)))
+        v_residual = float(np.linalg.norm(direction.v))
+        return Bounds(delta, self._mu, v_residual, a, b, sqrt(c_sq), sqrt(e_sq))
+
+
+@jax.jit
+def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array, ...]:
+    """Return the matrices whose largest eigenvalues are a, b, c² and e²."""
+    z, x, v = point
+
+    def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
+        rows, tangents = data.features.T, data.features @ v
+        reach, chances = norms(rows) * delta, probabilities(data.features @ z)
+        curvatures, trust = largest_curvatures(chances, reach), sigmoid(x[data.index])
+        missed = jnp.sqrt(jnp.sum(residuals(chances, data.labels) ** 2, axis=1))
+        missed = jnp.minimum(missed + curvatures * reach, sqrt(2))
+        factors = (trust * (1 - trust)) ** 2 / oracles.n_inner
+        return (
+            spread(rows, weights * trust * bends(tangents, curvatures)),
+            spread(rows, weights * factors * (curvatures * centered_norms(tangents)) ** 2),
+            spread(rows, weights * factors * missed**2),
+        )
+
+    def outer(data: Labeled, weights: Array) -> Array:
+        rows = data.features.T
+        return spread(rows, weights * largest_curvatures(probabilities(data.features @ z), norms(rows) * delta))
+
+    a, c_sq, e_sq = summed(inner, oracles.inner_samples)
+    return a, summed(outer, oracles.outer_samples), c_sq, e_sq

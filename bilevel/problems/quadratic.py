@@ -1,17 +1,124 @@
-"""Random quadratics with everything in closed form."""
+"""Closed-form oracles of quadratics whose matrices have rank one, kept as factors.
+
+    ½ (a'z)² + ½ (c'x)² + (e'x)(f'z) + d_z'z + d_x'x      per sample, on both levels
+
+so that A_z = a a', A_x = c c', B = e f', and a row costs p + d numbers of each kind instead of p².
+
+Random quadratics with everything in closed form.
+
+Constants of quadratics: exact, everywhere.
+
+Certificates of quadratics and of the worst case, whose inner Hessians are constant.
+
+Quadratics, with the mean matrices A_z and B of each level: M = A_z^G, so that μ = 1, δ = ||D_z||' and a = 0,
+
+    b = ||A_z^F||  from the metric to its dual      c = ||B^F||      e = ||B^G||
+
+The worst case: M = I, δ = ||D_z||/μ, a = c = 0, b = L1_F, e = μ.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel.oracles import Factors, QuadraticOracles, Samples
-from bilevel.precision import arithmetic, as_float_dtype
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._types import Array, InnerPass, OuterPass, Point, Rows
+from bilevel.oracles import Samples
+from bilevel.oracles.base import Oracles, joined
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.reference import Reference
-from bilevel.types import Array, Point
+from bilevel.problems.certificate import Bounds, Metric
+from bilevel.problems.constants import Found, Region, Values, box_of
+from bilevel.problems.exact import ExactSolution
+
+
+class Factors(NamedTuple):
+    """Per-sample vectors: a, f, d_z of size p; c, e, d_x of size d; (samples, size)."""
+
+    a: Array
+    c: Array
+    e: Array
+    f: Array
+    linear_inner: Array
+    linear_outer: Array
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inner_samples", "outer_samples", "outer_bounds"],
+    meta_fields=["curvature"],
+)
+@dataclass(frozen=True)
+class QuadraticOracles(Oracles):
+    """Factors on each level, rows first; ``curvature`` is the largest eigenvalue of the mean A_z of G, if known."""
+
+    curvature: float | None = None
+
+    diagonal_passes = 1
+
+    @property
+    def largest_curvature(self) -> float | None:
+        """The largest eigenvalue of ∇²zz G."""
+        return self.curvature
+
+    def _row_diagonals(self, point: Point, data: Factors, weights: Array, *, power: int, majorize: bool) -> Array:
+        return weights @ data.a ** (2 * power)
+
+    def _inner(self, point: Point, data: Factors, weights: Array) -> InnerPass:
+        inner = _inner_products(point, data, weights)
+        return inner._replace(grad=inner.grad + weights @ data.linear_inner)
+
+    def _inner_grad_outer(self, point: Point, data: Factors, weights: Array) -> Array:
+        return _outer_products(point, data, weights).grad_outer + weights @ data.linear_outer
+
+    def _outer(self, point: Point, data: Factors, weights: Array) -> OuterPass:
+        grad, grad_outer = _outer_products(point, data, weights)
+        return OuterPass(grad + weights @ data.linear_inner, grad_outer + weights @ data.linear_outer)
+
+    def _inner_value(self, point: Point, data: Factors, weights: Array) -> Array:
+        return _value(point, data, weights)
+
+    def _outer_value(self, point: Point, data: Factors, weights: Array) -> Array:
+        return _value(point, data, weights)
+
+    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
+        """Return D(point) - D(previous): D is affine, so one product with the move gives it."""
+        move = trees.subtract(point, previous)
+        inner = _inner_products(move, *self.inner_samples.take(rows.inner))
+        outer = _outer_products(move, *self.outer_samples.take(rows.outer))
+        return joined(inner, outer)
+
+
+def _inner_products(point: Point, data: Factors, weights: Array) -> InnerPass:
+    """Return A_z z + B'x, A_z v and B v."""
+    z, x, v = point
+    return InnerPass(
+        grad=(weights * (data.a @ z)) @ data.a + (weights * (data.e @ x)) @ data.f,
+        hvp=(weights * (data.a @ v)) @ data.a,
+        cross=(weights * (data.f @ v)) @ data.e,
+    )
+
+
+def _outer_products(point: Point, data: Factors, weights: Array) -> OuterPass:
+    """Return A_z z + B'x and A_x x + B z."""
+    z, x, _ = point
+    return OuterPass(
+        grad=(weights * (data.a @ z)) @ data.a + (weights * (data.e @ x)) @ data.f,
+        grad_outer=(weights * (data.c @ x)) @ data.c + (weights * (data.f @ z)) @ data.e,
+    )
+
+
+def _value(point: Point, data: Factors, weights: Array) -> Array:
+    z, x, _ = point
+    squares = ((data.a @ z) ** 2 + (data.c @ x) ** 2) / 2
+    return weights @ (squares + (data.e @ x) * (data.f @ z) + data.linear_inner @ z + data.linear_outer @ x)
+
 
 _CHUNK = 1024  # rows made at a time, so that building a problem needs little more than the problem
 
@@ -75,10 +182,17 @@ def quadratic(
         inner_samples, inner_means = level(n_inner)
         outer_samples, outer_means = level(n_outer)
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
-    referee = QuadraticReferee(inner_means, outer_means)
+    exact_solver = QuadraticExactSolver(inner_means, outer_means)
     curvature = float(np.linalg.eigvalsh(inner_means.a_inner)[-1])
     oracles = QuadraticOracles(inner_samples, outer_samples, curvature=curvature)
-    return BilevelProblem(oracles, start, referee, "quadratic")
+    return BilevelProblem(
+        oracles,
+        start,
+        exact_solver,
+        "quadratic",
+        find_constants=quadratic_constants,
+        certificate_bounds=QuadraticBounds,
+    )
 
 
 def _draw_factors(
@@ -167,8 +281,8 @@ def _float64_chunks(factors: Factors) -> Iterator[Factors]:
         yield Factors(*parts)
 
 
-class QuadraticReferee:
-    """z*, v*, h, ∇h and the minimiser of h, from the mean matrices.
+class QuadraticExactSolver:
+    """z*, v*, h, ∇h and the minimizer of h, from the mean matrices.
 
     z*(x) = J x + z*(0) with J = -(A_z^G)^-1 (B^G)', and h is the quadratic with Hessian
     A_x^F + J'A_z^F J + B^F J + (B^F J)'.
@@ -183,16 +297,16 @@ class QuadraticReferee:
         self.hessian = outer.a_outer + self.jacobian.T @ outer.a_inner @ self.jacobian + mixed + mixed.T
         _require_positive(self.hessian, "h")
         dim_outer = len(self.hessian)
-        self.minimiser = -np.linalg.solve(self.hessian, self._gradient(np.zeros(dim_outer)))
+        self.minimizer = -np.linalg.solve(self.hessian, self._gradient(np.zeros(dim_outer)))
 
-    def __call__(self, outer_var: np.ndarray, guess: Reference | None = None) -> Reference:
+    def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         """Return the solution at ``outer_var``; no guess is needed."""
         x = np.asarray(outer_var, np.float64)
         z, v = self._solutions(x)
         inner, outer = self.inner, self.outer
         value = z @ outer.a_inner @ z / 2 + x @ outer.a_outer @ x / 2 + x @ outer.b @ z
-        move = x - self.minimiser
-        return Reference(
+        move = x - self.minimizer
+        return ExactSolution(
             inner_var=z,
             v=v,
             value=float(value + outer.linear_inner @ z + outer.linear_outer @ x),
@@ -221,3 +335,70 @@ def _require_positive(matrix: np.ndarray, what: str) -> None:
             f"this draw is not strongly convex: the Hessian of {what} has the eigenvalue {smallest:.2g}; "
             "take another `seed`, more samples, or a smaller `coupling`."
         )
+
+
+def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
+    """All derivatives above the second are 0; Hessians are those of the rows and of the mean."""
+    inner, outer = (_factors64(level) for level in (problem.oracles.inner_samples, problem.oracles.outer_samples))
+    exact_solver = QuadraticExactSolver(Means.of(inner), Means.of(outer))
+    outer_norms = _hessian_norms(outer)
+    v_jacobian = np.linalg.solve(
+        exact_solver.inner.a_inner, exact_solver.outer.a_inner @ exact_solver.jacobian + exact_solver.outer.b.T
+    )
+    values: Values = {
+        "mu_G": float(np.linalg.eigvalsh(exact_solver.inner.a_inner)[0]),
+        "L1_F": float(outer_norms.max()),
+        "L1_G": float(_hessian_norms(inner).max()),
+        "L2_F": 0.0,
+        "L2_G": 0.0,
+        "L3_G": 0.0,
+        "L_z_star": float(np.linalg.norm(exact_solver.jacobian, 2)),
+        "L_v_star": float(np.linalg.norm(v_jacobian, 2)),
+        "L_h": float(np.linalg.norm(exact_solver.hessian, 2)),
+    }
+    how = dict.fromkeys(values, "exact")
+    if radius is None:
+        return values | {"L0_F": None}, how | {"L0_F": "exact", "R": "exact"}, Region()
+    region = Region(radius, *box_of(problem, box))
+    linear = np.hypot(*(np.linalg.norm(part, axis=1) for part in (outer.linear_inner, outer.linear_outer)))
+    farthest = np.hypot(radius, region.outer_radius)
+    return values | {"L0_F": float((outer_norms * farthest + linear).max())}, how | {"L0_F": "bound"}, region
+
+
+def _factors64(samples: Samples) -> Factors:
+    parts: list[Any] = [np.asarray(leaf, np.float64) for leaf in samples.leaves]
+    return Factors(*parts)
+
+
+def _hessian_norms(rows: Factors) -> np.ndarray:
+    """Return the spectral norm of the Hessian [[aa', fe'], [ef', cc']] of each row, from products of its factors.
+
+    It is W M W' with W = [[a, f, 0, 0], [0, 0, c, e]], whose eigenvalues other than 0 are those of √K M √K, K = W'W.
+    """
+    gram = np.zeros((len(rows.a), 4, 4))
+    for first, pair in ((0, (rows.a, rows.f)), (2, (rows.c, rows.e))):
+        for i, j in np.ndindex(2, 2):
+            gram[:, first + i, first + j] = np.einsum("nk,nk->n", pair[i], pair[j])
+    middle = np.eye(4)[[0, 3, 2, 1]]
+    eigenvalues, vectors = np.linalg.eigh(gram)
+    roots = (vectors * np.sqrt(np.maximum(eigenvalues, 0))[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    return np.abs(np.linalg.eigvalsh(roots @ middle @ roots)).max(axis=1)
+
+
+class QuadraticBounds:
+    """Bounds at points of a quadratic; the matrices are those of all rows, computed once."""
+
+    why = "The mean Hessians are known."
+
+    def __init__(self, problem: BilevelProblem) -> None:
+        oracles = problem.oracles
+        inner, outer = Means.of(oracles.inner_samples.leaves), Means.of(oracles.outer_samples.leaves)
+        self._metric = Metric.dense(inner.a_inner)
+        root = self._metric.inverse_root
+        self._b = self._metric.operator_norm(root @ outer.a_inner)
+        self._c, self._e = self._metric.operator_norm(outer.b), self._metric.operator_norm(inner.b)
+
+    def __call__(self, point: Point, direction: Point) -> Bounds:
+        """Return the bounds in the metric of the inner Hessian."""
+        delta, v_residual = self._metric.dual_norm(direction.inner_var), self._metric.dual_norm(direction.v)
+        return Bounds(delta, 1.0, v_residual, 0.0, self._b, self._c, self._e, self._metric.least)

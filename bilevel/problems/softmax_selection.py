@@ -1,18 +1,124 @@
-"""Selection of penalties for softmax regression, one per class, feature or group of them, on a validation set."""
+"""Closed-form oracles of penalty selection for softmax regression.
 
+    G = mean CE(d'z) + ½ sum_kc exp(x) z_kc²        F = mean CE(d'z)        z: features × classes
+
+with one x per class, per feature or per group of them. With the residual r = softmax(d'z) - e_label of each row and its
+curvature S t = p (t - p't), on rows D:
+
+    ∇z G = D'r + exp(x) z     (∇²zz G) v = D'S(Dv) + exp(x) v     (∇²xz G) v = sum exp(x) z v
+
+Selection of penalties for softmax regression, one per class, feature or group of them, on a validation set.
+
+Certificates of penalty selection for softmax regression: G = mean CE(d'z) + ½ sum exp(x) z², F = mean CE(d'z).
+
+As for linear models (:mod:`bilevel.problems.linear`), but that a row acts through one score per class: two metrics
+are tried, and the smaller error is kept; c and e are the same. In M = P, μ = 1 and δ = ||D_z||', and a row is measured
+as d̃ = d / √exp(x) with one penalty per feature, d / √exp(min x) with one per class, so that ||d'w||_2 <= ||d̃|| ||w||.
+With C and k of :mod:`bilevel.problems.softmax` within ||d̃|| δ of the scores,
+
+    a = λ_max(mean k d̃d̃')     b = λ_max(mean C d̃d̃') on outer rows
+
+M = H is :mod:`bilevel.problems.softmax_selection`.
+
+Softmax selection in the metric of its Hessian, M = H = mean dd' ⊗ S + P with S = diag(p) - pp' at z.
+
+Within t of z the scores of a row move by u with range(u) <= w = 2 t max_c ||d||_c, where ||d||_c² = d'N_c d and N_c is
+the diagonal block of H⁻¹ of class c. As a third cumulant κ(u, s, s) is at most range(u) S(s, s), S stays between
+exp(-w) and exp(w) times what it is at z. So δ and μ come from mean exp(-w) dd' ⊗ S + P
+(:mod:`bilevel.problems.certificate`), and with w at t = δ
+
+    a = λ_max(M⁻¹ mean range(d'v) exp(w) dd' ⊗ S)     b = λ_max(M⁻¹ mean exp(w) dd' ⊗ S) on outer rows
+"""
+
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel.oracles import PENALTIES, SoftmaxSelectionOracles
-from bilevel.precision import arithmetic, as_float_dtype
+from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._types import Array, InnerPass, Point
+from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem
+from bilevel.problems.certificate import DENSE, Bounds, Metric, ball, largest, norms, spread, summed, whitened
 from bilevel.problems.checks import checked_bounds, checked_groups, checked_start
-from bilevel.problems.labelled import labelled_levels
-from bilevel.problems.reference import GenericReferee
-from bilevel.types import Point
+from bilevel.problems.exact import IterativeExactSolver
+from bilevel.problems.linear import LOG_PENALTIES, grouped, ungrouped
+from bilevel.problems.softmax import (
+    Labeled,
+    SoftmaxOracles,
+    bends,
+    curvatures,
+    curved,
+    labeled_levels,
+    largest_curvatures,
+    probabilities,
+    residuals,
+    row_diagonals,
+)
+
+PENALTIES = ("class", "feature")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inner_samples", "outer_samples", "outer_bounds", "groups"],
+    meta_fields=["per"],
+)
+@dataclass(frozen=True)
+class SoftmaxSelectionOracles(SoftmaxOracles):
+    """Labeled rows on each level; one penalty per ``"class"`` or ``"feature"``, or per group of them."""
+
+    per: str = "class"
+    groups: Array | None = None
+
+    holds_only_rows = True
+
+    @property
+    def _shared_axis(self) -> int:
+        return PENALTIES.index(self.per)
+
+    @property
+    def wide_bounds(self) -> tuple[float, float]:
+        """Bounds of the logarithm of a penalty."""
+        return LOG_PENALTIES
+
+    def penalties(self, outer_var: Array) -> Array:
+        """Return the penalties in a shape that broadcasts to that of z."""
+        return jnp.expand_dims(ungrouped(jnp.exp(outer_var), self.groups), self._shared_axis)
+
+    def _shared(self, per_entry: Array, outer_var: Array) -> Array:
+        """Return the sum over the entries of z that share a penalty."""
+        return grouped(jnp.sum(per_entry, axis=self._shared_axis), self.groups, outer_var.size)
+
+    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
+        chances = probabilities(scores)
+        return residuals(chances, data.labels), curved(chances, tangents)
+
+    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
+        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
+
+    def _inner_regularization(self, point: Point) -> InnerPass:
+        z, x, v = point
+        penalties = self.penalties(x)
+        return InnerPass(penalties * z, penalties * v, self._shared(penalties * z * v, x))
+
+    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
+        curved_by = curvatures(data, probabilities(data.features @ point.inner_var), majorize)
+        return row_diagonals(data.features, curved_by, weights, power)
+
+    def _diagonal_regularization(self, point: Point) -> Array:
+        return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
+
+    def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
+        return self._shared(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
+
+    def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
+        penalty = jnp.sum(self.penalties(point.outer_var) * point.inner_var**2) / 2
+        return self._outer_value(point, data, weights) + penalty
 
 
 def softmax_selection(
@@ -50,7 +156,7 @@ def softmax_selection(
     if per not in PENALTIES:
         raise ValueError(f"`per={per!r}`: must be 'class' or 'feature'.")
     with arithmetic(dtype):
-        levels = labelled_levels(X_train, y_train, X_val, y_val, dtype, np.random.default_rng(seed))
+        levels = labeled_levels(X_train, y_train, X_val, y_val, dtype, np.random.default_rng(seed))
         z = checked_start("inner_var", inner_var, np.zeros((levels.n_features, levels.n_classes)), dtype)
         n_members = levels.n_classes if per == "class" else levels.n_features
         groups = checked_groups(groups, n_members, per)
@@ -61,4 +167,137 @@ def softmax_selection(
             levels.inner, levels.outer, bounds, per, None if groups is None else jnp.asarray(groups)
         )
     start = Point(z, x, np.zeros_like(z))
-    return BilevelProblem(oracles, start, GenericReferee(oracles, start), "softmax_selection")
+    return BilevelProblem(
+        oracles,
+        start,
+        IterativeExactSolver(oracles, start),
+        "softmax_selection",
+        certificate_bounds=SoftmaxSelectionBounds,
+    )
+
+
+_MOST_WORK = 2e10  # multiplications in one pass that makes a matrix like H
+
+
+class SoftmaxSelectionBounds:
+    """Bounds at points of softmax selection."""
+
+    why = "Penalties and curvature of the rows are known."
+
+    def __init__(self, problem: BilevelProblem) -> None:
+        oracles = problem.oracles
+        assert isinstance(oracles, SoftmaxSelectionOracles)
+        self._oracles = oracles.widened()
+        # Of each number of z: which penalty it has.
+        members = np.indices(problem.start.inner_var.shape)[1 - PENALTIES.index(oracles.per)].ravel()
+        self._groups = members if oracles.groups is None else np.asarray(oracles.groups)[members]
+        size = problem.start.inner_var.size
+        self._dense = size <= DENSE and max(oracles.n_inner, oracles.n_outer) * size**2 <= _MOST_WORK
+
+    def __call__(self, point: Point, direction: Point) -> Bounds:
+        """Return the bounds in the better of the two metrics."""
+        found = self._among_penalties(point, direction)
+        if not self._dense:
+            return found
+        try:
+            local = Local(self._oracles, point, np.exp(point.outer_var)[self._groups])
+            a, b, delta, mu = local.moves(direction)
+        except np.linalg.LinAlgError:
+            return found
+        return min(
+            found,
+            self._bounds(local.metric, point, direction, delta, mu, a, b),
+            key=lambda bounds: bounds.error,
+        )
+
+    def _among_penalties(self, point: Point, direction: Point) -> Bounds:
+        penalties = np.exp(point.outer_var)[self._groups]
+        weakest = penalties.reshape(point.inner_var.shape).min(axis=1)
+        metric = Metric.diagonal(penalties)
+        delta = metric.dual_norm(direction.inner_var.ravel())
+        a, b = (largest(matrix) for matrix in _moves(self._oracles, point, 1 / np.sqrt(weakest), np.float64(delta)))
+        return self._bounds(metric, point, direction, delta, 1.0, a, b)
+
+    def _bounds(
+        self, metric: Metric, point: Point, direction: Point, delta: float, mu: float, a: float, b: float
+    ) -> Bounds:
+        penalties = np.exp(point.outer_var)[self._groups]
+        return Bounds(
+            delta=delta,
+            mu=mu,
+            v_residual=metric.dual_norm(direction.v.ravel()),
+            a=a,
+            b=b,
+            c=metric.grouped_norm(penalties * point.v.ravel(), self._groups),
+            e=metric.grouped_norm(penalties * point.inner_var.ravel(), self._groups) + delta,
+            least=metric.least,
+        )
+
+
+@jax.jit
+def _moves(oracles: SoftmaxSelectionOracles, point: Point, inverse_root: Array, delta: Array) -> tuple[Array, Array]:
+    """Return the matrices whose largest eigenvalues are a and b."""
+
+    def curvatures(data: Labeled, measured: Array) -> Array:
+        return largest_curvatures(probabilities(data.features @ point.inner_var), norms(measured) * delta)
+
+    def bend(data: Labeled, weights: Array) -> Array:
+        measured = whitened(data.features.T, inverse_root)
+        return spread(measured, weights * bends(data.features @ point.v, curvatures(data, measured)))
+
+    def slope(data: Labeled, weights: Array) -> Array:
+        measured = whitened(data.features.T, inverse_root)
+        return spread(measured, weights * curvatures(data, measured))
+
+    return summed(bend, oracles.inner_samples), summed(slope, oracles.outer_samples)
+
+
+class Local:
+    """The metric of the Hessian at a point; LinAlgError where it is not positive definite."""
+
+    def __init__(self, oracles: SoftmaxSelectionOracles, point: Point, penalties: np.ndarray) -> None:
+        self._oracles, self._point, self._penalties = oracles, point, penalties
+        n_features, n_classes = point.inner_var.shape
+        self._roots = np.zeros((n_classes, n_features, n_features))
+        self.metric = Metric.dense(self._least_hessian(0.0))
+        blocks = self.metric.inverse_root.reshape(-1, n_features, n_classes).transpose(2, 0, 1)
+        self._roots = np.stack([np.linalg.cholesky(block.T @ block).T for block in blocks])
+
+    def moves(self, direction: Point) -> tuple[float, float, float, float]:
+        """Return a, b, δ and μ; LinAlgError where no ball is known to hold z*."""
+        found = ball(self.metric, self.metric.dual_norm(direction.inner_var.ravel()), self._least_hessian)
+        if found is None:
+            raise np.linalg.LinAlgError("no ball")
+        a, b = (self.metric.largest(self._curvature(kind, found[0])) for kind in ("bend", "slope"))
+        return a, b, *found
+
+    def _least_hessian(self, radius: float) -> np.ndarray:
+        return self._curvature("least", radius) + np.diag(self._penalties)
+
+    def _curvature(self, kind: str, radius: float) -> np.ndarray:
+        samples = self._oracles.outer_samples if kind == "slope" else self._oracles.inner_samples
+        return np.asarray(_curvature(samples, self._point, self._roots, np.float64(radius), kind))
+
+
+@partial(jax.jit, static_argnames="kind")
+def _curvature(samples: Samples, point: Point, roots: Array, radius: Array, kind: str) -> Array:
+    """Return mean exp(-w) dd' ⊗ S ("least"), exp(w) for it ("slope") or range(d'v) exp(w) ("bend")."""
+    z, _, v = point
+    same_class = jnp.eye(z.shape[1], dtype=z.dtype)[None, :, None, :]
+
+    def factors(data: Labeled) -> Array:
+        lengths = jnp.sqrt(jnp.max(jnp.sum((roots @ data.features.T) ** 2, axis=1), axis=0))
+        if kind == "least":
+            return jnp.exp(-2 * radius * lengths)
+        grown = jnp.exp(2 * radius * lengths)
+        return grown * jnp.ptp(data.features @ v, axis=1) if kind == "bend" else grown
+
+    def of_piece(data: Labeled, weights: Array) -> Array:
+        rows, chances = data.features, probabilities(data.features @ z)
+        scaled = weights * factors(data)
+        joint = (rows[:, :, None] * chances[:, None, :]).reshape(len(rows), -1)
+        weighted = (joint * scaled[:, None]).T
+        own = (weighted @ rows).reshape(*z.shape, len(z), 1)
+        return (own * same_class).reshape(z.size, z.size) - weighted @ joint
+
+    return summed(of_piece, samples)

@@ -1,26 +1,152 @@
-"""The problem of the lower bound: no method that follows gradients from 0 makes it stationary with fewer queries."""
+"""Closed-form oracles of the worst case of the lower bound.
 
+    G_i = μ/2 ||z - x||²        F_j = λ f(U_j z / β)
+
+with orthonormal rows in all U_j together and a chain f of T + 1 coordinates, of which Γ sees the first T:
+
+    f(y) = √α/2 (y_1 - 1)² + ½ sum_k (y_k+1 - y_k)² + α sum_k Γ(y_k)
+    Γ(t) = 120 ∫ from 1 to t of s² (s - 1) / (1 + s²) ds
+
+A gradient of f sees a coordinate only after its predecessor has left 0.
+
+The problem of the lower bound: no method that follows gradients from 0 makes it stationary with fewer queries.
+
+Constants of the worst case of the lower bound: exact, everywhere.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import partial
 from math import floor, isfinite, log, pi, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._types import INT32_MAX, Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
-from bilevel.oracles.worst_case import CoordinateChains, RotatedChains, WorstCaseOracles
-from bilevel.precision import arithmetic, as_float_dtype
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.reference import Reference
-from bilevel.types import INT32_MAX, Array, OuterPass, Point
+from bilevel.problems.certificate import Bounds
+from bilevel.problems.constants import Found, Region, Values
+from bilevel.problems.exact import ExactSolution
+
+
+def gamma(t: Array) -> Array:
+    """Return Γ = 120 [(t - 1)²/2 - ½ log((1 + t²)/2) + atan(t) - π/4], without its cancellation at t = 1."""
+    s = t - 1
+    return 120 * (s**2 / 2 - jnp.log1p(s + s**2 / 2) / 2 + jnp.arctan2(s, 2 + s))
+
+
+def gamma_slope(t: Array) -> Array:
+    """Return Γ'."""
+    return 120 * (t - 1) * (t**2 / (1 + t**2))
+
+
+def chain(y: Array, alpha: float) -> Array:
+    """Return f along the last axis."""
+    quadratic = alpha**0.5 * (y[..., 0] - 1) ** 2 + jnp.sum(jnp.diff(y) ** 2, axis=-1)
+    return quadratic / 2 + alpha * jnp.sum(gamma(y[..., :-1]), axis=-1)
+
+
+def chain_slope(y: Array, alpha: float) -> Array:
+    """Return ∇f along the last axis, exactly 0 beyond the first coordinate that is 0 with all after it."""
+    steps = jnp.diff(y)
+    pulled_back = jnp.concatenate([alpha**0.5 * (y[..., :1] - 1), steps], axis=-1)
+    pulled_ahead = jnp.concatenate([alpha * gamma_slope(y[..., :-1]) - steps, jnp.zeros_like(y[..., :1])], axis=-1)
+    return pulled_back + pulled_ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstCaseOracles(Oracles):
+    """Inner rows hold their curvature μ; what outer rows hold is up to the subclass.
+
+    Attributes
+    ----------
+    alpha : α
+    amplitude : λ
+    width : β
+    curvature : μ
+    """
+
+    alpha: float
+    amplitude: float
+    width: float
+    curvature: float
+
+    @abstractmethod
+    def _parts(self, z: Array, rows: Array) -> Array:
+        """Return U_j z of each row, (rows, T + 1)."""
+
+    @abstractmethod
+    def _whole(self, parts: Array, rows: Array) -> Array:
+        """Return the sum of U_j' parts_j over the rows."""
+
+    @property
+    def largest_curvature(self) -> float | None:
+        """The one eigenvalue of ∇²zz G."""
+        return self.curvature
+
+    def _inner(self, point: Point, data: Array, weights: Array) -> InnerPass:
+        z, x, v = point
+        curvature = jnp.sum(weights * data)
+        return InnerPass(curvature * (z - x), curvature * v, -curvature * v)
+
+    def _inner_grad_outer(self, point: Point, data: Array, weights: Array) -> Array:
+        return jnp.sum(weights * data) * (point.outer_var - point.inner_var)
+
+    def _outer(self, point: Point, data: Array, weights: Array) -> OuterPass:
+        slopes = chain_slope(self._parts(point.inner_var, data) / self.width, self.alpha)
+        grad = self._whole(weights[:, None] * (self.amplitude / self.width * slopes), data)
+        return OuterPass(grad, jnp.zeros_like(point.outer_var))
+
+    def _inner_value(self, point: Point, data: Array, weights: Array) -> Array:
+        return jnp.sum(weights * data) / 2 * jnp.sum((point.inner_var - point.outer_var) ** 2)
+
+    def _outer_value(self, point: Point, data: Array, weights: Array) -> Array:
+        values = chain(self._parts(point.inner_var, data) / self.width, self.alpha)
+        return self.amplitude * jnp.sum(weights * values)
+
+
+_register = partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inner_samples", "outer_samples", "outer_bounds"],
+    meta_fields=["alpha", "amplitude", "width", "curvature"],
+)
+
+
+@_register
+@dataclass(frozen=True, kw_only=True)
+class CoordinateChains(WorstCaseOracles):
+    """U_j picks the j-th of m equal parts of z; outer rows hold their number j."""
+
+    def _parts(self, z: Array, rows: Array) -> Array:
+        return jnp.take(z.reshape(self.n_outer, -1), rows, axis=0)
+
+    def _whole(self, parts: Array, rows: Array) -> Array:
+        return jnp.zeros((self.n_outer, parts.shape[1]), parts.dtype).at[rows].add(parts).ravel()
+
+
+@_register
+@dataclass(frozen=True, kw_only=True)
+class RotatedChains(WorstCaseOracles):
+    """Outer rows hold U_j, (T + 1, p)."""
+
+    def _parts(self, z: Array, rows: Array) -> Array:
+        return rows @ z
+
+    def _whole(self, parts: Array, rows: Array) -> Array:
+        return jnp.tensordot(parts, rows, axes=2)
+
 
 GAMMA_CURVATURE = 180  # the maximum of |Γ''|, at -1
 GAMMA_AT_0 = 60 * (1 + log(2)) - 30 * pi
 ALPHA = 1 / GAMMA_CURVATURE
 SHORTEST_CHAIN = 14  # the first integer of at least 1/√α: h(0) - inf h <= gap is proved from there on
 
-NORMALISATIONS = ("individual", "mean_squared")
+NORMALIZATIONS = ("individual", "mean_squared")
 ROTATIONS = ("coordinates", "random")
 
 
@@ -28,7 +154,7 @@ def worst_case(
     n_outer: int,
     epsilon: float,
     *,
-    normalisation: str = "individual",
+    normalization: str = "individual",
     n_inner: int | None = None,
     smoothness: float = 1.0,
     gap: float = 1.0,
@@ -48,7 +174,7 @@ def worst_case(
     ----------
     n_outer : m, outer samples
     epsilon : the squared norm of ∇h below which a point is stationary; it sets T, see Raises
-    normalisation : which L-smooth class the problem is of. "individual": each F_j is L-smooth, and the bound does not
+    normalization : which L-smooth class the problem is of. "individual": each F_j is L-smooth, and the bound does not
         depend on m. "mean_squared": mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the
         bound grows as √m
     n_inner : n, inner samples, all alike; as many as outer ones by default
@@ -65,7 +191,7 @@ def worst_case(
     Returns
     -------
     BilevelProblem
-        Its ``constants``: ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
+        Its ``info``: ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
         ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness``, ``value_smoothness`` (of h), each the smallest
         that holds; ``initial_gap``, h(0) - inf h exactly; ``query_bound`` = m T / 2.
 
@@ -78,9 +204,9 @@ def worst_case(
     n_inner = n_outer if n_inner is None else n_inner
     _check_sizes(n_outer=n_outer, n_inner=n_inner)
     _check_positive(epsilon=epsilon, smoothness=smoothness, gap=gap, inner_curvature=inner_curvature)
-    _check_choice("normalisation", normalisation, NORMALISATIONS)
+    _check_choice("normalization", normalization, NORMALIZATIONS)
     _check_choice("rotation", rotation, ROTATIONS)
-    each = smoothness if normalisation == "individual" else sqrt(n_outer) * smoothness
+    each = smoothness if normalization == "individual" else sqrt(n_outer) * smoothness
     scales = _scales(n_outer, epsilon, each, gap)
     dim = n_outer * (scales.length + 1)
     curvature = float(dtype.type(inner_curvature))  # as the rows hold it
@@ -99,9 +225,11 @@ def worst_case(
     return BilevelProblem(
         oracles,
         start,
-        WorstCaseReferee(oracles),
-        f"worst_case ({normalisation})",
-        constants=given | _constants(n_outer, scales),
+        WorstCaseExactSolver(oracles),
+        f"worst_case ({normalization})",
+        info=given | _constants(n_outer, scales),
+        find_constants=worst_case_constants,
+        certificate_bounds=WorstCaseBounds,
     )
 
 
@@ -168,14 +296,14 @@ def _chains(
     return RotatedChains, jnp.asarray(basis.reshape(m, -1, dim), dtype)
 
 
-class WorstCaseReferee:
+class WorstCaseExactSolver:
     """References in closed form: z*(x) = x, so h = F and v* = -∇F(x) / μ; h is at least 0, and 0 where U x = β."""
 
     def __init__(self, oracles: WorstCaseOracles) -> None:
         self._narrow_oracles = oracles
         self._oracles: WorstCaseOracles | None = None
 
-    def __call__(self, outer_var: np.ndarray, guess: Reference | None = None) -> Reference:
+    def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         """Return the solution at ``outer_var``; no guess is needed."""
         x = np.asarray(outer_var, np.float64)
         with arithmetic(np.float64):
@@ -184,7 +312,7 @@ class WorstCaseReferee:
             value, outer = _outer_value_and_grads(self._oracles, Point(x, x, x))
         grad = np.asarray(outer.grad)
         v = -grad / self._oracles.curvature
-        return Reference(
+        return ExactSolution(
             inner_var=x,
             v=v,
             value=float(value),
@@ -215,3 +343,50 @@ def _check_positive(**numbers: float) -> None:
 def _check_choice(name: str, choice: str, choices: tuple[str, ...]) -> None:
     if choice not in choices:
         raise ValueError(f"`{name}={choice!r}`: must be one of {', '.join(map(repr, choices))}.")
+
+
+def worst_case_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
+    """z* = x and v* = -∇F / μ; the Hessian of each G_i is μ [[I, -I], [-I, I]]."""
+    oracles = problem.oracles
+    assert isinstance(oracles, WorstCaseOracles)
+    mu, smoothness = oracles.curvature, problem.info["outer_smoothness"]
+    slope = oracles.amplitude / oracles.width
+    values: Values = {
+        "mu_G": mu,
+        "L1_F": smoothness,
+        "L2_F": slope / oracles.width**2 * oracles.alpha * _largest_third_derivative(),
+        "L1_G": 2 * mu,
+        "L2_G": 0.0,
+        "L3_G": 0.0,
+        "L_z_star": 1.0,
+        "L_v_star": problem.info["value_smoothness"] / mu,
+        "L_h": problem.info["value_smoothness"],
+    }
+    how = dict.fromkeys(values, "exact")
+    if radius is None:
+        return values | {"L0_F": None}, how | {"L0_F": "exact", "R": "exact"}, Region()
+    at_0 = slope * sqrt(oracles.alpha)
+    return values | {"L0_F": smoothness * radius + at_0}, how | {"L0_F": "bound"}, Region(radius)
+
+
+def _largest_third_derivative() -> float:
+    """Return max |Γ'''|, with Γ''' = -240 (t³ - 3t² - 3t + 1) / (1 + t²)³."""
+    top, below = np.poly1d([1, -3, -3, 1]), np.poly1d([1, 0, 1])
+    critical = (top.deriv() * below - 3 * top * below.deriv()).roots
+    real = critical[abs(critical.imag) < 1e-9].real
+    return float(240 * np.max(abs(top(real)) / below(real) ** 3))
+
+
+class WorstCaseBounds:
+    """Bounds at points of the worst case."""
+
+    why = "All constants are known."
+
+    def __init__(self, problem: BilevelProblem) -> None:
+        assert isinstance(problem.oracles, WorstCaseOracles)
+        self._mu, self._smoothness = problem.oracles.curvature, problem.info["outer_smoothness"]
+
+    def __call__(self, point: Point, direction: Point) -> Bounds:
+        """Return the bounds in the Euclidean metric."""
+        delta = float(np.linalg.norm(direction.inner_var)) / self._mu
+        return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), 0.0, self._smoothness, 0.0, self._mu)

@@ -13,13 +13,12 @@ Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d.
 
 from typing import NamedTuple
 
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.alternating import AlternatingDraw, AlternatingSolver
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import decayed
-from bilevel.solvers.fields import whole
-from bilevel.solvers.inner_loop import inner_descent
-from bilevel.types import Array, Calls, Point
+from bilevel.solvers.directions import decayed, inner_descent
+from bilevel.solvers.parameters import whole
 
 
 class ALSETState(NamedTuple):

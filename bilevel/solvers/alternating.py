@@ -9,13 +9,12 @@ BSA, ALSET and TTSA are this with different loops and schedules:
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Solver
-from bilevel.solvers.batches import split
-from bilevel.solvers.directions import decayed, moved
-from bilevel.solvers.fields import positive, whole
-from bilevel.types import Array, Calls, Point
+from bilevel.solvers.directions import decayed, moved, split
+from bilevel.solvers.parameters import positive, whole
 
 
 class AlternatingDraw(NamedTuple):

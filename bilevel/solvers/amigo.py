@@ -11,15 +11,12 @@ Cost (2T + 3) b. Memory 2p + d. With constant steps it stops at a floor of noise
 
 from typing import Any, NamedTuple
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.batches import repeat, split
-from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.directions import moved
-from bilevel.solvers.fields import whole
-from bilevel.solvers.inner_loop import inner_descent
-from bilevel.types import Array, Calls, Point, PyTree
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.directions import inner_descent, moved, repeat, split
+from bilevel.solvers.parameters import whole
 
 
 class AmIGOState(NamedTuple):

@@ -1,4 +1,6 @@
-"""The contract of a solver.
+"""What is proved of a solver: table 1 of the SRBA paper.
+
+The contract of a solver.
 
 A solver is a frozen dataclass of its hyper-parameters and nothing else. Declared with `@solver`, it is a
 pytree: floats and bounds are traced, so many step sizes share one compiled program; the rest is static.
@@ -14,16 +16,29 @@ import difflib
 import functools
 import typing
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.fields import bounds, flag, fraction, one_of, positive, transformation, whole
-from bilevel.types import Array, Calls, Point
+from bilevel.solvers.parameters import bounds, flag, fraction, one_of, positive, transformation, whole
+
+
+class Complexity(NamedTuple):
+    """Calls that suffice for ||∇h||² <= ε, and under which assumptions.
+
+    C^{p,k} means p times differentiable with Lipschitz derivatives up to order k; Õ hides a factor log(1/ε). G is
+    strongly convex in every case.
+    """
+
+    calls: str
+    setting: str
+    outer: str
+    inner: str
+
 
 State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
 Draw: typing.TypeAlias = Any  # all randomness of one step
@@ -95,7 +110,7 @@ class Solver(ABC):
         """Refuse a start that the resolved solver cannot begin from."""
         return None
 
-    def judged(self, state: State) -> Point:
+    def evaluation_point(self, state: State) -> Point:
         """Return the point that stands for the state: the iterate, unless the solver can go back from it."""
         point: Point = state.point
         return point

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import moved
-from bilevel.solvers.fields import one_of, positive, whole
-from bilevel.solvers.inner_loop import inner_descent
-from bilevel.types import Array, Calls, Point
+from bilevel.solvers.directions import inner_descent, moved
+from bilevel.solvers.parameters import one_of, positive, whole
 
 
 class BOMEState(NamedTuple):

@@ -15,14 +15,12 @@ from typing import NamedTuple
 
 import jax
 
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.alternating import AlternatingDraw, AlternatingSolver
 from bilevel.solvers.base import solver
-from bilevel.solvers.batches import batch
-from bilevel.solvers.directions import decayed, moved
-from bilevel.solvers.fields import flag, whole
-from bilevel.solvers.inner_loop import inner_descent
-from bilevel.types import Array, Calls, Point, PyTree
+from bilevel.solvers.directions import batch, decayed, inner_descent, moved
+from bilevel.solvers.parameters import flag, whole
 
 
 class BSAState(NamedTuple):

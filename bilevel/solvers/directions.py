@@ -1,11 +1,19 @@
-"""Moves that several solvers share."""
+"""Moves that several solvers share.
+
+Several batches of one step: drawn together, handed out one by one.
+
+Stochastic gradient steps on the inner problem.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.types import Array, Calls, Count, Point, PyTree, Scalar
 
 
 def descend(
@@ -76,3 +84,44 @@ def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
         outer_grad=outer_rows,
         outer_grad_outer=outer_rows,
     )
+
+
+T = TypeVar("T")
+
+
+def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:
+    """Cut stacked batches into stacks of the given sizes; None takes one batch off the stack.
+
+    Rows that stand for all rows stay what they are, whatever the size.
+    """
+    parts: list[Any] = []
+    begin = 0
+    for size in sizes:
+        if rows is None:
+            parts.append(None)
+        elif size is None:
+            parts.append(rows[begin])
+        else:
+            parts.append(rows[begin : begin + size])
+        begin += 1 if size is None else size
+    return tuple(parts)
+
+
+def batch(rows: Any, index: Array | int) -> Any:
+    """Return one batch of a stack."""
+    return None if rows is None else rows[index]
+
+
+def repeat(times: int | Array, rows: Any, update: Callable[[T, Any], T], state: T) -> T:
+    """Apply ``update(state, batch)`` for the first batches of a stack; one copy is compiled for all."""
+    return jax.lax.fori_loop(0, times, lambda i, state: update(state, batch(rows, i)), state)
+
+
+def inner_descent(oracles: Oracles, point: Point, rows: Any, times: int, step: Scalar) -> Point:
+    """Return the point after z ← z - step ∇z G on each of ``times`` batches."""
+
+    def descend(point: Point, batch: Any) -> Point:
+        move = trees.scale(step, oracles.inner_grad(point, batch))
+        return point._replace(inner_var=trees.subtract(point.inner_var, move))
+
+    return repeat(times, rows, descend, point)

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bilevel._tree import flat
+from bilevel._types import Calls, Count, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.all_rows import AllRows
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.fields import one_of
-from bilevel.trees import flat
-from bilevel.types import Calls, Count, Point
+from bilevel.solvers.host import AllRows
+from bilevel.solvers.parameters import one_of
 
 _OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
 _PAIRS = 10
@@ -261,14 +261,14 @@ class _ValueFunction:
             return Evaluation(x, nothing, nothing, np.inf, np.full_like(x, np.nan))
 
     def _evaluated(self, x: np.ndarray) -> Evaluation:
-        z, solve = self._minimiser(x)
+        z, solve = self._minimizer(x)
         value, outer_grad, outer_grad_outer = self.rows.ask(_OUTER, z, x)
         v = -solve(outer_grad, -self.v)
         (cross,) = self.rows.ask(("cross",), z, x, v)
         self.z, self.v = z, v
         return Evaluation(x, z, v, value.item(), cross + outer_grad_outer)
 
-    def _minimiser(self, x: np.ndarray) -> tuple[np.ndarray, Solve]:
+    def _minimizer(self, x: np.ndarray) -> tuple[np.ndarray, Solve]:
         """Return z* and how to solve systems there, by Newton steps until rounding stops them."""
         z = self.z
         (grad,) = self.rows.ask(("inner_grad",), z, x)

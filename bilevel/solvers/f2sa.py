@@ -2,7 +2,7 @@
 
 Kwon, Kwon, Wright, Nowak. A Fully First-Order Method for Stochastic Bilevel Optimization. ICML 2023, arXiv 2301.10945.
 
-z follows the minimiser of G, y that of F/λ + G. With g = α t^-4/7,
+z follows the minimizer of G, y that of F/λ + G. With g = α t^-4/7,
 
     T times:  draw B;  z ← z - g ∇z G_B(z, x);   draw B', C;  y ← y - (g/2)(∇z F_C(y, x)/λ + ∇z G_B'(y, x))
     draw B, C;  x ← x - (α/r) t^-5/7 (∇x F_C(y, x) + λ(∇x G_B(y, x) - ∇x G_B(z, x)));   λ ← λ + δ_0 t^-6/7
@@ -19,14 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.batches import batch, split
-from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.directions import decayed, moved
-from bilevel.solvers.fields import flag, one_of, positive, whole
-from bilevel.types import Array, Calls, Point, PyTree
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.directions import batch, decayed, moved, split
+from bilevel.solvers.parameters import flag, one_of, positive, whole
 
 
 class F2SAState(NamedTuple):
@@ -88,7 +86,7 @@ class F2SA(Solver):
         return F2SADraw(inner_loop, y_inner_loop, y_outer_loop, at_y, at_z, outer)
 
     def step(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> F2SAState:
-        """Follow both inner problems, move x along the penalised gradient, raise the penalty."""
+        """Follow both inner problems, move x along the penalized gradient, raise the penalty."""
         point, y = self._inner_loops(oracles, state, index, draw)
         at_y = point._replace(inner_var=y)
         slope = trees.subtract(

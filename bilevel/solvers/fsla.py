@@ -12,13 +12,12 @@ u_previous is where D_x was taken last, a = min(1, c t^-½). Cost 7b, 5b at the 
 
 from typing import Any, NamedTuple
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.batches import split
-from bilevel.solvers.directions import decayed, decayed_share, moved, storm
-from bilevel.solvers.fields import fraction
-from bilevel.types import Array, Calls, Point, PyTree, Rows
+from bilevel.solvers.directions import decayed, decayed_share, moved, split, storm
+from bilevel.solvers.parameters import fraction
 
 
 class FSLAState(NamedTuple):

@@ -1,4 +1,4 @@
-"""HOAG: hyperparameter optimisation with approximate gradients.
+"""HOAG: hyperparameter optimization with approximate gradients.
 
 Pedregosa. Hyperparameter optimization with approximate gradient. ICML 2016, arXiv 1602.02355.
 
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bilevel._tree import flat
+from bilevel._types import Calls, Count, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.all_rows import AllRows
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.fields import fraction, one_of, positive
-from bilevel.trees import flat
-from bilevel.types import Calls, Count, Point
+from bilevel.solvers.host import AllRows
+from bilevel.solvers.parameters import fraction, one_of, positive
 
 _SEQUENCES = {
     "exponential": lambda k: 0.1 * 0.9**k,
@@ -52,7 +52,7 @@ class HOAGState(NamedTuple):
 
 @solver
 class HOAG(Solver):
-    """Hyperparameter optimisation with approximate gradients.
+    """Hyperparameter optimization with approximate gradients.
 
     It works in float64 whatever the dtype of the problem, on all rows, and finds its own step: `step_size`,
     `outer_ratio` and `batch_size` have no effect. What a step costs is known only once it is taken, so a run

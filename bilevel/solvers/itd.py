@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.batches import batch
-from bilevel.solvers.directions import moved
-from bilevel.solvers.fields import flag, whole
-from bilevel.types import Array, Calls, Point, PyTree
+from bilevel.solvers.directions import batch, moved
+from bilevel.solvers.parameters import flag, whole
 
 
 class ITDState(NamedTuple):

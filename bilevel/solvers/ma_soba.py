@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import jax
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.directions import decayed, decayed_share, descend, direction_calls
-from bilevel.solvers.fields import fraction
-from bilevel.types import Array, Calls, Point, PyTree, Rows
+from bilevel.solvers.parameters import fraction
 
 
 class MASOBAState(NamedTuple):

@@ -8,13 +8,12 @@ see :mod:`bilevel.solvers.storm` and :mod:`bilevel.solvers.neumann`.
 Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d.
 """
 
+from bilevel._types import Array
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
-from bilevel.solvers.base import solver
-from bilevel.solvers.batches import split
-from bilevel.solvers.complexity import Complexity
+from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.directions import split
 from bilevel.solvers.storm import StormDraw, StormSolver
-from bilevel.types import Array
 
 
 @solver

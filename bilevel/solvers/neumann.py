@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.solvers.batches import repeat, split
-from bilevel.types import Array, Calls, Count, Point, PyTree, Scalar
+from bilevel.solvers.directions import repeat, split
 
 
 class NeumannDraw(NamedTuple):

@@ -7,7 +7,7 @@ With u = (z, v, x), steps ρ for z and v and γ for x, and the projection P of v
 
 with the same B, C at both points. D is kept unscaled: the difference needs both points and not how one came from the
 other, so that moves are free. They may go in a diagonal metric and through an optax transformation
-(:mod:`bilevel.solvers.steering`), under a safeguard then (:mod:`bilevel.solvers.safeguard`).
+(:mod:`bilevel.solvers.preconditioning`), under a safeguard then (:mod:`bilevel.solvers.rollback`).
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver
 from bilevel.solvers.directions import direction_calls
-from bilevel.solvers.fields import bounds, one_of, positive, transformation
-from bilevel.solvers.safeguard import Guard, guard, guarded, within_reach
-from bilevel.solvers.steering import (
+from bilevel.solvers.parameters import bounds, one_of, positive, transformation
+from bilevel.solvers.preconditioning import (
     OPTIMIZERS,
     PRECONDITIONERS,
     Steering,
@@ -33,7 +33,7 @@ from bilevel.solvers.steering import (
     move,
     steering,
 )
-from bilevel.types import Array, Calls, Point
+from bilevel.solvers.rollback import Guard, guard, guarded, within_reach
 
 _DRIFTED = 0.5  # a working recursion shows 0 to 0.3, one at the floor of its arithmetic 0.4 to 1.1
 
@@ -115,7 +115,7 @@ class RecursiveSolver(Solver):
         point, steered = move(self, oracles, state.point, estimate, state.steering, *steps)
         return state._replace(point=point, previous=state.point, estimate=estimate, steering=steered)
 
-    def judged(self, state: RecursiveState) -> Point:
+    def evaluation_point(self, state: RecursiveState) -> Point:
         """Return the iterate, or the last good refresh where the next one will go back."""
         return within_reach(state.guard, state.point) if isinstance(state.guard, Guard) else state.point
 
@@ -134,7 +134,7 @@ class RecursiveSolver(Solver):
         back, and how much smaller steps are for it.
         """
         if isinstance(state.guard, Guard):
-            return {"drift": state.drift, "backoffs": state.guard.backoffs, "step_scale": state.guard.scale}
+            return {"drift": state.drift, "rollbacks": state.guard.rollbacks, "step_scale": state.guard.scale}
         return {"drift": state.drift}
 
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:

@@ -11,20 +11,20 @@ Tables Y hold the last estimate of each block, M their mean weighted by w_i = (r
 
 Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d, or the terms of n + m rows.
 
-The tables are in :mod:`bilevel.solvers.tables`.
+The tables are in :mod:`bilevel.solvers.saga_memory`.
 """
 
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles, RowwiseOracles, joined
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.complexity import Complexity
+from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.directions import direction_calls
-from bilevel.solvers.fields import bounds, one_of, positive, transformation, whole
-from bilevel.solvers.steering import (
+from bilevel.solvers.parameters import bounds, one_of, positive, transformation, whole
+from bilevel.solvers.preconditioning import (
     OPTIMIZERS,
     PRECONDITIONERS,
     Steering,
@@ -34,8 +34,7 @@ from bilevel.solvers.steering import (
     move,
     steering,
 )
-from bilevel.solvers.tables import TABLES, Level
-from bilevel.types import Array, Calls, Point, Rows
+from bilevel.solvers.saga_memory import TABLES, Level
 
 _ROWS_REBUILT_AFTER = 10  # times as many steps as blocks: the rows are read for it
 _OLDEST_DIAGONAL = 300  # steps: a penalty may have grown since

@@ -10,12 +10,12 @@ Cost 5b. Memory 2p + d.
 
 from typing import Any, NamedTuple
 
+from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.directions import decayed, direction_calls
-from bilevel.solvers.fields import bounds, positive, transformation
-from bilevel.solvers.steering import OPTIMIZERS, Steering, check_steering, move, steering
-from bilevel.types import Array, Calls, Point, Rows
+from bilevel.solvers.parameters import bounds, positive, transformation
+from bilevel.solvers.preconditioning import OPTIMIZERS, Steering, check_steering, move, steering
 
 
 class SOBAState(NamedTuple):

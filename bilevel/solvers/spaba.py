@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
+from bilevel._types import Array
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import solver
-from bilevel.solvers.fields import whole
+from bilevel.solvers.parameters import whole
 from bilevel.solvers.recursive import RecursiveSolver
-from bilevel.types import Array
 
 _COIN_STREAM = 2
 

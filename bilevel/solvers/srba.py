@@ -15,12 +15,11 @@ by Adam. Cost per period: 3n + 2m + 10 b (q - 1). Memory: 6p + 3d, no tables.
 from dataclasses import replace
 from typing import Self
 
+from bilevel._types import Array, Rows
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import solver
-from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.fields import positive, whole
+from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.parameters import positive, whole
 from bilevel.solvers.recursive import RecursiveSolver
-from bilevel.types import Array, Rows
 
 AUTO = "auto"
 _AUTO_STEP = 0.1  # of the diagonal

@@ -10,15 +10,12 @@ Cost (T + Q + 3) b. Memory p + d. v is rebuilt at every step.
 
 from typing import Any, NamedTuple, Self
 
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.batches import split
-from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.directions import moved
-from bilevel.solvers.fields import positive, whole
-from bilevel.solvers.inner_loop import inner_descent
-from bilevel.types import Array, Calls, Point
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.directions import inner_descent, moved, split
+from bilevel.solvers.parameters import positive, whole
 
 
 class StocBiOState(NamedTuple):

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Solver
 from bilevel.solvers.directions import decayed, decayed_share, moved, storm
-from bilevel.solvers.fields import fraction, positive, whole
-from bilevel.types import Array, Calls, Point, PyTree
+from bilevel.solvers.parameters import fraction, positive, whole
 
 
 class StormState(NamedTuple):

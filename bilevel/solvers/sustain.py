@@ -9,12 +9,12 @@ both points; z and x move together: see :mod:`bilevel.solvers.storm` and :mod:`b
 Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d.
 """
 
+from bilevel._types import Array
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import solver
-from bilevel.solvers.batches import split
+from bilevel.solvers.directions import split
 from bilevel.solvers.storm import StormDraw, StormSolver
-from bilevel.types import Array
 
 
 @solver

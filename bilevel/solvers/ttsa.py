@@ -11,12 +11,11 @@ The paper lets Q grow like log t; here it is fixed. Cost (4 + P) b, P of mean (Q
 
 from typing import NamedTuple
 
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.alternating import AlternatingDraw, AlternatingSolver
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import decayed
-from bilevel.solvers.inner_loop import inner_descent
-from bilevel.types import Array, Calls, Point
+from bilevel.solvers.directions import decayed, inner_descent
 
 
 class TTSAState(NamedTuple):

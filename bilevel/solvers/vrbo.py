@@ -19,15 +19,13 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from bilevel import trees
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.batches import batch
-from bilevel.solvers.complexity import Complexity
-from bilevel.solvers.directions import moved
-from bilevel.solvers.fields import positive, whole
-from bilevel.types import Array, Calls, Point, PyTree
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.directions import batch, moved
+from bilevel.solvers.parameters import positive, whole
 
 
 class VRBOState(NamedTuple):

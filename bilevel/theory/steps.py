@@ -12,13 +12,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bilevel import trees
-from bilevel.constants import Constants
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
-from bilevel.precision import arithmetic
 from bilevel.problems import BilevelProblem
+from bilevel.problems.constants import Constants
 from bilevel.solvers.srba import SRBA
-from bilevel.types import Array, Point, PyTree
 
 
 @dataclass(frozen=True)
@@ -263,10 +263,10 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
 
     with Ψ(v) = ½ v'H v + ∇z F'v and H, ∇z F at z*(x). Both are at least μ/2 times a squared distance, to z* and to v*.
     """
-    if problem.referee is None:
+    if problem.exact_solver is None:
         raise ValueError("`problem` has no exact solution, so h and z* are not known; say `strongly_convex=True`.")
     point = trees.to_numpy(point, np.float64)
-    reference = problem.referee(point.outer_var, None)
+    reference = problem.exact_solver(point.outer_var, None)
     with arithmetic(np.float64):
         gaps = _gaps(problem.oracles.widened(), trees.cast(point, np.float64), reference.inner_var, reference.v)
     phi_z, phi_v = (float(gap) for gap in gaps)

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bilevel import trees
-from bilevel.oracles import CoordinateChains, WorstCaseOracles
+from bilevel import _tree as trees
+from bilevel._types import Point
+from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem
-from bilevel.run import run
+from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
 from bilevel.solvers.base import Solver
-from bilevel.types import Point
 
 # Methods that leave the span of gradients, and how: the bound is not for them.
 OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at once"}
@@ -58,13 +58,13 @@ def reached(point: Point, problem: BilevelProblem) -> Point:
 
 def n_completed(point: Point, problem: BilevelProblem) -> int:
     """Return m - |I|: how many chains have one of their last two coordinates other than 0 in x."""
-    return int(np.sum(reached(point, problem).outer_var >= problem.constants["T"]))
+    return int(np.sum(reached(point, problem).outer_var >= problem.info["T"]))
 
 
 def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.ndarray:
     """Return λ² α^(3/2) |I| / (16 β² m²) = 2 ε |I| / m with |I| = m - completed (lemma:lower_bound_grad_h)."""
     _check_problem(problem, turned_too=True)
-    known, m = problem.constants, problem.n_outer
+    known, m = problem.info, problem.n_outer
     if np.any(np.less(completed, 0)) or np.any(np.greater(completed, m)):
         raise ValueError(f"`completed={completed!r}`: must lie between 0 and the {m} chains.")
     scale = (known["lambda"] / (known["beta"] * m)) ** 2
@@ -172,14 +172,14 @@ def progress(problem: BilevelProblem, solver: Solver, *, seed: int = 0, max_call
         reached=history["reached"].astype(int),
         allowed=np.minimum(queries, trees.flat(problem.start.outer_var).size),
         completed=completed,
-        completed_allowed=np.minimum(queries // int(problem.constants["T"]), problem.n_outer),
+        completed_allowed=np.minimum(queries // int(problem.info["T"]), problem.n_outer),
         hypergrad_norm_sq=history["hypergrad_norm_sq"],
         floor=gradient_floor(problem, completed),
     )
 
 
 def _length(problem: BilevelProblem) -> int:
-    return int(problem.constants["T"]) + 1
+    return int(problem.info["T"]) + 1
 
 
 def _check_problem(problem: BilevelProblem, turned_too: bool = False) -> None:

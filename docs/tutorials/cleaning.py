@@ -66,13 +66,13 @@ plt.show()
 # %% [markdown]
 # ## Against no cleaning
 #
-# The rival is the same model with a weight of 1 on every row: sigmoid(x) is 1 for x far above 0. The referee of a
+# The rival is the same model with a weight of 1 on every row: sigmoid(x) is 1 for x far above 0. The exact_solver of a
 # problem gives the exactly fitted model at any x, so that both are judged alike.
 
 
 # %%
 def exact_test_error(x):
-    reference = problem.referee(x)
+    reference = problem.exact_solver(x)
     point = bilevel.Point(reference.inner_var.astype("float32"), x, reference.v)
     return float(problem.metrics["test_error"](point))
 

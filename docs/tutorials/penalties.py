@@ -87,7 +87,7 @@ result.plot("value")
 # %% [markdown]
 # ## The ready problem
 #
-# `bilevel.problems.logistic_selection` is the same problem in closed form. Here it starts at the same point.
+# `bilevel.problems.logistic` is the same problem in closed form. Here it starts at the same point.
 
 # %%
 ready = bilevel.problems.logistic_selection(
@@ -137,7 +137,7 @@ report("one penalty", one)
 report("one for each feature", per_feature)
 
 # %% [markdown]
-# The validation loss is what was minimised, and there thirty penalties are far ahead of one. On the test rows they
+# The validation loss is what was minimized, and there thirty penalties are far ahead of one. On the test rows they
 # are not: with 142 validation rows and thirty numbers to choose, it is easy to choose too well. Keep rows that
 # neither level sees, and look at them.
 #

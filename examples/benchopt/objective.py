@@ -1,7 +1,7 @@
 from benchopt import BaseObjective
 from benchopt.stopping_criterion import SufficientProgressCriterion
 
-from bilevel.metrics import exact_metrics
+from bilevel.engine.metrics import exact_metrics
 
 NAN = float("nan")
 

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 
 from bilevel import SOLVERS
+from bilevel._types import Calls
 from bilevel.bench.cells import Cell
-from bilevel.types import Calls
 
 HOSTILE = "<script>window.hacked = 1</script>"
 HOSTILE_ARGUMENT = '</script><img src="x" onerror="window.hacked = 1">\u2028$x_'
 EXACT = ("value", "hypergrad_norm_sq", "inner_distance_sq", "v_distance_sq", "value_gap")
 CHEAP = ("outer_value", "inner_residual_sq", "v_residual_sq", "direction_norm_sq", "test_error")
-UNUSED = ("reference_inner_residual", "reference_v_residual", "weight_auc", "drift", "backoffs", "step_scale")
+UNUSED = ("exact_inner_residual", "exact_v_residual", "weight_auc", "drift", "rollbacks", "step_scale")
 PROBLEMS = {"quadratic": (("name", HOSTILE_ARGUMENT),), "digits_cleaning": ()}
 ABSENT = {"quadratic": "test_error", "digits_cleaning": "value_gap"}
 RATES = {"SRBA": 4.0, "SABA": 3.0, "SOBA": 1.5, "StocBiO": 0.0}

@@ -240,7 +240,7 @@ def test_a_malformed_config_is_refused_with_its_place(tmp_path, old, new, messag
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_file_that_is_not_there_is_refused_with_its_neighbours(tmp_path, monkeypatch):
+def test_a_file_that_is_not_there_is_refused_with_its_neighbors(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     config(tmp_path / "configs", GOOD).rename("configs/demo.toml")
@@ -267,7 +267,7 @@ def test_every_solver_of_the_registry_can_be_named(tmp_path):
 
 
 def test_metrics_of_runs_are_known(tmp_path):
-    from bilevel.metrics import cheap_metrics, exact_metrics
+    from bilevel.engine.metrics import cheap_metrics, exact_metrics
 
     problem = PROBLEMS["quadratic"](8, 8, 2, 2, dtype="float32", common_linear=0.5, coupling=0.01)
     exact, _ = exact_metrics(problem, problem.start, None)

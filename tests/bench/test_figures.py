@@ -1,4 +1,4 @@
-"""Figures for print: files, their names, what is drawn in them, and colours."""
+"""Figures for print: files, their names, what is drawn in them, and colors."""
 
 import itertools
 
@@ -24,8 +24,8 @@ def table():
     return tables.store()
 
 
-def linear_rgb(colour):
-    channel = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+def linear_rgb(color):
+    channel = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
     return np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
 
 
@@ -38,14 +38,14 @@ def lab(rgb):
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14171a"])
 def test_every_colour_stands_out_on_light_and_dark_pages(page):
-    for colour in COLOURS:
-        dark, light = sorted(LUMINANCE @ linear_rgb(each) for each in (colour, page))
+    for color in COLOURS:
+        dark, light = sorted(LUMINANCE @ linear_rgb(each) for each in (color, page))
         assert (light + 0.05) / (dark + 0.05) >= 3
 
 
 @pytest.mark.parametrize("eyes", EYES)
 def test_colours_differ_for_colour_blind_eyes(eyes):
-    seen = [lab(np.asarray(EYES[eyes]) @ linear_rgb(colour)) for colour in COLOURS]
+    seen = [lab(np.asarray(EYES[eyes]) @ linear_rgb(color)) for color in COLOURS]
     assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) > 25
 
 
@@ -86,7 +86,7 @@ def test_lines_are_the_median_curves_in_the_colours_of_their_solvers(table):
     for line, solver in zip(draw(section, faces).axes[1].lines, ("SABA", "SOBA", "SRBA"), strict=True):
         curve = section.curves["value_gap", "calls", solver]
         np.testing.assert_array_equal(line.get_xydata(), np.stack([curve.x, curve.median], axis=1))
-        assert line.get_color() == faces[solver].colour
+        assert line.get_color() == faces[solver].color
 
 
 def test_without_a_timing_phase_there_is_no_panel_for_seconds(table):

@@ -241,5 +241,5 @@ def test_a_solver_has_the_same_colour_and_dash_in_its_button_and_its_curve(page,
     lines = [attributes for tag, attributes in page.tags if tag == "line"]
     assert len(lines) == 2 * len(tables.RATES)
     for section in (lines[:4], lines[4:]):
-        assert [line["stroke"] for line in section] == [solver["colour"] for solver in data["solvers"]]
+        assert [line["stroke"] for line in section] == [solver["color"] for solver in data["solvers"]]
     assert len({solver["dash"] for solver in data["solvers"]}) == len(tables.RATES)

@@ -69,7 +69,7 @@ def lines(page, section=QUADRATIC):
 def traces(page, section=QUADRATIC):
     return page.execute_script(
         "return document.querySelector(arguments[0] + ' .plot').data.filter(t => t.hoverinfo === 'text')"
-        ".map(t => ({name: t.name, x: t.x, y: t.y, text: t.text, dash: t.line.dash, colour: t.line.color}))",
+        ".map(t => ({name: t.name, x: t.x, y: t.y, text: t.text, dash: t.line.dash, color: t.line.color}))",
         section,
     )
 
@@ -99,9 +99,9 @@ def test_every_curve_is_drawn_in_a_look_of_its_own(page):
     assert len(lines(page)) == len(lines(page, "#section-1")) == 3
     drawn = traces(page)
     assert [trace["name"] for trace in drawn] == ["SABA", "SOBA", "SRBA"]
-    assert len({trace["colour"] for trace in drawn}) == len({trace["dash"] for trace in drawn}) == 3
+    assert len({trace["color"] for trace in drawn}) == len({trace["dash"] for trace in drawn}) == 3
     for here, there in zip(drawn, traces(page, "#section-1"), strict=True):
-        assert (here["colour"], here["dash"]) == (there["colour"], there["dash"])
+        assert (here["color"], here["dash"]) == (there["color"], there["dash"])
 
 
 def test_the_axis_can_be_switched(page):

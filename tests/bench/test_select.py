@@ -81,7 +81,7 @@ def test_the_band_is_that_of_the_inclusive_quantiles(n):
     ("values", "p20", "median", "p80"),
     [
         ([1.0, 2.0, 3.0, None], 1.6, 2.5, INF),
-        ([1.0, 2.0, 3.0, 4.0, 5.0, None], 2.0, 3.5, 5.0),  # 80 % is the fifth exactly, its neighbour does not count
+        ([1.0, 2.0, 3.0, 4.0, 5.0, None], 2.0, 3.5, 5.0),  # 80 % is the fifth exactly, its neighbor does not count
         ([1.0, 2.0, 3.0, None, None], 1.8, 3.0, INF),
         ([1.0, 2.0, 3.0, NAN, -INF], 1.8, 3.0, INF),
     ],

@@ -17,10 +17,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from bilevel._types import Calls
 from bilevel.bench.store import SCHEMA, Store
-from bilevel.result import Status
+from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
-from bilevel.types import Calls
 
 ROOT = Path(__file__).parents[2]
 N_ROWS = 3
@@ -205,7 +205,7 @@ DAMAGE = {
     "half": (cut_in_the_middle, "damaged"),
     "one bit": (flipped, "damaged"),
     "older": (rewritten(lambda t: t.drop_columns(["value", "seed"])), "another schema: lacks seed, value"),
-    "newer": (rewritten(lambda t: t.append_column("colour", t["cell"])), "another schema: has also colour"),
+    "newer": (rewritten(lambda t: t.append_column("color", t["cell"])), "another schema: has also color"),
     "types": (rewritten(lambda t: t.cast(t.schema.set(0, pyarrow.field("cell", "binary")))), "types or order"),
     "order": (rewritten(lambda t: t.select(t.column_names[::-1])), "types or order of its columns"),
     "other": (rewritten(lambda t: pyarrow.table({"a": [1]})), "another schema: lacks cell, "),

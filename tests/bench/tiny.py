@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 
+from bilevel._types import Calls
 from bilevel.bench.config import load_config
-from bilevel.bench.sweep import CellResult
 from bilevel.bench.tasks import _stored
-from bilevel.result import Status
+from bilevel.engine.result import Status
+from bilevel.engine.sweep import CellResult
 from bilevel.solvers import SOLVERS
-from bilevel.types import Calls
 from tests.cases import N_INNER, N_OUTER
 
 HEAD = f"""

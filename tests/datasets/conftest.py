@@ -1,6 +1,6 @@
 import pytest
 
-from bilevel.datasets.sources import SOURCES
+from bilevel.datasets.download import SOURCES
 from tests.datasets import server as servers
 from tests.datasets import tiny
 

@@ -1,4 +1,4 @@
-"""A web server on the loopback interface, with the misbehaviours of real ones."""
+"""A web server on the loopback interface, with the misbehaviors of real ones."""
 
 import threading
 from contextlib import contextmanager, suppress

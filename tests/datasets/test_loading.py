@@ -10,8 +10,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 from bilevel import datasets
 from bilevel.datasets import DamagedFileError
-from bilevel.datasets import folders as places
-from bilevel.datasets.sources import COVTYPE, IJCNN1, MNIST
+from bilevel.datasets import loading as places
+from bilevel.datasets.download import COVTYPE, IJCNN1, MNIST
 from tests.datasets import tiny
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bilevel import datasets
-from bilevel.datasets.sources import SOURCES
+from bilevel.datasets.download import SOURCES
 from tests.datasets import tiny
 
 FOLDER = os.environ.get("BILEVEL_DATA")

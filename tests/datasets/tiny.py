@@ -8,7 +8,7 @@ import struct
 import numpy as np
 
 from bilevel.datasets import parsers
-from bilevel.datasets.records import ArraySpec, FileSet, RemoteFile
+from bilevel.datasets.registry import ArraySpec, FileSet, RemoteFile
 
 RNG = np.random.default_rng(0)
 SPLIT = {

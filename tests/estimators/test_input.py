@@ -7,8 +7,9 @@ from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import bilevel
-from bilevel.estimators import BilevelLogisticRegression, BilevelRidge, DataCleaningClassifier, fitting, rows
-from bilevel.result import Status
+from bilevel.engine.result import Status
+from bilevel.estimators import BilevelLogisticRegression, BilevelRidge, DataCleaningClassifier, rows
+from bilevel.estimators import selection as fitting
 
 X, Y = make_classification(60, 5, random_state=0)
 QUICK = {"max_iter": 20, "tol": 1.0, "random_state": 0}

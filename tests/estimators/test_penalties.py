@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 import bilevel
 from bilevel.estimators import BilevelLogisticRegression, BilevelRidge
 
-FREE = 1e-6  # what an intercept is penalised by
+FREE = 1e-6  # what an intercept is penalized by
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def fitted(cancer):
     return BilevelLogisticRegression(random_state=0, max_iter=500, tol=0.05).fit(X, y)
 
 
-def penalised(X, y, penalty, loss):
-    """Minimise mean loss + ½ sum penalty coef² in SciPy, without any of our code."""
+def penalized(X, y, penalty, loss):
+    """Minimize mean loss + ½ sum penalty coef² in SciPy, without any of our code."""
     X = np.column_stack([X, np.ones(len(X))])
     penalty = np.append(penalty, FREE)
 
@@ -62,13 +62,13 @@ def test_the_model_minimises_the_penalised_loss_on_all_rows(cancer, fitted):
     # Penalties act on features scaled as the training rows of the split are.
     train, _ = split_of(fitted, y)
     scaler = StandardScaler().fit(X[train])
-    coef, intercept = penalised(scaler.transform(X), 2 * y - 1, fitted.penalty_, logistic)
+    coef, intercept = penalized(scaler.transform(X), 2 * y - 1, fitted.penalty_, logistic)
     scores = scaler.transform(X_test) @ coef + intercept
     np.testing.assert_allclose(fitted.decision_function(X_test), scores, atol=1e-3, rtol=1e-4)
 
 
 def split_of(estimator, y):
-    from bilevel.estimators.fitting import drawn_seed
+    from bilevel.estimators.selection import drawn_seed
 
     seed = drawn_seed(estimator.random_state)
     parts = train_test_split(np.arange(len(y)), test_size=estimator.validation_fraction, random_state=seed, stratify=y)
@@ -80,7 +80,7 @@ def test_without_refit_the_model_is_of_the_training_rows(cancer):
     model = BilevelLogisticRegression("single", random_state=1, refit=False, max_iter=200, tol=0.1).fit(X, y)
     train, _ = split_of(model, y)
     scaler = StandardScaler().fit(X[train])
-    coef, intercept = penalised(scaler.transform(X[train]), 2 * y[train] - 1, model.penalty_, logistic)
+    coef, intercept = penalized(scaler.transform(X[train]), 2 * y[train] - 1, model.penalty_, logistic)
     scores = scaler.transform(X_test) @ coef + intercept
     np.testing.assert_allclose(model.decision_function(X_test), scores, atol=1e-3, rtol=1e-4)
 
@@ -122,7 +122,7 @@ def test_penalties_are_drawn_back_as_far_as_the_exchanged_rows_say(half_useless)
     scaled, signs, losses = StandardScaler().fit(X[train]).transform(X), 2 * y - 1, {}
     for back in np.linspace(0, 1, 5):
         penalty = np.exp((1 - back) * ends + back * singles)
-        coef, intercept = penalised(scaled[held_out], signs[held_out], penalty, logistic)
+        coef, intercept = penalized(scaled[held_out], signs[held_out], penalty, logistic)
         losses[back] = logistic(scaled[train] @ coef + intercept, signs[train])[0].mean()
     assert min(losses, key=losses.get) == part
 
@@ -190,7 +190,7 @@ def test_ridge_is_the_penalised_least_squares_fit_of_its_penalties():
     model = BilevelRidge(random_state=0, refit=False).fit(X, y, X_val, y_val)
     scaler = StandardScaler().fit(X)
     target = (y - y.mean()) / y.std()
-    coef, intercept = penalised(scaler.transform(X), target, model.penalty_, squared)
+    coef, intercept = penalized(scaler.transform(X), target, model.penalty_, squared)
     predicted = (scaler.transform(X_val) @ coef + intercept) * y.std() + y.mean()
     np.testing.assert_allclose(model.predict(X_val), predicted, rtol=1e-4)
     error = np.mean((model.predict(X_val) - y_val) ** 2) / y.var() / 2

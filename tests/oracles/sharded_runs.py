@@ -18,10 +18,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bilevel
-from bilevel import trees
-from bilevel.precision import arithmetic
-from bilevel.stepping import advance, draw_page, initial_state, run_key
-from bilevel.types import Calls, Rows
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel._types import Calls, Rows
+from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from tests import cases
 from tests.problems import small
 
@@ -125,7 +125,7 @@ def judge_case(problem, devices):
     """Exact references by the problem's own way and from shards, beside a whole run, and one resumed half-way."""
     sharded = problem.sharded(devices, own_rows=True)
     solver = cases.short(bilevel.SRBA, 0.05, 20.0, cases.BATCH)
-    references = [level.referee(level.start.outer_var, None) for level in (problem, sharded)]
+    references = [level.exact_solver(level.start.outer_var, None) for level in (problem, sharded)]
     point, value, hypergrad = ([getattr(r, name) for r in references] for name in ("inner_var", "value", "hypergrad"))
     whole, again = bilevel.run(problem, solver, max_steps=STEPS), bilevel.run(sharded, solver, max_steps=STEPS // 2)
     with tempfile.TemporaryDirectory() as folder:

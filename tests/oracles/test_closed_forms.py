@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bilevel.precision import arithmetic
-from bilevel.types import Rows
+from bilevel._precision import arithmetic
+from bilevel._types import Rows
 from tests import cases
 from tests.solvers.transcribed import KIND_NAMES
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.oracles.probing import N_PROBES, probed_diagonal
-from bilevel.precision import arithmetic
+from bilevel._precision import arithmetic
+from bilevel.oracles.diagonal import N_PROBES, probed_diagonal
 from tests import cases
 
 RNG = np.random.default_rng(5)
@@ -65,7 +65,7 @@ def test_a_cautious_diagonal_is_never_below_the_diagonal(name):
     problem = CLOSED[name]()
     with arithmetic("float64"):
         oracles, point = problem.oracles, somewhere(problem)
-        exact, cautious = np.asarray(oracles.inner_diagonal(point)), np.asarray(oracles.cautious_diagonal(point))
+        exact, cautious = np.asarray(oracles.inner_diagonal(point)), np.asarray(oracles.diagonal_majorizer(point))
         assert np.all(cautious >= exact * (1 - 1e-12))
         if "quadratic" in name or "ridge" in name:
             np.testing.assert_allclose(cautious, exact)
@@ -76,15 +76,15 @@ def test_squared_diagonals_are_the_mean_square_over_rows(name):
     problem = CLOSED[name]()
     with arithmetic("float64"):
         oracles, point = problem.oracles.batched(1, "iid"), somewhere(problem)
-        rest = np.asarray(oracles._diagonal_rest(point))
+        rest = np.asarray(oracles._diagonal_regularization(point))
 
         def of_row(i):
             rows = oracles.inner_samples.take(np.array([i], np.int32))
-            return oracles._row_diagonals(point, *rows, power=1, cautious=True)
+            return oracles._row_diagonals(point, *rows, power=1, majorize=True)
 
         rows = np.stack([np.asarray(of_row(i)) for i in range(oracles.n_inner)])
         np.testing.assert_allclose(oracles.squared_diagonals(point), np.mean(rows**2, axis=0), rtol=1e-11)
-        np.testing.assert_allclose(oracles.cautious_diagonal(point), rows.mean(axis=0) + rest, rtol=1e-11)
+        np.testing.assert_allclose(oracles.diagonal_majorizer(point), rows.mean(axis=0) + rest, rtol=1e-11)
 
 
 def test_a_row_that_is_missed_by_far_keeps_its_weight_in_the_cautious_diagonal():
@@ -99,7 +99,7 @@ def test_a_row_that_is_missed_by_far_keeps_its_weight_in_the_cautious_diagonal()
     )
     with arithmetic("float64"):
         exact = float(problem.oracles.inner_diagonal(problem.start)[0])
-        cautious = float(problem.oracles.cautious_diagonal(problem.start)[0])
+        cautious = float(problem.oracles.diagonal_majorizer(problem.start)[0])
     assert exact < 1e-12
     np.testing.assert_allclose(cautious, 1)
 
@@ -152,7 +152,7 @@ def test_rows_on_a_mesh_give_the_same_diagonal(name):
         if name == "autodiff":
             problem = bilevel.BilevelProblem(cases.by_autodiff("logistic", problem), problem.start)
         point, spread = somewhere(problem), problem.sharded().oracles
-        for kind in ("inner_diagonal", "cautious_diagonal"):
+        for kind in ("inner_diagonal", "diagonal_majorizer"):
             np.testing.assert_allclose(getattr(spread, kind)(point, 2), getattr(problem.oracles, kind)(point, 2))
         np.testing.assert_allclose(spread.squared_diagonals(point), problem.oracles.squared_diagonals(point))
         assert (spread.diagonal_passes, spread.wide_bounds) == (

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import trees
-from bilevel.oracles.samples import Samples
-from bilevel.oracles.sampling import permuted
-from bilevel.precision import arithmetic
-from bilevel.stepping import draw_page, run_key
-from bilevel.types import Rows
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel._types import Rows
+from bilevel.engine.loop import draw_page, run_key
+from bilevel.oracles.samples import Samples, permuted
 from tests import cases
 
 

@@ -13,8 +13,8 @@ import jax
 import pytest
 
 import bilevel
-from bilevel.oracles.sharded import ShardedOracles
-from bilevel.precision import arithmetic
+from bilevel._precision import arithmetic
+from bilevel.oracles.sharding import ShardedOracles
 from tests import cases
 from tests.problems import small
 
@@ -153,5 +153,5 @@ def test_a_run_of_several_processes_takes_no_budget_of_seconds(monkeypatch):
 
 def test_constants_of_a_part_of_the_rows_are_not_passed_on():
     problem = small.softmax_per_class()
-    sharded = replace(problem, constants={"v_radius": 1.0}).sharded(jax.devices()[:1], own_rows=True)
-    assert sharded.constants == {}
+    sharded = replace(problem, info={"v_radius": 1.0}).sharded(jax.devices()[:1], own_rows=True)
+    assert sharded.info == {}

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevel import problems
-from bilevel.losses import logistic
 from bilevel.oracles import AutodiffOracles
+from bilevel.problems.losses import logistic
 from tests.cases import N_INNER, N_OUTER, logistic_data
 
 FEATURES, CLASSES = 4, 3
@@ -77,7 +77,7 @@ def per_group(z, x):
     return jnp.sum(jnp.exp(x)[GROUPS] * z**2) / 2
 
 
-def penalised(loss, penalty):
+def penalized(loss, penalty):
     return lambda z, x, sample: loss(z, x, sample) + penalty(z, x)
 
 
@@ -90,12 +90,12 @@ def signed(z, x, row):
 
 
 LOSSES = {
-    grouped_logistic: (penalised(signed, per_group), signed),
-    ridge: (penalised(squared, per_feature), squared),
-    grouped_ridge: (penalised(squared, per_group), squared),
-    softmax_per_class: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[None, :] * z**2) / 2), entropy),
-    softmax_per_feature: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[:, None] * z**2) / 2), entropy),
-    softmax_per_group: (penalised(entropy, lambda z, x: jnp.sum(jnp.exp(x)[GROUPS][:, None] * z**2) / 2), entropy),
+    grouped_logistic: (penalized(signed, per_group), signed),
+    ridge: (penalized(squared, per_feature), squared),
+    grouped_ridge: (penalized(squared, per_group), squared),
+    softmax_per_class: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[None, :] * z**2) / 2), entropy),
+    softmax_per_feature: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[:, None] * z**2) / 2), entropy),
+    softmax_per_group: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[GROUPS][:, None] * z**2) / 2), entropy),
     cleaning: (trusted, entropy),
 }
 PROBLEMS = {function.__name__: function for function in LOSSES}

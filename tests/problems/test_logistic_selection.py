@@ -5,12 +5,12 @@ import pytest
 from scipy.optimize import minimize
 
 import bilevel
-from bilevel.problems.reference import GenericReferee
+from bilevel.problems.exact import IterativeExactSolver
 from tests import cases
 
 
 def scipy_solution(x):
-    """z*, h and their derivatives written anew: SciPy's minimiser, a dense solve."""
+    """z*, h and their derivatives written anew: SciPy's minimizer, a dense solve."""
     X, y, X_val, y_val = cases.logistic_data()
 
     def inner(z):
@@ -29,25 +29,25 @@ def scipy_solution(x):
 
 def test_reference_equals_an_independent_scipy_solution():
     x = np.array([-1.0, 0.5, -3.0, 0.0])
-    for ours, theirs in zip(cases.logistic_selection().referee(x), scipy_solution(x), strict=False):
+    for ours, theirs in zip(cases.logistic_selection().exact_solver(x), scipy_solution(x), strict=False):
         np.testing.assert_allclose(ours, theirs, rtol=1e-8)
 
 
 def test_reference_is_exact_far_from_its_guess_and_agrees_with_the_generic_one():
     problem = cases.logistic_selection()
-    guess = problem.referee(np.full(4, 5.0))._replace(inner_var=np.full(4, 30.0))
+    guess = problem.exact_solver(np.full(4, 5.0))._replace(inner_var=np.full(4, 30.0))
     x = np.array([-6.0, -4.0, -5.0, 0.0])
-    reference = problem.referee(x, guess)
+    reference = problem.exact_solver(x, guess)
     assert max(reference.inner_residual, reference.v_residual) < 1e-14
-    generic = GenericReferee(problem.oracles, problem.start)(x, None)
+    generic = IterativeExactSolver(problem.oracles, problem.start)(x, None)
     cases.assert_trees_close(reference[:4], generic[:4], rtol=1e-9, atol=1e-12)
 
 
 def test_hypergradient_is_the_gradient_of_h():
-    referee = cases.logistic_selection().referee
+    exact_solver = cases.logistic_selection().exact_solver
     x, move = np.random.default_rng(1).standard_normal((2, 4))
-    slope = (referee(x + 1e-5 * move).value - referee(x - 1e-5 * move).value) / 2e-5
-    np.testing.assert_allclose(referee(x).hypergrad @ move, slope, rtol=1e-7)
+    slope = (exact_solver(x + 1e-5 * move).value - exact_solver(x - 1e-5 * move).value) / 2e-5
+    np.testing.assert_allclose(exact_solver(x).hypergrad @ move, slope, rtol=1e-7)
 
 
 def test_default_start_follows_the_seed():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.precision import arithmetic
-from bilevel.types import Calls, Rows
+from bilevel._precision import arithmetic
+from bilevel._types import Calls, Rows
 from tests import cases
 from tests.problems import small
 

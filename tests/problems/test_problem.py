@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.losses import logistic
+from bilevel.problems.losses import logistic
 from tests import cases
 
 X, Y, X_VAL, Y_VAL = cases.logistic_data(dim=6)
@@ -80,7 +80,7 @@ def test_generic_reference_equals_the_one_of_logistic_selection():
     )
     generic = problem(strongly_convex=True, dtype="float64")
     x = np.linspace(-3, 1, 6)
-    cases.assert_trees_close(generic.referee(x, None)[:4], special.referee(x)[:4], rtol=1e-9, atol=1e-12)
+    cases.assert_trees_close(generic.exact_solver(x, None)[:4], special.exact_solver(x)[:4], rtol=1e-9, atol=1e-12)
 
 
 def test_float32_is_the_default_and_integers_in_the_data_stay_integers():

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.problems.reference import GenericReferee
+from bilevel.problems.exact import IterativeExactSolver
 from tests import cases
 
 
 def test_reference_equals_the_dense_transcription():
     problem = cases.quadratic()
     x = np.random.default_rng(0).standard_normal(3)
-    reference, plain = problem.referee(x), cases.in_numpy("quadratic", problem).solve(x)
+    reference, plain = problem.exact_solver(x), cases.in_numpy("quadratic", problem).solve(x)
     np.testing.assert_allclose(reference.inner_var, plain.z, rtol=1e-11)
     np.testing.assert_allclose(reference.v, plain.v, rtol=1e-11)
     np.testing.assert_allclose(reference.value, plain.h, rtol=1e-11)
@@ -25,31 +25,33 @@ def test_reference_equals_the_dense_transcription():
 
 
 def test_hypergradient_is_the_gradient_of_h():
-    referee = cases.quadratic().referee
+    exact_solver = cases.quadratic().exact_solver
     x, move = np.random.default_rng(1).standard_normal((2, 3))
-    slope = (referee(x + 1e-4 * move).value - referee(x - 1e-4 * move).value) / 2e-4
-    np.testing.assert_allclose(referee(x).hypergrad @ move, slope, rtol=1e-8)
+    slope = (exact_solver(x + 1e-4 * move).value - exact_solver(x - 1e-4 * move).value) / 2e-4
+    np.testing.assert_allclose(exact_solver(x).hypergrad @ move, slope, rtol=1e-8)
 
 
 def test_minimiser_is_stationary_and_the_gap_is_measured_from_it():
-    referee = cases.quadratic().referee
+    exact_solver = cases.quadratic().exact_solver
     x = np.random.default_rng(2).standard_normal(3)
-    assert np.linalg.norm(referee(referee.minimiser).hypergrad) < 1e-12
-    assert referee(referee.minimiser).value_gap == 0
-    np.testing.assert_allclose(referee(x).value_gap, referee(x).value - referee(referee.minimiser).value, rtol=1e-9)
+    assert np.linalg.norm(exact_solver(exact_solver.minimizer).hypergrad) < 1e-12
+    assert exact_solver(exact_solver.minimizer).value_gap == 0
+    np.testing.assert_allclose(
+        exact_solver(x).value_gap, exact_solver(x).value - exact_solver(exact_solver.minimizer).value, rtol=1e-9
+    )
 
 
 def test_generic_reference_equals_the_closed_form():
     problem = cases.quadratic()
     x = np.array([0.3, -1.0, 2.0])
-    generic = GenericReferee(problem.oracles, problem.start)
+    generic = IterativeExactSolver(problem.oracles, problem.start)
     for guess in (None, generic(x + 0.1, None)):
-        cases.assert_trees_close(generic(x, guess)[:4], problem.referee(x)[:4], rtol=1e-9, atol=1e-11)
+        cases.assert_trees_close(generic(x, guess)[:4], problem.exact_solver(x)[:4], rtol=1e-9, atol=1e-11)
 
 
 def test_means_tend_to_the_prescribed_spectra():
-    referee = bilevel.problems.quadratic(60_000, 60_000, 6, 3, seed=0).referee
-    for means in (referee.inner, referee.outer):
+    exact_solver = bilevel.problems.quadratic(60_000, 60_000, 6, 3, seed=0).exact_solver
+    for means in (exact_solver.inner, exact_solver.outer):
         np.testing.assert_allclose(np.linalg.eigvalsh(means.a_inner), np.geomspace(0.1, 1, 6), rtol=0.03)
         np.testing.assert_allclose(np.linalg.eigvalsh(means.a_outer), np.geomspace(0.1, 1, 3), rtol=0.03)
         np.testing.assert_allclose(np.linalg.svd(means.b)[1], np.full(3, 0.1), rtol=0.3)

@@ -43,7 +43,7 @@ def test_ijcnn1_equals_an_independent_scipy_implementation_and_finite_difference
     problem = problems.ijcnn1(dtype="float64")
     x = problem.start.outer_var
     assert (problem.n_inner, problem.n_outer, x.shape) == (49_990, 91_701, (22,)) and np.all(x < 0)
-    reference = problem.referee(x)
+    reference = problem.exact_solver(x)
     value, hypergrad, z = scipy_ijcnn1(x)
     np.testing.assert_allclose(reference.value, value, rtol=1e-11)
     np.testing.assert_allclose(reference.inner_var, z, rtol=1e-8)
@@ -51,7 +51,7 @@ def test_ijcnn1_equals_an_independent_scipy_implementation_and_finite_difference
     assert max(reference.inner_residual, reference.v_residual) < 1e-14
 
     def h(x):
-        return problem.referee(x, reference).value
+        return problem.exact_solver(x, reference).value
 
     step = 1e-4
     slopes = [(h(x + step * e) - h(x - step * e)) / (2 * step) for e in np.eye(22)]
@@ -62,7 +62,7 @@ def test_ijcnn1_equals_an_independent_scipy_implementation_and_finite_difference
 def test_float32_rows_of_ijcnn1_give_h_to_seven_digits():
     narrow, wide = problems.ijcnn1(), problems.ijcnn1(dtype="float64")
     x = wide.start.outer_var
-    np.testing.assert_allclose(narrow.referee(x).value, wide.referee(x).value, rtol=1e-7)
+    np.testing.assert_allclose(narrow.exact_solver(x).value, wide.exact_solver(x).value, rtol=1e-7)
 
 
 @with_data
@@ -77,12 +77,12 @@ def test_ijcnn1_starts_where_the_specification_says_and_the_exact_baseline_reach
 def test_mnist_cleaning_finds_the_corrupted_rows_and_beats_the_noisy_fit_on_validation():
     problem = problems.mnist_cleaning()
     assert (problem.n_inner, problem.n_outer) == (20_000, 5_000) and problem.start.inner_var.shape == (784, 10)
-    trusting = problem.referee(np.full(20_000, 30.0), None)
+    trusting = problem.exact_solver(np.full(20_000, 30.0), None)
     run = bilevel.run(problem, bilevel.SRBA(0.003, 1e-5, 64, period=64), max_steps=3000, eval_every=3000)
     assert run.history["value"][-1] < 0.7 * trusting.value
     assert run.history["weight_auc"][-1] > 0.95
     assert run.history["test_error"][-1] < 0.15
-    assert run.history["reference_inner_residual"][-1] < 1e-10
+    assert run.history["exact_inner_residual"][-1] < 1e-10
 
 
 @with_data
@@ -95,7 +95,7 @@ def test_covtype_splits_standardises_and_has_a_reference(per):
     np.testing.assert_allclose(rows.mean(0, dtype=float), 0, atol=1e-4)
     deviations = rows.std(0, dtype=float)
     np.testing.assert_allclose(deviations[deviations > 0], 1, atol=1e-3)
-    reference = problem.referee(problem.start.outer_var, None)
+    reference = problem.exact_solver(problem.start.outer_var, None)
     assert reference.inner_residual < 1e-10 and 0.5 < reference.value < 1.5
 
 

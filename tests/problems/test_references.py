@@ -8,9 +8,9 @@ from sklearn.metrics import roc_auc_score
 
 import bilevel
 from bilevel import problems
-from bilevel.precision import arithmetic
-from bilevel.problems.reference import GenericReferee
-from bilevel.types import Point
+from bilevel._precision import arithmetic
+from bilevel._types import Point
+from bilevel.problems.exact import IterativeExactSolver
 from tests import cases
 from tests.problems import small
 
@@ -24,11 +24,11 @@ def outer_point(problem, seed=3):
 def test_hypergradient_is_the_gradient_of_h(name, dtype):
     problem = small.PROBLEMS[name](dtype=dtype)
     x = np.asarray(outer_point(problem), np.float64)
-    reference = problem.referee(x, None)
+    reference = problem.exact_solver(x, None)
     scale = np.linalg.norm(reference.v)
     assert reference.inner_residual < 1e-9 and reference.v_residual < 1e-9 * max(1, scale)
     move = np.random.default_rng(5).standard_normal(x.shape)
-    values = [problem.referee(x + step * move, reference).value for step in (1e-4, -1e-4)]
+    values = [problem.exact_solver(x + step * move, reference).value for step in (1e-4, -1e-4)]
     np.testing.assert_allclose(np.sum(reference.hypergrad * move), np.diff(values)[0] / -2e-4, rtol=1e-5)
 
 
@@ -36,29 +36,29 @@ def test_hypergradient_is_the_gradient_of_h(name, dtype):
 def test_special_references_equal_the_generic_one(name):
     problem = small.PROBLEMS[name](dtype="float64")
     x = outer_point(problem)
-    generic = GenericReferee(problem.oracles, problem.start)(x)
-    cases.assert_trees_close(problem.referee(x, None)[:4], generic[:4], rtol=1e-8, atol=1e-11)
+    generic = IterativeExactSolver(problem.oracles, problem.start)(x)
+    cases.assert_trees_close(problem.exact_solver(x, None)[:4], generic[:4], rtol=1e-8, atol=1e-11)
 
 
 def test_a_narrow_problem_is_judged_in_float64():
     """In float32 the systems are solved roughly, and corrected until float64 residuals are small."""
     narrow, wide = small.cleaning(dtype="float32"), small.cleaning(dtype="float64")
     x = outer_point(wide)
-    cases.assert_trees_close(narrow.referee(x)[:4], wide.referee(x)[:4], rtol=1e-5, atol=1e-6)
-    assert narrow.referee(x).inner_residual < 1e-9
+    cases.assert_trees_close(narrow.exact_solver(x)[:4], wide.exact_solver(x)[:4], rtol=1e-5, atol=1e-6)
+    assert narrow.exact_solver(x).inner_residual < 1e-9
 
 
 def test_ridge_equals_the_normal_equations():
     X, y, X_val, y_val = small.targets()
     x = np.array([-1.0, 0.5, -3.0, 1.0])
     z = np.linalg.solve(X.T @ X / len(X) + np.diag(np.exp(x)), X.T @ y / len(X))
-    reference = small.ridge(dtype="float64").referee(x)
+    reference = small.ridge(dtype="float64").exact_solver(x)
     np.testing.assert_allclose(reference.inner_var, z, rtol=1e-10)
     np.testing.assert_allclose(reference.value, np.mean((X_val @ z - y_val) ** 2) / 2, rtol=1e-12)
 
 
 def scipy_softmax(X, labels, row_weights, penalty):
-    """The minimiser of mean w CE + ½ sum penalty z², written anew."""
+    """The minimizer of mean w CE + ½ sum penalty z², written anew."""
     onehot = np.eye(small.CLASSES)[labels]
 
     def objective(flat):
@@ -77,10 +77,10 @@ def test_softmax_and_cleaning_equal_scipy():
     X, y, X_val, y_val = small.classes()
     x = np.array([-1.0, 0.0, 0.5])
     z = scipy_softmax(X, y, np.ones(len(X)), np.exp(x)[None, :])
-    np.testing.assert_allclose(small.softmax_per_class(dtype="float64").referee(x).inner_var, z, atol=1e-8)
+    np.testing.assert_allclose(small.softmax_per_class(dtype="float64").exact_solver(x).inner_var, z, atol=1e-8)
     x = np.random.default_rng(0).standard_normal(len(X))
     z = scipy_softmax(X, y, expit(x), 0.4)
-    reference = small.cleaning(dtype="float64").referee(x)
+    reference = small.cleaning(dtype="float64").exact_solver(x)
     np.testing.assert_allclose(reference.inner_var, z, atol=1e-8)
     scores = X_val @ z
     value = np.mean(logsumexp(scores, axis=1) - scores[np.arange(len(y_val)), y_val])
@@ -105,11 +105,11 @@ def test_metrics_of_cleaning_equal_scikit_learn_and_count_ties_half():
 
 def test_v_of_cleaning_stays_within_its_radius():
     problem = small.cleaning(dtype="float64")
-    lengths = [np.linalg.norm(problem.referee(outer_point(problem, seed)).v) for seed in range(5)]
-    assert max(lengths) <= problem.constants["v_radius"]
+    lengths = [np.linalg.norm(problem.exact_solver(outer_point(problem, seed)).v) for seed in range(5)]
+    assert max(lengths) <= problem.info["v_radius"]
     rows = small.classes()[2]
     expected = np.sqrt(2) * np.linalg.norm(rows, axis=1).max() / 0.4
-    np.testing.assert_allclose(problem.constants["v_radius"], expected, rtol=1e-12)
+    np.testing.assert_allclose(problem.info["v_radius"], expected, rtol=1e-12)
 
 
 def test_labels_are_redrawn_with_the_given_chance():
@@ -131,7 +131,7 @@ BAD = [
     ("softmax_selection", {"X_val": X_VAL[:, :2]}, "4 features and `X_val` 2"),
     ("softmax_selection", {"per": "row"}, "per='row'"),
     ("softmax_selection", {"outer_var": np.zeros(4)}, r"`outer_var` has shape \(4,\); this problem needs \(3,\)"),
-    ("data_cleaning", {"regularisation": 0.0}, "regularisation=0.0"),
+    ("data_cleaning", {"regularization": 0.0}, "regularization=0.0"),
     ("data_cleaning", {"corrupted": np.ones(3, bool)}, r"one bool per training row \(53\)"),
     ("data_cleaning", {"corrupted": np.ones(53, bool)}, "must mark some rows and leave others"),
     ("data_cleaning", {"corrupted": np.arange(53)}, "one bool per training row"),
@@ -179,12 +179,12 @@ def test_bad_arguments_of_cleaning_digits_are_named(changes, message):
 
 def test_weak_penalties_of_many_sizes_are_solved_by_newton_steps_alone(monkeypatch):
     problem = small.softmax_per_feature(dtype="float64")
-    monkeypatch.setattr(type(problem.referee), "_lbfgs", lambda *_: pytest.fail("L-BFGS was needed"))
+    monkeypatch.setattr(type(problem.exact_solver), "_lbfgs", lambda *_: pytest.fail("L-BFGS was needed"))
     # From there a whole step goes too far.
     far = problem.start._replace(inner_var=2 * np.random.default_rng(0).standard_normal((4, 3)))
-    problem.referee._start = far
+    problem.exact_solver._start = far
     x = np.array([-11.0, 3.0, -9.0, -2.0])
-    found = problem.referee(x, None)
+    found = problem.exact_solver(x, None)
     X, y, *_ = small.classes()
 
     def value(z):

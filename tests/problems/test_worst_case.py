@@ -10,18 +10,17 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 
 import bilevel
+from bilevel._precision import arithmetic
+from bilevel._types import Calls, Point
 from bilevel.oracles import AutodiffOracles
-from bilevel.oracles.worst_case import chain, gamma, gamma_slope
-from bilevel.precision import arithmetic
-from bilevel.problems.reference import GenericReferee
-from bilevel.problems.worst_case import worst_case
-from bilevel.types import Calls, Point
+from bilevel.problems.exact import IterativeExactSolver
+from bilevel.problems.worst_case import chain, gamma, gamma_slope, worst_case
 from tests import cases
 
 pytestmark = pytest.mark.slow  # many compilations
 
 M, N, BATCH, EPSILON = 5, 7, 3, 4e-7
-BOTH = pytest.mark.parametrize("normalisation", ["individual", "mean_squared"])
+BOTH = pytest.mark.parametrize("normalization", ["individual", "mean_squared"])
 ROTATIONS = pytest.mark.parametrize("rotation", ["coordinates", "random"])
 
 
@@ -40,7 +39,7 @@ class InNumPy:
     """The definitions written anew, with integrals left to SciPy and U as a matrix."""
 
     def __init__(self, problem):
-        known = problem.constants
+        known = problem.info
         self.alpha, self.amplitude, self.width = known["alpha"], known["lambda"], known["beta"]
         self.basis, self.curvature = basis_of(problem), known["mu_G"]
 
@@ -86,7 +85,7 @@ def random_point(problem, seed=0):
 
 
 def by_autodiff(problem):
-    known = problem.constants
+    known = problem.info
 
     def outer_loss(z, x, row):
         part = z.reshape(problem.n_outer, -1)[row] if row.ndim == 0 else row @ z
@@ -159,13 +158,13 @@ def test_the_second_derivative_of_gamma_lies_between_its_known_extremes():
     np.testing.assert_allclose(t[np.argmax(curvature)], -1, atol=1e-9)
 
 
-def test_constants_are_those_of_the_two_normalisations():
+def test_constants_are_those_of_the_two_normalizations():
     alpha, m, eps, L, gap = 1 / 180, 6, 5e-7, 2.0, 3.0
-    known = small(m, eps, smoothness=L, gap=gap).constants
+    known = small(m, eps, smoothness=L, gap=gap).info
     np.testing.assert_allclose(known["lambda"], 160 * m * eps / (L * alpha**1.5))
     np.testing.assert_allclose(known["beta"] ** 2, 5 * known["lambda"] / L)
     assert known["T"] == int(gap * L * np.sqrt(alpha) / (1760 * m * eps))
-    known = small(m, eps, smoothness=L, gap=gap, normalisation="mean_squared").constants
+    known = small(m, eps, smoothness=L, gap=gap, normalization="mean_squared").info
     np.testing.assert_allclose(known["lambda"], 160 * np.sqrt(m) * eps / (L * alpha**1.5))
     np.testing.assert_allclose(known["beta"] ** 2, 5 * known["lambda"] / (np.sqrt(m) * L))
     assert known["T"] == int(gap * L * np.sqrt(alpha) / (1760 * np.sqrt(m) * eps))
@@ -174,8 +173,8 @@ def test_constants_are_those_of_the_two_normalisations():
 
 
 def test_the_bound_is_flat_in_m_for_one_class_and_grows_as_its_root_for_the_other():
-    def bounds(normalisation):
-        return [worst_case(m, 1e-9, normalisation=normalisation).constants["query_bound"] for m in (4, 64)]
+    def bounds(normalization):
+        return [worst_case(m, 1e-9, normalization=normalization).info["query_bound"] for m in (4, 64)]
 
     few, many = bounds("individual")
     np.testing.assert_allclose(many, few, rtol=0.01)
@@ -193,15 +192,15 @@ def dense_hessians(problem, z):
 def adversary(problem):
     """Where every Γ'' is largest: all chains at -1."""
     basis = basis_of(problem)
-    return -problem.constants["beta"] * basis.reshape(-1, basis.shape[-1]).sum(0)
+    return -problem.info["beta"] * basis.reshape(-1, basis.shape[-1]).sum(0)
 
 
 @BOTH
 @ROTATIONS
-def test_the_known_smoothness_holds_and_is_reached(normalisation, rotation):
-    problem = small(3, 6e-7, normalisation=normalisation, rotation=rotation)
-    known, m = problem.constants, problem.n_outer
-    claimed = known["L"] * (1 if normalisation == "individual" else np.sqrt(m))
+def test_the_known_smoothness_holds_and_is_reached(normalization, rotation):
+    problem = small(3, 6e-7, normalization=normalization, rotation=rotation)
+    known, m = problem.info, problem.n_outer
+    claimed = known["L"] * (1 if normalization == "individual" else np.sqrt(m))
     points = [adversary(problem), *(random_point(problem, seed).inner_var for seed in range(3))]
     hessians = np.array([dense_hessians(problem, z) for z in points])
     largest = np.abs(np.linalg.eigvalsh(hessians)).max((1, 2))
@@ -216,7 +215,7 @@ def test_the_known_smoothness_holds_and_is_reached(normalisation, rotation):
 
 @ROTATIONS
 def test_mean_squared_smoothness_holds_between_any_two_points(rotation):
-    problem = small(normalisation="mean_squared", rotation=rotation)
+    problem = small(normalization="mean_squared", rotation=rotation)
     plain, rng, base = InNumPy(problem), np.random.default_rng(0), adversary(problem)
     top = np.linalg.eigh(dense_hessians(problem, base).mean(0))[1][:, -1]
     pairs = [(base, base + 1e-3 * top), (base, base + top)]
@@ -225,8 +224,8 @@ def test_mean_squared_smoothness_holds_between_any_two_points(rotation):
         np.mean(np.sum((plain.outer_grads(a) - plain.outer_grads(b)) ** 2, axis=1)) / np.sum((a - b) ** 2)
         for a, b in pairs
     ]
-    assert max(ratios) <= problem.constants["L"] ** 2
-    np.testing.assert_allclose(max(ratios), problem.constants["mean_squared_smoothness"] ** 2, rtol=0.01)
+    assert max(ratios) <= problem.info["L"] ** 2
+    np.testing.assert_allclose(max(ratios), problem.info["mean_squared_smoothness"] ** 2, rtol=0.01)
 
 
 @pytest.mark.parametrize(("m", "times"), [(1, 1.0), (32, 7.2), (180, 36.8), (1000, 36.8)])
@@ -242,56 +241,56 @@ def test_with_alpha_as_printed_the_terms_are_far_less_smooth_than_claimed(m, tim
 
 
 @BOTH
-def test_h_at_0_exceeds_its_infimum_by_the_known_gap_and_not_more_than_allowed(normalisation):
-    problem = small(normalisation=normalisation)
-    known, referee = problem.constants, problem.referee
+def test_h_at_0_exceeds_its_infimum_by_the_known_gap_and_not_more_than_allowed(normalization):
+    problem = small(normalization=normalization)
+    known, exact_solver = problem.info, problem.exact_solver
     rng = np.random.default_rng(0)
     starts = [np.zeros_like(problem.start.outer_var), *known["beta"] * rng.normal(0.5, 1, (2, problem.start.v.size))]
 
     def value_and_grad(x):
-        reference = referee(x)
+        reference = exact_solver(x)
         return reference.value, reference.hypergrad
 
     found = [minimize(value_and_grad, x, jac=True, method="L-BFGS-B", options={"maxiter": 300}).fun for x in starts]
     assert min(found) > -1e-12
-    assert referee(known["beta"] * np.ones_like(starts[0])).value == pytest.approx(0, abs=1e-15)
-    np.testing.assert_allclose(referee(starts[0]).value_gap, known["initial_gap"], rtol=1e-12)
+    assert exact_solver(known["beta"] * np.ones_like(starts[0])).value == pytest.approx(0, abs=1e-15)
+    np.testing.assert_allclose(exact_solver(starts[0]).value_gap, known["initial_gap"], rtol=1e-12)
     assert known["initial_gap"] <= known["Delta"]
 
 
 @pytest.mark.parametrize("m", [1, 3, 50])
 @BOTH
-def test_the_gap_stays_below_delta_up_to_the_largest_epsilon(m, normalisation):
+def test_the_gap_stays_below_delta_up_to_the_largest_epsilon(m, normalization):
     with pytest.raises(ValueError, match="take `epsilon`") as refusal:
-        worst_case(m, 1.0, normalisation=normalisation, gap=2.5)
+        worst_case(m, 1.0, normalization=normalization, gap=2.5)
     largest = float(re.search(r"<= (\S+),", str(refusal.value))[1])
-    known = worst_case(m, largest, normalisation=normalisation, gap=2.5).constants
+    known = worst_case(m, largest, normalization=normalization, gap=2.5).info
     assert known["T"] == 14
     assert known["initial_gap"] <= 2.5
     assert known["lambda"] * (np.sqrt(known["alpha"]) + 10 * known["alpha"] * known["T"]) <= 2.5, "as the proof says"
     with pytest.raises(ValueError, match=r"T = 13 < 14"):
-        worst_case(m, 1.002 * largest, normalisation=normalisation, gap=2.5)
+        worst_case(m, 1.002 * largest, normalization=normalization, gap=2.5)
 
 
 @ROTATIONS
 def test_reference_is_exact(rotation):
     problem = small(rotation=rotation)
     x, move = random_point(problem)[:2]
-    reference, plain = problem.referee(x), InNumPy(problem)
+    reference, plain = problem.exact_solver(x), InNumPy(problem)
     grad = plain.outer_grads(x).mean(0)
     np.testing.assert_allclose(reference.hypergrad, grad, atol=1e-14)
     np.testing.assert_allclose(reference.v, -grad / 0.7, atol=1e-14)
     np.testing.assert_allclose(reference.value, plain.outer_value(x, np.arange(M)), rtol=1e-12)
     assert max(reference.inner_residual, reference.v_residual) < 1e-15
-    slope = (problem.referee(x + 1e-5 * move).value - problem.referee(x - 1e-5 * move).value) / 2e-5
+    slope = (problem.exact_solver(x + 1e-5 * move).value - problem.exact_solver(x - 1e-5 * move).value) / 2e-5
     np.testing.assert_allclose(reference.hypergrad @ move, slope, rtol=1e-8)
-    generic = GenericReferee(problem.oracles, problem.start)(x, None)
+    generic = IterativeExactSolver(problem.oracles, problem.start)(x, None)
     cases.assert_trees_close(reference[:4], generic[:4], rtol=1e-9, atol=1e-11)
 
 
 def test_the_reference_of_a_narrow_problem_is_that_of_the_rows_it_holds():
     problem = small(rotation="random", dtype="float32")
-    direction = problem.referee(x := random_point(problem).outer_var)
+    direction = problem.exact_solver(x := random_point(problem).outer_var)
     with arithmetic("float64"):
         exact = problem.oracles.astype("float64").direction(Point(x, x, direction.v))
     np.testing.assert_allclose(exact.outer_var, direction.hypergrad, atol=1e-14)
@@ -302,7 +301,7 @@ def test_the_reference_of_a_narrow_problem_is_that_of_the_rows_it_holds():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_gradient_reaches_one_coordinate_further_of_its_own_chain_alone(dtype):
     problem = small(dtype=dtype)
-    length = problem.constants["T"] + 1
+    length = problem.info["T"] + 1
     rng = np.random.default_rng(0)
     with arithmetic(dtype):
         oracles = problem.oracles.batched(1, "iid")
@@ -317,20 +316,20 @@ def test_a_gradient_reaches_one_coordinate_further_of_its_own_chain_alone(dtype)
 
 
 @BOTH
-def test_h_is_not_stationary_while_half_of_the_chains_end_in_zeros(normalisation):
-    problem = small(4, 7e-7, normalisation=normalisation)
-    width, length = problem.constants["beta"], problem.constants["T"] + 1
+def test_h_is_not_stationary_while_half_of_the_chains_end_in_zeros(normalization):
+    problem = small(4, 7e-7, normalization=normalization)
+    width, length = problem.info["beta"], problem.info["T"] + 1
     rng = np.random.default_rng(0)
 
     def norm_sq(half):
         y = np.ones((4, length))  # the other half is solved
         y[:2, :-2], y[:2, -2:] = half, 0
-        return np.sum(problem.referee(width * y.ravel()).hypergrad ** 2)
+        return np.sum(problem.exact_solver(width * y.ravel()).hypergrad ** 2)
 
     slopes = np.linspace(1, 0, length - 2)
     smooth = [slopes**power for power in np.geomspace(0.05, 5, 30)]
     rough = [scale * rng.standard_normal((2, length - 2)) for scale in np.geomspace(1e-3, 10, 30)]
-    assert min(map(norm_sq, smooth + rough)) > problem.constants["epsilon"]
+    assert min(map(norm_sq, smooth + rough)) > problem.info["epsilon"]
 
 
 def test_no_chain_that_ends_in_two_zeros_has_a_small_gradient():
@@ -393,14 +392,14 @@ def test_solvers_run_and_are_charged_for_the_rows_they_read(name, rotation):
 
 @BOTH
 @pytest.mark.parametrize("name", ["SRBA", "SABA", "SOBA"])
-def test_no_solver_beats_the_bound(name, normalisation):
-    problem = small(4, 7e-7, normalisation=normalisation, inner_curvature=1.0)
-    bound = problem.constants["query_bound"]
+def test_no_solver_beats_the_bound(name, normalization):
+    problem = small(4, 7e-7, normalization=normalization, inner_curvature=1.0)
+    bound = problem.info["query_bound"]
     solver = getattr(bilevel, name)(0.5, 0.5, 1)
     history = bilevel.run(problem, solver, max_steps=400, eval_every=1).history
     early = history["calls_outer_grad"] <= bound
     assert np.count_nonzero(early) > 2
-    assert np.all(history["hypergrad_norm_sq"][early] > problem.constants["epsilon"])
+    assert np.all(history["hypergrad_norm_sq"][early] > problem.info["epsilon"])
 
 
 def test_defaults_make_as_many_inner_rows_as_outer_ones():
@@ -408,7 +407,7 @@ def test_defaults_make_as_many_inner_rows_as_outer_ones():
     assert (problem.n_inner, problem.n_outer) == (3, 3)
     assert problem.dtype == np.float32
     assert problem.name == "worst_case (individual)"
-    assert all(not part.any() and part.size == 3 * (problem.constants["T"] + 1) for part in problem.start)
+    assert all(not part.any() and part.size == 3 * (problem.info["T"] + 1) for part in problem.start)
     assert problem.oracles.largest_curvature == 1.0
 
 
@@ -425,7 +424,7 @@ def test_defaults_make_as_many_inner_rows_as_outer_ones():
         ({"smoothness": -1.0}, "`smoothness=-1.0`: must be above 0"),
         ({"gap": np.inf}, "`gap=inf`: must be above 0 and finite"),
         ({"inner_curvature": 0}, "`inner_curvature=0`: must be above 0"),
-        ({"normalisation": "paper"}, "`normalisation='paper'`: must be one of 'individual', 'mean_squared'"),
+        ({"normalization": "paper"}, "`normalization='paper'`: must be one of 'individual', 'mean_squared'"),
         ({"rotation": "none"}, "`rotation='none'`: must be one of 'coordinates', 'random'"),
         ({"dtype": "int32"}, "dtype='int32'"),
     ],

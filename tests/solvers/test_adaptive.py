@@ -11,16 +11,17 @@ import optax
 import pytest
 
 import bilevel
-from bilevel import trees
-from bilevel.bench.sweep import sweep
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.sweep import sweep
 from bilevel.oracles import joined
-from bilevel.precision import arithmetic
-from bilevel.solvers import safeguard, steering
+from bilevel.solvers import preconditioning as steering
+from bilevel.solvers import rollback as safeguard
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.directions import descend, direction_calls
-from bilevel.solvers.fields import whole
+from bilevel.solvers.parameters import whole
 from bilevel.solvers.recursive import RecursiveState
-from bilevel.stepping import advance, draw_page, initial_state, run_key
 from tests import cases
 from tests.solvers.test_contract import CountingOracles
 from tests.solvers.transcribed import start_of
@@ -62,7 +63,7 @@ def test_iterates_equal_the_transcription(name):
         for part, wanted in step.items():
             actual = np.asarray(getattr(state.point, part))
             assert np.linalg.norm(actual - wanted) <= 1e-10 * np.linalg.norm(wanted), (t, part)
-    assert float(run.states[-1].guard.backoffs) == 0
+    assert float(run.states[-1].guard.rollbacks) == 0
     assert len({tuple(np.asarray(state.steering.diagonal)) for state in run.states}) >= (name == "logistic") * 7 + 1
 
 
@@ -149,8 +150,8 @@ def test_growth_is_seen_and_undone(dtype):
     result = bilevel.run(problem, replace(ADAPTIVE, step_size=HUGE), max_steps=200, eval_every=1)
     history = result.history
     assert result.status == "out_of_budget"
-    assert history["backoffs"][-1] >= 5
-    assert np.all(np.diff(history["backoffs"]) >= 0)
+    assert history["rollbacks"][-1] >= 5
+    assert np.all(np.diff(history["rollbacks"]) >= 0)
     assert history["step_scale"].min() <= 2.0**-5
     assert np.all(np.isfinite(history["outer_value"])) and np.all(np.isfinite(history["value"]))
     assert history["outer_value"][-1] < history["outer_value"][0]
@@ -160,7 +161,7 @@ def test_growth_is_seen_and_undone(dtype):
 
 def test_a_calm_run_is_left_alone():
     history = bilevel.run(selection(), ADAPTIVE, max_steps=300).history
-    assert np.all(history["backoffs"] == 0) and np.all(history["step_scale"] == 1)
+    assert np.all(history["rollbacks"] == 0) and np.all(history["step_scale"] == 1)
 
 
 def test_where_the_iterate_is_not_finite_the_last_good_one_is_judged():
@@ -169,7 +170,7 @@ def test_where_the_iterate_is_not_finite_the_last_good_one_is_judged():
     state = run.states[-1]
     assert not trees.is_finite(state.point), "the step was meant to overflow between two refreshes"
     with arithmetic("float32"):
-        judged = run.solver.judged(state)
+        judged = run.solver.evaluation_point(state)
     cases.assert_trees_equal(trees.to_numpy(judged), trees.to_numpy(problem.start))
 
 
@@ -188,7 +189,7 @@ def test_steps_grow_again_after_good_refreshes():
         for size in (1e9, np.nan, *[1.0] * 100):
             last = after(last, size)
             scales.append(float(last.scale))
-    assert scales[:3] == [1, 0.5, 0.25] and float(last.backoffs) == 2
+    assert scales[:3] == [1, 0.5, 0.25] and float(last.rollbacks) == 2
     assert scales.index(0.5, 3) == 2 + 31 and scales.index(1, 3) == 2 + 62 and scales[-1] == 1
     cases.assert_trees_equal(trees.to_numpy(last.point), point)
 
@@ -225,7 +226,7 @@ def test_bounds_may_be_trees_and_texts():
 # Sweeps
 
 
-def test_a_sweep_equals_single_runs_whatever_its_neighbours_do():
+def test_a_sweep_equals_single_runs_whatever_its_neighbors_do():
     problem = selection(dtype="float32")
     settings = [replace(ADAPTIVE, step_size=step) for step in (0.05, 0.1, HUGE)]
     calls = 60_000
@@ -235,9 +236,9 @@ def test_a_sweep_equals_single_runs_whatever_its_neighbours_do():
         assert cell.status == alone.status == "out_of_budget"
         last = cell.rows[-1]
         assert last["step"] == alone.history["step"][-1]
-        assert last["backoffs"] == alone.history["backoffs"][-1]
+        assert last["rollbacks"] == alone.history["rollbacks"][-1]
         np.testing.assert_allclose(last["value"], alone.history["value"][-1], rtol=2e-4)
-    assert together[2].rows[-1]["backoffs"] > 0
+    assert together[2].rows[-1]["rollbacks"] > 0
 
 
 # Trees and users' losses
@@ -308,7 +309,7 @@ def test_auto_needs_no_tuning_for_the_scale_of_the_data():
         problem = bilevel.problems.logistic_selection(scale * rows, signs, scale * val, val_signs, **start)
         bounds = tuple(2 * np.log(scale) + bound for bound in (-10, 10))
         history = bilevel.run(problem, bilevel.SRBA("auto", outer_bounds=bounds), max_steps=2000).history
-        assert history["backoffs"][-1] == 0
+        assert history["rollbacks"][-1] == 0
         values.append(history["value"][-1])
     np.testing.assert_allclose(values, values[1], rtol=1e-3)
 
@@ -477,6 +478,6 @@ def test_configs_and_stores_hold_texts(tmp_path):
     table = store.read()
     assert set(table["param_outer_bounds"]) == {"(-5.0, 5.0)"} and set(table["param_outer_optimizer"]) == {"adam"}
     assert sorted(set(table["param_step_size"])) == [0.05, 0.1]
-    assert table["backoffs"].notna().all() and table["step_scale"].notna().all()
+    assert table["rollbacks"].notna().all() and table["step_scale"].notna().all()
     ((name, pairs),) = settings(select(table, "value"))
     assert bilevel.SOLVERS[name](**dict(pairs)).outer_bounds == (-5.0, 5.0)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import bilevel
+from bilevel._precision import arithmetic
+from bilevel._types import Calls
+from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.oracles import Oracles
-from bilevel.precision import arithmetic
-from bilevel.stepping import advance, draw_page, initial_state, run_key
-from bilevel.types import Calls
 from tests import cases
 
 SOLVERS = cases.SOLVERS

@@ -44,7 +44,7 @@ def test_every_sampling_reaches_the_solution(sampling):
 def test_the_solution_is_the_closed_form():
     problem = tiny(0)
     point = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=20_000, tolerance=1e-26).point
-    np.testing.assert_allclose(point.outer_var, problem.referee.minimiser, atol=1e-11)
-    exact = problem.referee(problem.referee.minimiser)
+    np.testing.assert_allclose(point.outer_var, problem.exact_solver.minimizer, atol=1e-11)
+    exact = problem.exact_solver(problem.exact_solver.minimizer)
     np.testing.assert_allclose(point.inner_var, exact.inner_var, atol=1e-11)
     np.testing.assert_allclose(point.v, exact.v, atol=1e-11)

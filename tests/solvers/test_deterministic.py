@@ -7,11 +7,12 @@ import pytest
 from scipy.optimize import minimize
 
 import bilevel
-from bilevel.precision import arithmetic
-from bilevel.solvers import all_rows, exact, hoag
+from bilevel._precision import arithmetic
+from bilevel._types import Calls
+from bilevel.solvers import exact, hoag
+from bilevel.solvers import host as all_rows
 from bilevel.solvers.exact import Exact
 from bilevel.solvers.hoag import HOAG
-from bilevel.types import Calls
 from tests import cases
 from tests.solvers.test_contract import CountingOracles
 from tests.solvers.test_convergence import tiny
@@ -36,14 +37,14 @@ def path(problem, solver, steps):
 def test_both_reach_the_solution_of_quadratics(name, seed):
     result = bilevel.run(tiny(seed), SOLVERS[name], max_steps={"Exact": 30, "HOAG": 250}[name], tolerance=1e-20)
     assert result.status == "converged"
-    np.testing.assert_allclose(result.point.outer_var, tiny(seed).referee.minimiser, atol=1e-8)
+    np.testing.assert_allclose(result.point.outer_var, tiny(seed).exact_solver.minimizer, atol=1e-8)
 
 
 def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
     problem = cases.logistic_selection()
 
     def value_and_grad(x):
-        reference = problem.referee(x, None)
+        reference = problem.exact_solver(x, None)
         return reference.value, reference.hypergrad
 
     options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 1000}
@@ -101,20 +102,20 @@ def test_hoag_stays_as_near_to_its_exact_sequence_as_its_tolerances_say():
     start = np.asarray(problem.start.inner_var), np.asarray(problem.start.outer_var)
     expected = transcribed_hoag(cases.in_numpy("quadratic", problem), *start, range(steps), lipschitz=1.0)
     states = path(problem, HOAG(lipschitz=1.0), steps)
-    inner, outer = problem.referee.inner, problem.referee.outer
+    inner, outer = problem.exact_solver.inner, problem.exact_solver.outer
     mu, norm = np.linalg.eigvalsh(inner.a_inner)[0], lambda matrix: np.linalg.norm(matrix, 2)
     # What errors of eps in z and in the residual of v do to g; Lanczos gives mu to a hundredth.
     growth = 1.05 * (norm(inner.b) * (1 + norm(outer.a_inner)) / mu + norm(outer.b))
     first = states[0].step / expected[0]["step"]
-    assert expected[-1]["step"] * norm(problem.referee.hessian) < 2, "else an error could grow from step to step"
+    assert expected[-1]["step"] * norm(problem.exact_solver.hessian) < 2, "else an error could grow from step to step"
     bound, x = 0.0, start[1]
     for k, (ours, exact_step) in enumerate(zip(states, expected, strict=True), start=1):
         np.testing.assert_allclose(ours.step / exact_step["step"], first, rtol=1e-12)
-        grad = np.linalg.norm(problem.referee(x).hypergrad)
+        grad = np.linalg.norm(problem.exact_solver(x).hypergrad)
         bound += float(ours.step) * growth * exponential(k) + abs(ours.step - exact_step["step"]) * grad
         x = exact_step["outer_var"]
         assert np.linalg.norm(ours.point.outer_var - x) <= bound
-    assert bound < np.linalg.norm(start[1] - problem.referee.minimiser), "a bound that says something"
+    assert bound < np.linalg.norm(start[1] - problem.exact_solver.minimizer), "a bound that says something"
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
@@ -280,7 +281,7 @@ def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
     assert result.status == "converged"
 
     def value_and_grad(x):
-        reference = problem.referee(x, None)
+        reference = problem.exact_solver(x, None)
         return reference.value, reference.hypergrad
 
     box = list(zip(np.full(4, -3.0), np.broadcast_to(upper, 4), strict=True))

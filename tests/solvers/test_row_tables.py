@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.precision import arithmetic
-from bilevel.stepping import initial_state
+from bilevel._precision import arithmetic
+from bilevel.engine.loop import initial_state
 from tests import cases
 
 STEP, RATIO, STEPS = 0.05, 20.0, 40
@@ -45,7 +45,7 @@ class CleaningRows:
 
     def __init__(self, problem):
         self.train, self.val = problem.oracles.inner_samples.leaves, problem.oracles.outer_samples.leaves
-        self.ridge = 2 * float(problem.oracles.regularisation)
+        self.ridge = 2 * float(problem.oracles.regularization)
 
     def _missed(self, level, i, z):
         row, label = np.asarray(level.features[i]), int(level.labels[i])

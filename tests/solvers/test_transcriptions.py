@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import trees
+from bilevel import _tree as trees
 from tests import cases
 from tests.solvers.transcribed import KIND_NAMES, TRANSCRIPTIONS, start_of
 

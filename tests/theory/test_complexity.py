@@ -5,8 +5,17 @@ import pytest
 
 import bilevel
 from bilevel.theory import complexity
-from bilevel.theory.complexity import METHODS, Measurement, calls_to, measure, problem_of, slope, slope_in_size
-from bilevel.theory.complexity_figure import figure, table
+from bilevel.theory.complexity import (
+    METHODS,
+    Measurement,
+    calls_to,
+    figure,
+    measure,
+    problem_of,
+    slope,
+    slope_in_size,
+    table,
+)
 
 
 def test_a_power_law_has_its_exponent_and_infinite_points_are_left_out():
@@ -44,8 +53,7 @@ def test_steps_and_periods_follow_the_theory():
 
 def test_a_measurement_goes_from_sizes_to_a_table_and_a_figure(tmp_path, monkeypatch):
     methods = tuple(method for method in METHODS if method.name in ("SRBA", "Exact"))
-    for module in ("complexity", "complexity_figure"):
-        monkeypatch.setattr(f"bilevel.theory.{module}.METHODS", methods)
+    monkeypatch.setattr("bilevel.theory.complexity.METHODS", methods)
     found = [row for method in methods for row in measure(method, (256, 512, 1024), (1e-1, 1e-2), range(2), 60_000)]
     assert {(row.solver, row.size) for row in found} == {(m.name, size) for m in methods for size in (256, 512, 1024)}
     exact = slope_in_size(found, "Exact", 1e-2)

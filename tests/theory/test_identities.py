@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.precision import arithmetic
-from bilevel.stepping import run_key
-from bilevel.theory.identities import (
+from bilevel._precision import arithmetic
+from bilevel._types import Point, Rows
+from bilevel.engine.loop import run_key
+from tests import cases
+from tests.theory.identities import (
     every_sequence,
     neumann_mean,
     recursive_mse,
@@ -18,8 +20,6 @@ from bilevel.theory.identities import (
     sampled_direction,
     shares,
 )
-from bilevel.types import Point, Rows
-from tests import cases
 
 pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
 
@@ -142,7 +142,7 @@ TERMS = {"StocBiO": 4, "MRBO": 4, "VRBO": 4, "BSA": 3, "TTSA": 3, "ALSET": 3, "S
 @pytest.mark.parametrize("name", TERMS)
 def test_neumann_series_have_the_mean_of_their_closed_form(name):
     problem = tiny()
-    inner, outer = problem.referee.inner, problem.referee.outer
+    inner, outer = problem.exact_solver.inner, problem.exact_solver.outer
     found = neumann_mean(problem, neumann(name), POINT)
     assert_close(found)
     z, x, _ = POINT
@@ -158,9 +158,9 @@ def test_neumann_series_have_the_mean_of_their_closed_form(name):
 
 def test_the_bias_of_a_neumann_series_falls_by_the_same_factor_with_each_term():
     problem, solver = tiny(), neumann("StocBiO")
-    hessian = problem.referee.inner.a_inner
+    hessian = problem.exact_solver.inner.a_inner
     start, modes = problem.start, np.linalg.eigh(hessian)
-    outer = problem.referee.outer
+    outer = problem.exact_solver.outer
     grad = outer.a_inner @ start.inner_var + outer.b.T @ start.outer_var + outer.linear_inner
     solution = -np.linalg.solve(hessian, grad)
     left = (solution - neumann_mean(problem, solver).lhs.v) @ modes[1] / (solution @ modes[1])

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import trees
-from bilevel.constants import constants
-from bilevel.oracles import Factors, QuadraticOracles, Samples
-from bilevel.precision import arithmetic
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel._types import Point, Rows
+from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.quadratic import Means, QuadraticReferee
+from bilevel.problems.quadratic import Factors, Means, QuadraticExactSolver, QuadraticOracles
 from bilevel.theory.steps import descent_constants, lyapunov, lyapunov_coefficients, phi_v_smoothness, step_sizes
-from bilevel.types import Point, Rows
 from tests import cases
-from tests.theory.test_constants import made
+from tests.problems.test_constants import made
 
 pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
 
@@ -41,7 +40,7 @@ def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
             for rows in (inner, outer)
         ]
     start = Point(np.array([1.0]), np.array([-1.0]), np.array([0.5]))
-    return BilevelProblem(QuadraticOracles(*levels), start, QuadraticReferee(Means.of(inner), Means.of(outer)))
+    return BilevelProblem(QuadraticOracles(*levels), start, QuadraticExactSolver(Means.of(inner), Means.of(outer)))
 
 
 class Row:
@@ -76,7 +75,7 @@ class Scalars:
     def measures(self, u):
         """φ_z, φ_v, h and ||∇h||²."""
         z, v, x = u
-        reference = self.problem.referee(np.array([x]))
+        reference = self.problem.exact_solver(np.array([x]))
         curvature = np.mean([row.zz for row in self.inner])
         off = np.array([z - reference.inner_var[0], v - reference.v[0]])
         return [*(curvature * off**2 / 2), reference.value, reference.hypergrad[0] ** 2]
@@ -129,7 +128,7 @@ class Expected:
 @pytest.fixture(scope="module")
 def mild_case():
     problem = mild(outer_scale=0.3)
-    return problem, Scalars(problem), constants(problem)
+    return problem, Scalars(problem), problem.constants()
 
 
 STARTS = [np.array(u) for u in ([1.0, 0.5, -1.0], [-2.0, 0.0, 0.3], [0.1, -1.0, 2.0], [5.0, 3.0, 0.0])]
@@ -168,7 +167,7 @@ def test_descent_lemmas_hold_at_the_largest_steps_they_allow(mild_case, start, s
 def test_error_of_the_directions_is_bounded_by_the_squared_smoothness(start):
     """app:lemma:bound_error_directions prints L1_G for its square, and ||D_z||² twice."""
     scalars = Scalars(mild(inner_scale=300.0))
-    found = constants(scalars.problem)
+    found = scalars.problem.constants()
     g1, a = found.L1_G, found.L1_F**2
     rho, gamma = 0.001, 0.0003
     e = Expected(scalars, start, rho, gamma, 3)
@@ -198,7 +197,7 @@ def test_conditional_mean_of_the_estimate_has_a_cross_term():
 def test_gradients_at_the_solution_are_bounded_as_corrected_and_not_as_printed():
     """app:eq:4 and app:eq:delta_D lose a square of L1_G and a μ."""
     scalars = Scalars(mild(inner_scale=1e5))
-    found = constants(scalars.problem)
+    found = scalars.problem.constants()
     curvature, cross = (np.mean([getattr(row, part) for row in scalars.inner]) for part in ("zz", "xz"))
     phi = curvature / 2  # at distance 1 from z*, or from v*
     assert cross**2 <= 2 * found.L1_G**2 / found.mu_G * phi
@@ -251,7 +250,7 @@ def test_error_of_the_hypergradient_is_bounded_by_the_distances(name):
     d = descent_constants(found)
     rng = np.random.default_rng(0)
     start = trees.to_numpy(problem.start, np.float64)
-    reference = problem.referee(start.outer_var, None)
+    reference = problem.exact_solver(start.outer_var, None)
     for size in (1e-3, 0.3, 1.0):
         off_z, off_v = size * rng.standard_normal((2, *np.shape(start.inner_var)))
         z, v = reference.inner_var + off_z, reference.v + off_v
@@ -312,7 +311,7 @@ def test_printed_bound_of_rho_lets_v_step_beyond_its_smoothness():
 
 def solved(x):
     """Where φ_z = φ_v = 0, so that L falls through h alone."""
-    reference = mild(outer_scale=0.3).referee(np.array([x]))
+    reference = mild(outer_scale=0.3).exact_solver(np.array([x]))
     return np.array([reference.inner_var[0], reference.v[0], x])
 
 
@@ -360,7 +359,7 @@ def quadratic_case(request, mild_case):
     if request.param == "mild":
         return mild_case[0], mild_case[2]
     problem = cases.quadratic()
-    return problem, constants(problem)
+    return problem, problem.constants()
 
 
 def test_runs_descend_in_the_mean_over_seeds_at_every_refresh(quadratic_case):
@@ -398,7 +397,7 @@ def test_the_gaps_are_those_of_the_paper(name):
     start = trees.to_numpy(problem.start, np.float64)
     shape = np.shape(start.inner_var)
     point = Point(rng.standard_normal(shape), start.outer_var, rng.standard_normal(shape))
-    reference, value = problem.referee(point.outer_var, None), lyapunov(problem, point, steps)
+    reference, value = problem.exact_solver(point.outer_var, None), lyapunov(problem, point, steps)
     at = Point(reference.inner_var, point.outer_var, reference.v)
 
     def psi(v):
@@ -454,4 +453,4 @@ def test_nonsense_is_refused():
     with pytest.raises(ValueError, match=r"`constants\.R` is None"):
         step_sizes(free, 3, 3)
     with pytest.raises(ValueError, match="strongly_convex"):
-        lyapunov(dataclasses.replace(problem, referee=None), problem.start, step_sizes(found, 3, 3))
+        lyapunov(dataclasses.replace(problem, exact_solver=None), problem.start, step_sizes(found, 3, 3))

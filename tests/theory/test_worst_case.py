@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import bilevel
+from bilevel._types import Point
 from bilevel.problems.worst_case import worst_case
 from bilevel.theory.worst_case import OUTSIDE, gradient_floor, n_completed, progress, reached, zero_chain
-from bilevel.types import Point
 from tests import cases
 
 pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
 
 M, EPSILON = 4, 7e-7
-BOTH = pytest.mark.parametrize("normalisation", ["individual", "mean_squared"])
+BOTH = pytest.mark.parametrize("normalization", ["individual", "mean_squared"])
 LINEAR = [name for name, cls in bilevel.SOLVERS.items() if cls.compiled and name not in OUTSIDE]
 
 
-def hard(normalisation="individual", **kwargs):
-    return worst_case(M, EPSILON, **({"normalisation": normalisation, "dtype": "float64"} | kwargs))
+def hard(normalization="individual", **kwargs):
+    return worst_case(M, EPSILON, **({"normalization": normalization, "dtype": "float64"} | kwargs))
 
 
 def quick(name, **kwargs):
@@ -29,7 +29,7 @@ def quick(name, **kwargs):
 
 def test_reach_is_the_last_coordinate_that_is_not_zero():
     problem = hard()
-    length = int(problem.constants["T"]) + 1
+    length = int(problem.info["T"]) + 1
     z, x, v = np.zeros((3, M, length))
     z[0, [0, 2]], x[1, length - 2], v[2, length - 1] = 1.0, -1e-300, 5.0
     point = Point(z.ravel(), x.ravel(), v.ravel())
@@ -42,12 +42,12 @@ def test_reach_is_the_last_coordinate_that_is_not_zero():
 
 
 @BOTH
-def test_the_floor_is_epsilon_with_half_of_the_chains_and_twice_that_with_all(normalisation):
-    problem = hard(normalisation)
+def test_the_floor_is_epsilon_with_half_of_the_chains_and_twice_that_with_all(normalization):
+    problem = hard(normalization)
     np.testing.assert_allclose(gradient_floor(problem, M // 2), EPSILON, rtol=1e-12)
     np.testing.assert_allclose(gradient_floor(problem, 0), 2 * EPSILON, rtol=1e-12)
     np.testing.assert_allclose(gradient_floor(problem, np.array([1, M])), [1.5 * EPSILON, 0], rtol=1e-12)
-    turned = hard(normalisation, rotation="random")
+    turned = hard(normalization, rotation="random")
     assert gradient_floor(turned, 0) == gradient_floor(problem, 0)
 
 
@@ -88,7 +88,7 @@ def rows_of_f(run, steps):
 def test_solvers_reach_exactly_what_their_rows_and_their_order_of_moves_allow(name, seed):
     problem, steps = hard(), 60
     run = cases.trajectory(problem, quick(name), steps, seed)
-    allowed = zero_chain(rows_of_f(run, steps), int(problem.constants["T"]) + 1, ORDERS[name])
+    allowed = zero_chain(rows_of_f(run, steps), int(problem.info["T"]) + 1, ORDERS[name])
     for t, state in enumerate(run.states, start=1):
         cases.assert_trees_equal(reached(state.point, problem), Point(*(part[t] for part in allowed)))
     assert allowed.v[-1].max() > 3
@@ -97,8 +97,8 @@ def test_solvers_reach_exactly_what_their_rows_and_their_order_of_moves_allow(na
 def test_the_induction_as_printed_would_let_every_chain_be_complete_within_the_bound():
     """The proof counts "at most m t vectors", t per row seen; the bound needs one per query of the row itself."""
     problem = hard()
-    length, queries = int(problem.constants["T"]), int(problem.constants["T"])
-    assert queries < problem.constants["query_bound"]
+    length, queries = int(problem.info["T"]), int(problem.info["T"])
+    assert queries < problem.info["query_bound"]
     in_turn = np.eye(M)[np.arange(queries) % M]
     printed = np.where(in_turn.sum(0) > 0, queries, 0)
     assert np.all(printed >= length), "nothing would be left of I"
@@ -117,9 +117,9 @@ def test_the_allowance_is_met_with_equality():
 
 @BOTH
 @pytest.mark.parametrize("name", cases.marked(LINEAR))
-def test_no_linear_solver_is_ahead_of_the_bound(name, normalisation):
-    problem = hard(normalisation)
-    bound = problem.constants["query_bound"]
+def test_no_linear_solver_is_ahead_of_the_bound(name, normalization):
+    problem = hard(normalization)
+    bound = problem.info["query_bound"]
     for seed in range(3):
         meter = progress(problem, quick(name), seed=seed, max_calls=1500)
         assert meter.is_within
@@ -128,14 +128,14 @@ def test_no_linear_solver_is_ahead_of_the_bound(name, normalisation):
         assert np.all(M - meter.completed[early] >= M / 2), "the proof prints |I| <= m/2"
         assert meter.queries_to(EPSILON) > bound
         assert np.sum(early) > 3 and meter.queries[-1] > bound, "too few evaluations, or too short a run"
-        assert meter.reached[-1] > problem.constants["T"]
+        assert meter.reached[-1] > problem.info["T"]
 
 
 def test_a_run_that_reaches_stationarity_does_so_beyond_the_bound():
     problem = hard()
     meter = progress(problem, quick("SABA"), max_calls=10_000, every=20)
     assert meter.is_within
-    assert problem.constants["query_bound"] < meter.queries_to(EPSILON) < np.inf
+    assert problem.info["query_bound"] < meter.queries_to(EPSILON) < np.inf
     assert meter.completed[-1] == M and meter.floor[-1] == 0
 
 
@@ -148,7 +148,7 @@ def test_random_directions_leave_the_span_and_are_seen_ahead_of_the_bound():
 
 def test_a_start_nearer_to_the_solution_is_seen_ahead_of_the_bound():
     problem = hard()
-    solution = np.full_like(problem.start.outer_var, problem.constants["beta"])
+    solution = np.full_like(problem.start.outer_var, problem.info["beta"])
     ahead = replace(problem, start=problem.start._replace(outer_var=solution))
     meter = progress(ahead, quick("SOBA"), max_calls=60)
     assert not meter.is_within

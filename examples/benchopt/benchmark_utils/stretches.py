@@ -2,11 +2,11 @@
 
 from benchopt import BaseSolver
 
-from bilevel import trees
-from bilevel.budget import Budget
-from bilevel.precision import arithmetic
-from bilevel.runner import PAGE_LENGTH, Runner
-from bilevel.types import INT32_MAX
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel._types import INT32_MAX
+from bilevel.engine.budget import Budget
+from bilevel.engine.driver import PAGE_LENGTH, Runner
 
 
 class Stretches(Runner):

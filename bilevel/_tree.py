@@ -1,0 +1,70 @@
+"""Vector algebra on pytrees of arrays."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import DTypeLike
+
+from bilevel._types import Array, PyTree, Scalar
+
+
+def add(a: PyTree, b: PyTree) -> Any:
+    """Return a + b."""
+    return jax.tree.map(lambda s, t: s + t, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> Any:
+    """Return a - b."""
+    return jax.tree.map(lambda s, t: s - t, a, b)
+
+
+def scale(factor: Scalar, tree: PyTree) -> Any:
+    """Return factor * tree."""
+    return jax.tree.map(lambda leaf: factor * leaf, tree)
+
+
+def zeros_like(tree: PyTree) -> Any:
+    """Return a tree of zeros."""
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def ones_like(tree: PyTree) -> Any:
+    """Return a tree of ones."""
+    return jax.tree.map(jnp.ones_like, tree)
+
+
+def dot(a: PyTree, b: PyTree) -> Array:
+    """Return the inner product of two trees."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda s, t: jnp.sum(s * t), a, b)))  # type: ignore[return-value]
+
+
+def norm_sq(tree: PyTree) -> Array:
+    """Return the squared Euclidean norm over all leaves."""
+    return dot(tree, tree)
+
+
+def is_finite(tree: PyTree) -> bool:
+    """Tell whether every number of the tree is finite."""
+    return all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def to_numpy(tree: PyTree, dtype: DTypeLike | None = None) -> Any:
+    """Return a copy of the tree in NumPy, its floating leaves in ``dtype`` where one is given."""
+    return jax.tree.map(lambda leaf: np.array(leaf, dtype=dtype), tree)
+
+
+def flat(tree: PyTree) -> np.ndarray:
+    """Return the leaves of a tree one after the other, in float64."""
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+
+
+def cast(tree: PyTree, dtype: DTypeLike) -> Any:
+    """Return the tree with its floating leaves in ``dtype`` and the others as they are."""
+
+    def leaf(value: Any) -> Array:
+        array = jnp.asarray(value)
+        return array.astype(np.dtype(dtype)) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+    return jax.tree.map(leaf, tree)

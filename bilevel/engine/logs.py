@@ -1,0 +1,247 @@
+"""What every log is.
+
+Handing rows to a log, whatever becomes of it.
+
+A log as a table in a text file.
+
+A log as event files for TensorBoard.
+"""
+
+import csv
+import io
+import time
+import uuid
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bilevel._io import replacing
+from bilevel._optional import require
+
+Row: TypeAlias = Mapping[str, float]  # what `result.history` holds of one evaluation, by name of the column
+
+
+@dataclass(frozen=True)
+class About:
+    """What a log is of."""
+
+    problem: str
+    solver: str
+    parameters: Mapping[str, Any]
+    seed: int
+
+
+class Log(ABC):
+    """Base of all logs; derive from it and write `write` to have your own.
+
+    A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends. None
+    of this is on its clock. Of a run over several processes, only the first has its log called.
+
+    What `open` raises ends the run before it begins. What `write` or `close` raises does not: the run warns, goes on
+    without the log, and `result.history` still has every row. After Ctrl-C in the midst of `write`, the same row is
+    handed over once more.
+    """
+
+    def open(self, about: About, past: Sequence[Row]) -> None:
+        """Make ready for the rows to come.
+
+        Parameters
+        ----------
+        about : what runs
+        past : the rows that a resumed run begins with; empty for a new one
+        """
+        return None
+
+    @abstractmethod
+    def write(self, row: Row) -> None:
+        """Take a row; its columns may be others than those of the last one."""
+
+    def close(self) -> None:
+        """Let go of what `open` took."""
+        return None
+
+
+class Recorder:
+    """Hands the rows of a history to a log, each once, and lets go of a log that fails."""
+
+    def __init__(self, log: Log | None, done: int) -> None:
+        self._log, self._done = log, done
+
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        """Hand over the rows that the log has not got yet."""
+        try:
+            while self._log is not None and self._done < len(rows):
+                self._log.write(dict(rows[self._done]))
+                self._done += 1
+        except Exception as error:
+            self._let_go(error)
+
+    def close(self) -> None:
+        """Close the log, unless it has failed."""
+        try:
+            if self._log is not None:
+                self._log.close()
+        except Exception as error:
+            self._let_go(error)
+
+    def _let_go(self, error: Exception) -> None:
+        failed, self._log = self._log, None
+        assert failed is not None
+        with suppress(Exception):
+            failed.close()
+        name = type(failed).__name__
+        sentence = f"`log`: {name} failed ({error!r}). The run goes on without it; `result.history` has every row."
+        warnings.warn(sentence, RuntimeWarning, stacklevel=7)
+
+
+@contextmanager
+def recording(log: Log | None, about: About, past: Sequence[Row]) -> Iterator[Recorder]:
+    """Open a log, yield what hands rows over to it, and close it however the block ends."""
+    if log is not None:
+        log.open(about, past)
+    recorder = Recorder(log, len(past))
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+class CSVLog(Log):
+    """A table in a text file, the columns of ``result.history``, complete and readable whenever you look.
+
+    A metric missing from a row is ``nan``. A new run refuses a file that exists. A resumed one goes on in the file
+    of the run that was saved: rows later than the save, which it will evaluate anew, are dropped, and those missing
+    are written, so that the file always holds the whole history. It refuses the file of another run.
+
+    Parameters
+    ----------
+    path : of the file; its folder is made
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._rows: list[Row] = []
+        self._columns: list[str] = []
+
+    def open(self, about: About, past: Sequence[Row]) -> None:
+        """Refuse a file that is not of this run; write down what is past."""
+        if self.path.exists():
+            self._check_owner(past)
+        self._rows, self._columns = list(past), []
+        if past:
+            self._write_all()
+
+    def write(self, row: Row) -> None:
+        """Add a line, or write the file anew where it gets another column."""
+        again = bool(self._rows) and self._rows[-1]["step"] == row["step"]
+        self._rows[len(self._rows) - again :] = [row]
+        if again or not set(row) <= set(self._columns):
+            return self._write_all()
+        with self.path.open("ab") as file:
+            file.write(_lines([row], self._columns))
+
+    def _write_all(self) -> None:
+        self._columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        with replacing(self.path) as file:
+            file.write(_lines([dict(zip(self._columns, self._columns, strict=True)), *self._rows], self._columns))
+
+    def _check_owner(self, past: Sequence[Row]) -> None:
+        me = f"`CSVLog({str(self.path)!r})`"
+        if not past:
+            raise FileExistsError(
+                f"{me}: the file exists. Delete it or give another path; a run that was saved goes on in its file by "
+                "`bilevel.resume(..., log=...)`."
+            )
+        try:
+            found = _stamps(self.path)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{me}: the file is no log of a run; give another path.") from error
+        known, last = {(row["step"], row["seconds"]) for row in past}, past[-1]["step"]
+        if any(step <= last and (step, seconds) not in known for step, seconds in found):
+            raise ValueError(f"{me}: the file is the log of another run; give another path.")
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> bytes:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="nan", lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _stamps(path: Path) -> list[tuple[int, float]]:
+    """Return step and seconds of each row, which tell runs apart; a line cut short by a full disk is none."""
+    with path.open(encoding="utf-8", newline="") as file:
+        table = csv.DictReader([line for line in file if line.endswith("\n")])
+    if not {"step", "seconds"} <= set(table.fieldnames or ()):
+        raise ValueError("no columns `step` and `seconds`")
+    return [(int(row["step"]), float(row["seconds"])) for row in table]
+
+
+_EVENT_FILES = "events.out.tfevents.*"
+
+
+class TensorBoardLog(Log):
+    """Event files for TensorBoard: each column a scalar at its step, and what ran as a text.
+
+    TensorBoard's relative time is the seconds of stepping, those of ``result.history``. A new run refuses a folder
+    with event files. A resumed one goes on in it, and hides steps later than the save; a folder without event files
+    gets the past rows too.
+
+    Parameters
+    ----------
+    folder : one per run; it is made
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def open(self, about: About, past: Sequence[Row]) -> None:
+        """Begin an event file."""
+        begun = any(self.folder.glob(_EVENT_FILES))
+        if begun and not past:
+            raise FileExistsError(
+                f"`TensorBoardLog({str(self.folder)!r})`: the folder has event files. Delete them or give another "
+                "folder; a run that was saved goes on in its folder by `bilevel.resume(..., log=...)`."
+            )
+        self._events = require("tensorboardX.proto.event_pb2", "log")
+        self._summaries = require("tensorboardX.summary", "log")
+        self._began = time.time() - (past[-1]["seconds"] if past else 0.0)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._writer = self._new_writer()
+        if begun:
+            self._hide_from(int(past[-1]["step"]) + 1)
+        else:
+            self._add(0, 0.0, self._summaries.text("run", _table(about)))
+            for row in past:
+                self.write(row)
+
+    def write(self, row: Row) -> None:
+        """Add one event with all scalars of the row."""
+        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
+        self._add(int(row["step"]), row["seconds"], self._summaries.Summary(value=values))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+    def _new_writer(self) -> Any:
+        # tensorboardX's SummaryWriter hands events to a thread: a full disk would go unseen, and block the run.
+        # It names files by the second; a run resumed at once must not write over the first part.
+        files = require("tensorboardX.event_file_writer", "log")
+        return files.EventsWriter(str(self.folder / "events"), f".{uuid.uuid4().hex[:8]}")
+
+    def _add(self, step: int, seconds: float, summary: Any) -> None:
+        self._writer.write_event(self._events.Event(step=step, wall_time=self._began + seconds, summary=summary))
+
+    def _hide_from(self, step: int) -> None:
+        restart = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._writer.write_event(self._events.Event(step=step, wall_time=time.time(), session_log=restart))
+
+
+def _table(about: About) -> str:
+    rows = {"problem": about.problem, "solver": about.solver, "seed": about.seed, **about.parameters}
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

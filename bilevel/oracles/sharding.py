@@ -1,0 +1,334 @@
+"""Oracles whose rows lie on several devices, of one process or of many.
+
+Device d of k holds the rows d, d + k, d + 2k, …, whatever the batch: of a block of consecutive rows each device then
+holds a k-th, one after the other, so that the blocks, the draws and the ledger are those of one device. Variables are
+on every device. Each computes an estimate from its rows alone, with weights k times as large; the mean of the k is
+the estimate, in which terms that are no sum over rows count once. No row ever leaves its device.
+
+Rows on their way to the devices that will hold them; each process touches none but those of its own devices.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel._types import AnyArray, Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel.oracles.base import Oracles
+from bilevel.oracles.samples import Samples
+
+AXIS = "rows"
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["leaves", "blocks", "row_weights"],
+    meta_fields=["n", "axes", "dtype", "batch_size", "sampling", "n_devices"],
+)
+@dataclass(frozen=True)
+class Shard(Samples):
+    """Rows of one level on several devices; draws and counts are those of all rows together.
+
+    Only on a device, where the leaves are its part of them, can rows be taken.
+    """
+
+    n_devices: int = 1
+
+    def batched(self, batch_size: int, sampling: str) -> "Shard":
+        """Return the same rows, drawn in batches of this size; none is moved."""
+        return replace(self, batch_size=batch_size, sampling=sampling)
+
+    def sliced(self, batch_size: int, sampling: str = "blocks") -> "Shard":
+        """Return the same as `batched`: a block is always cut out of the leaves."""
+        return self.batched(batch_size, sampling)
+
+    def take(self, rows: Any) -> tuple[PyTree, Array]:
+        """Return this device's part of the rows, and weights whose mean over devices makes the estimate."""
+        if rows is None:
+            taken, row = self.leaves, self._row_at(jnp.arange(self._n_held, dtype=jnp.int32))
+            scale, wanted = 1 / self.n, row < self.n
+        elif self.sampling == "iid":
+            taken = self._map(lambda leaf, axis: jnp.take(leaf, rows // self.n_devices, axis=axis))
+            scale, wanted = 1 / self.batch_size, rows % self.n_devices == jax.lax.axis_index(AXIS)
+        else:
+            taken, row = self._window(rows)
+            begin = rows * self.batch_size
+            scale = self._block_weight(rows)
+            wanted = (row >= begin) & (row < jnp.minimum(begin + self.batch_size, self.n))
+        weights = jnp.where(wanted, jnp.asarray(scale * self.n_devices, self.dtype), 0)
+        return trees.cast(taken, self.dtype), weights
+
+    def _window(self, block: Array) -> tuple[PyTree, Array]:
+        """Return as many rows as a device can hold of a block, its own of this block among them, and their numbers."""
+        size = -(-self.batch_size // self.n_devices)
+        before = block * self.batch_size - jax.lax.axis_index(AXIS)
+        first = (before + self.n_devices - 1) // self.n_devices
+        begin = jnp.minimum(first, self._n_held - size)
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=begin, slice_size=size)
+        taken = self._map(lambda leaf, axis: cut(leaf, axis=axis))
+        return taken, self._row_at(begin + jnp.arange(size, dtype=jnp.int32))
+
+    def _block_weight(self, block: Array) -> Any:
+        if self.sampling == "reshuffle":
+            # A pass visits each block once, whatever its size.
+            return self.n_blocks / self.n
+        return 1 / jnp.asarray(self.count(block), self.dtype)
+
+    def _row_at(self, place: Array) -> Array:
+        return place * self.n_devices + jax.lax.axis_index(AXIS)
+
+    @property
+    def _n_held(self) -> int:
+        return int(jax.tree.leaves(self.leaves)[0].shape[self.axes[0]])
+
+    def specs(self) -> "Shard":
+        """Return how the leaves are split."""
+        return replace(self, leaves=self._map(lambda _, axis: split_along(axis)))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inner_samples", "outer_samples", "outer_bounds", "rule"],
+    meta_fields=["mesh"],
+)
+@dataclass(frozen=True, kw_only=True)
+class ShardedOracles(Oracles):
+    """Oracles on every device of a mesh at once; one all-reduce of the result's size per call.
+
+    Attributes
+    ----------
+    rule : the oracles of one device, their rows left out
+    mesh : the devices, along one axis
+    """
+
+    rule: Oracles
+    mesh: Mesh
+
+    is_sharded = True
+
+    def inner(self, point: Point, rows: Any = None) -> InnerPass:
+        """Return ∇z G, (∇²zz G) v and (∇²xz G) v together."""
+        return _mean(self, "inner", point, rows)
+
+    def inner_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
+        """Return ∇x G."""
+        return _mean(self, "inner_grad_outer", point, rows)
+
+    def outer(self, point: Point, rows: Any = None) -> OuterPass:
+        """Return ∇z F and ∇x F together."""
+        return _mean(self, "outer", point, rows)
+
+    def inner_value(self, point: Point, rows: Any = None) -> Array:
+        """Return G."""
+        return _mean(self, "inner_value", point, rows)
+
+    def outer_value(self, point: Point, rows: Any = None) -> Array:
+        """Return F."""
+        return _mean(self, "outer_value", point, rows)
+
+    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
+        """Return D(point) - D(previous) on the same rows."""
+        return _mean(self, "difference", point, previous, rows)
+
+    def inner_diagonal(self, point: Point, index: Count = 0) -> PyTree:
+        """Return the diagonal of ∇²zz G on all rows."""
+        return _mean(self, "inner_diagonal", point, index)
+
+    def diagonal_majorizer(self, point: Point, index: Count = 0) -> PyTree:
+        """Return a diagonal to divide moves by."""
+        return _mean(self, "diagonal_majorizer", point, index)
+
+    def squared_diagonals(self, point: Point) -> PyTree:
+        """Return the mean over all rows of their squared diagonals."""
+        return _mean(self, "squared_diagonals", point)
+
+    @property
+    def diagonal_passes(self) -> int:  # type: ignore[override]
+        """Products per inner row that `inner_diagonal` takes."""
+        return self.rule.diagonal_passes
+
+    @property
+    def wide_bounds(self) -> tuple[float, float] | None:
+        """Bounds of the outer variable beyond which the model hardly changes, where they are known."""
+        return self.rule.wide_bounds
+
+    def specs(self) -> "ShardedOracles":
+        """Return how the leaves are split."""
+
+        def spec(leaf: Any) -> Any:
+            return leaf.specs() if isinstance(leaf, Shard) else PartitionSpec()
+
+        return jax.tree.map(spec, self, is_leaf=lambda leaf: isinstance(leaf, Shard))
+
+    @property
+    def largest_curvature(self) -> float | None:
+        """The largest eigenvalue of ∇²zz G where it is known."""
+        return self.rule.largest_curvature
+
+    @property
+    def n_processes(self) -> int:
+        """Number of processes whose devices hold rows."""
+        return len({device.process_index for device in self.mesh.devices.flat})
+
+    def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
+        return self.rule._inner(point, data, weights)
+
+    def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> PyTree:
+        return self.rule._inner_grad_outer(point, data, weights)
+
+    def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
+        return self.rule._outer(point, data, weights)
+
+    def _inner_value(self, point: Point, data: PyTree, weights: Array) -> Array:
+        return self.rule._inner_value(point, data, weights)
+
+    def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
+        return self.rule._outer_value(point, data, weights)
+
+
+def split_along(axis: int) -> PartitionSpec:
+    """Return how a leaf is split whose samples are along ``axis``."""
+    return PartitionSpec(*[None] * axis, AXIS)
+
+
+# Compiled here too for those who ask for one estimate outside a compiled program.
+@partial(jax.jit, static_argnums=1)
+def _mean(oracles: ShardedOracles, kind: str, *arguments: Any) -> Any:
+    """Return the mean over devices of what the oracles of each give from its rows."""
+
+    def on_device(here: ShardedOracles, *arguments: Any) -> Any:
+        local = replace(here.rule, inner_samples=here.inner_samples, outer_samples=here.outer_samples)
+        return jax.lax.pmean(getattr(local, kind)(*arguments), AXIS)
+
+    specs = oracles.specs(), *[PartitionSpec()] * len(arguments)
+    # The check would have JAX sum over devices inside the gradients of a loss, and refuse loops in it.
+    together = jax.shard_map(on_device, mesh=oracles.mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    return together(oracles, *arguments)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which rows device d takes of those at hand: ``first(d)`` and each ``stride``-th after it."""
+
+    mesh: Mesh
+    first: Callable[[int], int]
+    stride: int
+
+
+def shard(oracles: Oracles, devices: Sequence[jax.Device]) -> ShardedOracles:
+    """Split the rows of oracles that every process holds whole."""
+    mesh, _ = _interleaved(devices)
+    layout = Layout(mesh, first=lambda device: device, stride=mesh.size)
+    return _sharded(oracles, layout, (oracles.n_inner, oracles.n_outer))
+
+
+def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
+    """Join the rows of all processes, each of which holds every P-th: the p-th process p, p + P, …."""
+    if not oracles.holds_only_rows:
+        raise ValueError(
+            f"`own_rows=True`: {type(oracles).__name__} cannot be built from a part of the rows. Build the whole "
+            "problem in every process and leave `own_rows` out: each places only its part on its devices."
+        )
+    mesh, n_processes = _interleaved(devices)
+    sizes = _agreed_sizes(oracles, start, n_processes)
+    layout = Layout(mesh, first=lambda device: device // n_processes, stride=mesh.size // n_processes)
+    return _sharded(oracles, layout, sizes)
+
+
+def contents(array: AnyArray) -> np.ndarray:
+    """Return an array in NumPy, or digests of its parts where other processes hold some; all must then ask."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return np.ascontiguousarray(array)
+    from jax.experimental.multihost_utils import process_allgather
+
+    own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in array.addressable_shards]
+    return process_allgather(np.frombuffer(b"".join(own), np.uint8))
+
+
+def _interleaved(devices: Sequence[jax.Device]) -> tuple[Mesh, int]:
+    """Return the devices, one of each process in turn, and the number of processes."""
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    if len({len(group) for group in by_process.values()}) != 1:
+        counts = {process: len(group) for process, group in by_process.items()}
+        raise ValueError(f"`devices` must hold as many of each process, and at least one; got {counts} by process.")
+    rounds = zip(*(by_process[process] for process in sorted(by_process)), strict=True)
+    return Mesh(np.array([device for one in rounds for device in one]), (AXIS,)), len(by_process)
+
+
+def _agreed_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int, int]:
+    """Return the numbers of rows of all processes together, where their problems fit."""
+    own = oracles.n_inner, oracles.n_outer
+    if n_processes == 1:
+        return own
+    from jax.experimental.multihost_utils import process_allgather
+
+    if len(np.unique(process_allgather(_digest(start)), axis=0)) > 1:
+        raise ValueError("`own_rows=True`: the problems of the processes differ in start or in sizes; give the same.")
+    by_process = process_allgather(np.array(own, np.int32))
+    totals = by_process.sum(axis=0)
+    dealt = -(-(totals - np.arange(n_processes)[:, None]) // n_processes)
+    if not np.array_equal(by_process, dealt):
+        raise ValueError(
+            f"`own_rows=True`: the processes hold {by_process.tolist()} inner and outer rows; deal them out in turn, "
+            f"rows[process::{n_processes}], or give each as many."
+        )
+    return int(totals[0]), int(totals[1])
+
+
+def _digest(start: Point) -> np.ndarray:
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(start):
+        digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
+
+
+def _sharded(oracles: Oracles, layout: Layout, sizes: tuple[int, int]) -> ShardedOracles:
+    inner, outer = oracles.inner_samples, oracles.outer_samples
+    # In NumPy: an array of one process's device could not meet those of all processes.
+    rule = trees.to_numpy(replace(oracles, inner_samples=_without_rows(inner), outer_samples=_without_rows(outer)))
+    with arithmetic(inner.dtype):
+        return ShardedOracles(
+            inner_samples=_placed(inner, layout, sizes[0]),
+            outer_samples=_placed(outer, layout, sizes[1]),
+            outer_bounds=rule.outer_bounds,
+            rule=rule,
+            mesh=layout.mesh,
+        )
+
+
+def _without_rows(samples: Samples) -> Samples:
+    return Samples(leaves=None, n=samples.n, axes=(), dtype=samples.dtype)
+
+
+def _placed(samples: Samples, layout: Layout, n: int) -> Shard:
+    n_devices = layout.mesh.size
+    n_held = -(-n // n_devices)
+
+    def spread(leaf: Array, axis: int) -> Array:
+        rows = np.moveaxis(np.asarray(leaf), axis, 0)[: samples.n]
+        shape = list(leaf.shape)
+        shape[axis] = n_held * n_devices
+
+        def of_device(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None, "JAX asks for the rows of a device, or not at all"
+            device = (index[axis].start or 0) // n_held
+            own = rows[layout.first(device) :: layout.stride]
+            # Copies of a real row fill up: weights leave them out, and a user's loss is finite on them.
+            filler = np.repeat(rows[:1], n_held - len(own), axis=0)
+            return np.ascontiguousarray(np.moveaxis(np.concatenate([own, filler]), 0, axis))
+
+        return jax.make_array_from_callback(tuple(shape), NamedSharding(layout.mesh, split_along(axis)), of_device)
+
+    leaves, structure = jax.tree.flatten(samples.leaves)
+    arrays = [spread(leaf, axis) for leaf, axis in zip(leaves, samples.axes, strict=True)]
+    return Shard(jax.tree.unflatten(structure, arrays), n, samples.axes, samples.dtype, n_devices=n_devices)

@@ -1,0 +1,205 @@
+"""What linear softmax regression has in common at both levels: rows, probabilities, curvature.
+
+Rows with classes, as softmax problems take them: checked and laid out.
+
+How far softmax probabilities and their derivatives move with the scores.
+
+Derivatives of a cross-entropy are cumulants of variables on the classes, under the probabilities p at the scores s:
+its Hessian is the covariance S = diag(p) - pp', its third derivative κ(t, u, w) a third cumulant.
+
+    S <= C      with C = min(½, 2 max p (1 - p) exp(√2 reach)) for scores within ``reach``: 2 p (1 - p) is a sum of
+                |entries| of a row of S, and S grows along u by κ(u, w, w) <= range(u) S(w, w), range(u) <= √2 ||u||
+    |κ(t, u, w)| <= k ||u|| ||w||      with k = min(√2³/(6√3) ||t - mean t||, C range(t)): a symmetric form is largest
+                where its arguments agree, and there it is the third cumulant of a variable of range up to √2 ||u||
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import DTypeLike
+
+from bilevel import _tree as trees
+from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point
+from bilevel.oracles import Samples
+from bilevel.oracles.base import estimated
+from bilevel.oracles.rowwise import RowwiseOracles
+from bilevel.problems.checks import check_same_features, checked_classes, checked_table
+from bilevel.problems.constants import SIGMOID
+
+
+class Labeled(NamedTuple):
+    """Features, (samples, features), classes 0, 1, … and the place of each row in the user's order."""
+
+    features: AnyArray
+    labels: AnyArray
+    index: AnyArray
+
+
+def cross_entropies(scores: Array, labels: Array) -> Array:
+    """Return log(sum exp(s)) - s_label of each row of scores."""
+    return jax.nn.logsumexp(scores, axis=1) - jnp.take_along_axis(scores, labels[:, None], axis=1)[:, 0]
+
+
+def probabilities(scores: Array) -> Array:
+    """Return softmax of each row of scores."""
+    raised = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
+    return raised / jnp.sum(raised, axis=1, keepdims=True)
+
+
+def residuals(chances: Array, labels: Array) -> Array:
+    """Return the gradient of each cross-entropy with respect to its scores."""
+    return chances - jax.nn.one_hot(labels, chances.shape[1], dtype=chances.dtype)
+
+
+def curved(chances: Array, tangents: Array) -> Array:
+    """Return the Hessian of each cross-entropy with respect to its scores, times a tangent."""
+    return chances * (tangents - jnp.sum(chances * tangents, axis=1, keepdims=True))
+
+
+def curvatures(data: Labeled, chances: Array, majorize: bool) -> Array:
+    """Return p (1 - p) of each row and class; cautiously, at least the squared residual, which is alike in the mean.
+
+    Where a row is missed by far, only the residual is not 0.
+    """
+    plain = chances * (1 - chances)
+    return jnp.maximum(plain, residuals(chances, data.labels) ** 2) if majorize else plain
+
+
+def row_diagonals(features: Array, curvatures: Array, weights: Array, power: int) -> Array:
+    """Return sum(weights * h_i**power) with h_i the squared features times the curvatures of a row."""
+    return (features ** (2 * power)).T @ (weights[:, None] * curvatures**power)
+
+
+def products(features: Array, *matrices: Array) -> list[Array]:
+    """Return features @ matrix for each matrix, reading the features once; none can be left uncomputed."""
+    return jnp.split(features @ jnp.concatenate(matrices, axis=1), len(matrices), axis=1)
+
+
+def weighted(terms: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
+    """Return each term times the weight of its row."""
+    return tuple(weights[:, None] * term if term.ndim == 2 else weights * term for term in terms)
+
+
+@dataclass(frozen=True)
+class SoftmaxOracles(RowwiseOracles):
+    """F = mean CE(d'z), whatever the inner problem is.
+
+    The first two terms of a row are numbers per class, for ∇z G and (∇²zz G) v. Rows are long, so that they are
+    multiplied by all that is asked for at once; a derivative that is asked for alone has products of its own.
+    """
+
+    diagonal_passes = 1
+
+    @abstractmethod
+    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
+        """Return the terms of each row from its products with z and v."""
+
+    @abstractmethod
+    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
+        """Return the sums over rows, two of which are given; the terms are weighted."""
+
+    def _inner_terms(self, point: Point, data: Labeled) -> tuple[Array, ...]:
+        scores, tangents = products(data.features, point.inner_var, point.v)
+        return self._inner_terms_of(scores, tangents, point, data)
+
+    def _inner_changes(self, point: Point, previous: Point, data: Labeled) -> tuple[Array, ...]:
+        (z, _, v), (z0, _, v0) = point, previous
+        scores, tangents, scores0, tangents0 = products(data.features, z, v, z0, v0)
+        new = self._inner_terms_of(scores, tangents, point, data)
+        return trees.subtract(new, self._inner_terms_of(scores0, tangents0, previous, data))
+
+    def _inner_sum(self, terms: tuple[Array, ...], data: Labeled, weights: Array, like: Point) -> InnerPass:
+        terms = weighted(terms, weights)
+        grad, hvp = products(data.features.T, *terms[:2])
+        return self._inner_bundle(grad, hvp, terms, data, like)
+
+    def _inner_apart(self, point: Point, data: Labeled, weights: Array) -> InnerPass:
+        rows = data.features
+        terms = weighted(self._inner_terms_of(rows @ point.inner_var, rows @ point.v, point, data), weights)
+        total = self._inner_bundle(rows.T @ terms[0], rows.T @ terms[1], terms, data, point)
+        return trees.add(total, self._inner_regularization(point))
+
+    def inner_grad(self, point: Point, rows: Any = None) -> Array:
+        """Return ∇z G."""
+        return estimated(self._inner_apart, point, self.inner_samples, rows).grad
+
+    def hvp(self, point: Point, rows: Any = None) -> Array:
+        """Return (∇²zz G) v."""
+        return estimated(self._inner_apart, point, self.inner_samples, rows).hvp
+
+    def cross(self, point: Point, rows: Any = None) -> Array:
+        """Return (∇²xz G) v."""
+        return estimated(self._inner_apart, point, self.inner_samples, rows).cross
+
+    def _outer_terms(self, point: Point, data: Labeled) -> Array:
+        return residuals(probabilities(data.features @ point.inner_var), data.labels)
+
+    def _outer_changes(self, point: Point, previous: Point, data: Labeled) -> Array:
+        scores, scores0 = products(data.features, point.inner_var, previous.inner_var)
+        return probabilities(scores) - probabilities(scores0)
+
+    def _outer_sum(self, terms: Array, data: Labeled, weights: Array, like: Point) -> OuterPass:
+        return OuterPass(data.features.T @ (weights[:, None] * terms), jnp.zeros_like(like.outer_var))
+
+    def _outer_value(self, point: Point, data: Labeled, weights: Array) -> Array:
+        return weights @ cross_entropies(data.features @ point.inner_var, data.labels)
+
+
+_ROWS_FIRST = 0  # a width that no row is narrower than
+
+
+class Levels(NamedTuple):
+    """The samples of both levels, and what fixes the shape of z."""
+
+    inner: Samples
+    outer: Samples
+    n_features: int
+    n_classes: int
+
+
+def labeled_levels(
+    X_train: Any, y_train: Any, X_val: Any, y_val: Any, dtype: DTypeLike, rng: np.random.Generator
+) -> Levels:
+    """Check the rows of both levels and lay them out in a random order."""
+    rows, labels = checked_table("X_train", X_train, "y_train", y_train)
+    labels = checked_classes("y_train", labels)
+    n_classes = int(labels.max()) + 1
+    if n_classes < 2:
+        raise ValueError("`y_train` holds the class 0 alone; a softmax problem needs at least two.")
+    outer_rows, outer_labels = checked_table("X_val", X_val, "y_val", y_val)
+    outer_labels = checked_classes("y_val", outer_labels, n_classes)
+    check_same_features(("X_train", "X_val"), (rows, outer_rows))
+    inner, outer = _samples(rows, labels, dtype, rng), _samples(outer_rows, outer_labels, dtype, rng)
+    return Levels(inner, outer, rows.shape[1], n_classes)
+
+
+def _samples(rows: np.ndarray, labels: np.ndarray, dtype: DTypeLike, rng: np.random.Generator) -> Samples:
+    data = Labeled(rows.astype(dtype, copy=False), labels, np.arange(len(rows), dtype=np.int32))
+    return Samples.shuffled(data, dtype, rng, _ROWS_FIRST)
+
+
+_THIRD = sqrt(2) ** 3 * SIGMOID[2]
+_FAR = 40.0  # beyond this reach the bound ½ is the smaller one, and exp may overflow
+
+
+def largest_curvatures(chances: Array, reach: Array) -> Array:
+    """Return C of each row."""
+    here = 2 * jnp.max(chances * (1 - chances), axis=1)
+    grown = here * jnp.exp(sqrt(2) * jnp.minimum(reach, _FAR))
+    return jnp.where(reach < _FAR, jnp.minimum(grown, 0.5), 0.5)
+
+
+def centered_norms(tangents: Array) -> Array:
+    """Return ||t - mean t|| of each row: shifts of all scores change nothing."""
+    return jnp.sqrt(jnp.sum((tangents - jnp.mean(tangents, axis=1, keepdims=True)) ** 2, axis=1))
+
+
+def bends(tangents: Array, curvatures: Array) -> Array:
+    """Return k of each row."""
+    width = jnp.max(tangents, axis=1) - jnp.min(tangents, axis=1)
+    return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * width)

@@ -1,0 +1,106 @@
+"""Derivatives over all rows at flat float64 vectors: what SciPy's routines are given."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from bilevel._tree import flat
+from bilevel._types import Array, Calls, Point, PyTree
+from bilevel.oracles import Oracles
+
+_COLUMNS = 64  # of a Hessian at a time, so that its intermediate arrays stay a few times the data
+
+
+class AllRows:
+    """A problem seen through flat vectors z, x and v, with a ledger of the rows it was asked for.
+
+    Parameters
+    ----------
+    oracles : in float64
+    like : a point with the structure and shapes of the variables
+    calls : the ledger so far, one entry per kind
+    """
+
+    def __init__(self, oracles: Oracles, like: Point, calls: np.ndarray) -> None:
+        self.oracles, self.like = oracles, like
+        self.calls = np.array(calls, np.int64)
+
+    def point(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> Point:
+        """Return the point that the three vectors are."""
+        like = self.like
+        return Point(_shaped(z, like.inner_var), _shaped(x, like.outer_var), _shaped(v, like.inner_var))
+
+    def ask(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
+        """Return the derivatives of these kinds, each a vector; v is needed where a product is asked for."""
+        for kind in kinds:
+            self._charge(kind)
+        answers = _answers(self.oracles, self.point(z, x, z if v is None else v), kinds)
+        return [flat(answer) for answer in answers]
+
+    def hessian(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the matrix ∇²zz G, at the price of a product with each unit vector."""
+        self._charge("hvp", times=z.size)
+        return np.asarray(_hessian(self.oracles, self.point(z, x, z)))
+
+    def product(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Return (∇²zz G) v."""
+        return self.ask(("hvp",), z, x, v)[0]
+
+    def conjugate_gradients(
+        self, z: np.ndarray, x: np.ndarray, right_side: np.ndarray, guess: np.ndarray, *, rtol: float, atol: float
+    ) -> np.ndarray:
+        """Return v with ||(∇²zz G) v - right_side|| <= max(atol, rtol ||right_side||), from a guess."""
+        from scipy.sparse.linalg import cg
+
+        # The inner problem's curvature may be spread widely: rounding then costs more than p iterations.
+        limit = 10 * z.size + 100
+        return cg(self._operator(z, x), right_side, x0=guess, rtol=rtol, atol=atol, maxiter=limit)[0]
+
+    def smallest_eigenvalue(self, z: np.ndarray, x: np.ndarray) -> float:
+        """Return the smallest eigenvalue of ∇²zz G to a hundredth, by Lanczos' method; 0 where it fails."""
+        from scipy.sparse.linalg import ArpackError, eigsh
+
+        start = np.random.default_rng(0).standard_normal(z.size)  # SciPy's own would differ from run to run
+        if z.size == 1:
+            return self.product(z, x, np.ones(1)).item()
+        try:
+            values = eigsh(self._operator(z, x), k=1, which="SA", v0=start, tol=1e-2, return_eigenvectors=False)
+        except ArpackError:
+            return 0.0
+        return values.item()
+
+    def _operator(self, z: np.ndarray, x: np.ndarray) -> object:
+        from scipy.sparse.linalg import LinearOperator
+
+        return LinearOperator((z.size, z.size), matvec=partial(self.product, z, x), dtype=np.float64)
+
+    def _charge(self, kind: str, times: int = 1) -> None:
+        rows = self.oracles.n_outer if kind.startswith("outer") else self.oracles.n_inner
+        self.calls[Calls._fields.index(kind)] += times * rows
+
+
+def _shaped(vector: np.ndarray, like: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(like)
+    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    return jax.tree.unflatten(
+        structure, [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+    )
+
+
+@partial(jax.jit, static_argnames="kinds")
+def _answers(oracles: Oracles, point: Point, kinds: tuple[str, ...]) -> list[PyTree]:
+    return [getattr(oracles, kind)(point) for kind in kinds]
+
+
+@jax.jit
+def _hessian(oracles: Oracles, point: Point) -> Array:
+    vector, unravel = ravel_pytree(point.v)
+
+    def column(unit: Array) -> Array:
+        return ravel_pytree(oracles.hvp(point._replace(v=unravel(unit))))[0]
+
+    units = jnp.eye(vector.size, dtype=vector.dtype)
+    return jax.lax.map(column, units, batch_size=min(_COLUMNS, vector.size))

@@ -1,0 +1,187 @@
+"""Moves in a metric of their own: a diagonal for z and v, an optax transformation for x.
+
+With T a transformation, P the projections, and d from the diagonals h_i of the rows' ∇²zz G_i at the last refresh,
+
+    z ← z - ρ D_z / d        v ← P(v - ρ D_v / d)        x ← P(x + T(D_x))
+    d = H + mean(h_i²) / (b H),    H the diagonal of ∇²zz G
+
+so that d H bounds the mean square of a batch's diagonal, up to what is no sum over rows. The second part is small but
+for features that few rows have: they are curved very much in a batch that meets such a row and not at all in others,
+and one that none meets for long would overshoot.
+
+Each part may be off, and then leaves nothing in the state and nothing in the compiled program.
+"""
+
+import functools
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevel import _tree as trees
+from bilevel._optional import require
+from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
+from bilevel.oracles import Oracles
+from bilevel.solvers.directions import descend, spread
+
+PRECONDITIONERS = ("diagonal",)
+OPTIMIZERS = ("adam",)
+
+# Adam's step is _RATE (1 + t / _REST)^-½: it falls without an end, so that no budget has to be known.
+_RATE, _REST = 1e-2, 1000.0
+# Scales of columns from 1e-3 to 1e3 make an exact diagonal span 12 orders: only what is nearly 0 is lifted.
+_FLOOR_EXACT = 1e-12
+# What probes say of a coordinate far below the others is noise.
+_FLOOR_PROBED = 0.1
+
+
+class Steered(Protocol):
+    """What `move` reads of a solver."""
+
+    @property
+    def outer_optimizer(self) -> Any:
+        """A name, an optax transformation, or None."""
+
+    @property
+    def outer_bounds(self) -> Any:
+        """(lower, upper) or None."""
+
+    @property
+    def v_radius(self) -> float | None:
+        """The radius of the ball of v."""
+
+
+class Steering(NamedTuple):
+    """What moves need beyond the direction: the diagonal and the state of the transformation, () for what is off."""
+
+    diagonal: PyTree = ()
+    optimizer: Any = ()
+
+
+def steering(solver: Steered, start: Point, diagonal: PyTree = ()) -> Steering:
+    """Return the steering before the first step."""
+    if solver.outer_optimizer is None:
+        return Steering(diagonal)
+    with jax.numpy_dtype_promotion("standard"):
+        return Steering(diagonal, transformation_of(solver.outer_optimizer).init(start.outer_var))
+
+
+def move(
+    solver: Steered,
+    oracles: Oracles,
+    point: Point,
+    direction: Point,
+    steered: Steering,
+    step: Scalar,
+    outer_step: Scalar,
+    outer_scale: Scalar = 1,
+) -> tuple[Point, Steering]:
+    """Return the moved point; a transformation's updates are taken ``outer_scale`` times, not ``outer_step`` times."""
+    if solver.outer_optimizer is not None:
+        updates, optimizer = _updates(solver.outer_optimizer, direction.outer_var, steered.optimizer, point.outer_var)
+        # Updates are added where directions are subtracted.
+        direction = direction._replace(outer_var=trees.scale(-1, updates))
+        steered, outer_step = steered._replace(optimizer=optimizer), outer_scale
+    direction = in_metric(direction, steered.diagonal)
+    return descend(oracles, point, direction, step, outer_step, solver.v_radius, solver.outer_bounds), steered
+
+
+def _updates(optimizer: Any, gradient: PyTree, state: Any, outer_var: PyTree) -> tuple[PyTree, Any]:
+    # optax promotes its integer counts to floats, which strict promotion would refuse.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, new = transformation_of(optimizer).update(gradient, state, outer_var)
+    return _like(updates, outer_var), _like(new, state)
+
+
+def _like(tree: PyTree, template: PyTree) -> PyTree:
+    """Return the tree with the dtypes of another, so that it can be carried by a loop."""
+    return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.asarray(old).dtype), tree, template)
+
+
+def in_metric(direction: Point, diagonal: PyTree) -> Point:
+    """Return the direction with its parts in z and v divided by the diagonal, if there is one."""
+    if not jax.tree.leaves(diagonal):
+        return direction
+    z, v = (jax.tree.map(lambda part, d: part / d, part, diagonal) for part in (direction.inner_var, direction.v))
+    return direction._replace(inner_var=z, v=v)
+
+
+def metric(oracles: Oracles, point: Point, index: Count) -> PyTree:
+    """Return d, lifted where it is too small to divide by.
+
+    Probes may say less than 0, as may a Hessian that is not positive: then its size counts.
+    """
+    batch = oracles.n_inner if oracles.inner_samples.sampling == "full" else oracles.inner_samples.batch_size
+    diagonal = _floored(oracles, oracles.diagonal_majorizer(point, index))
+    return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, oracles.squared_diagonals(point))
+
+
+def _floored(oracles: Oracles, diagonal: PyTree) -> PyTree:
+    diagonal = jax.tree.map(jnp.abs, diagonal)
+    leaves = jax.tree.leaves(diagonal)
+    if oracles.diagonal_passes == 1:
+        floor = _FLOOR_EXACT * functools.reduce(jnp.maximum, [jnp.max(leaf) for leaf in leaves])
+    else:
+        floor = _FLOOR_PROBED * sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
+    tiny = np.finfo(leaves[0].dtype).tiny
+    return jax.tree.map(lambda leaf: jnp.maximum(leaf, jnp.maximum(floor, tiny)), diagonal)
+
+
+def diagonal_calls(oracles: Oracles) -> Calls:
+    """Return the cost of a diagonal: a product per inner row and pass."""
+    return Calls(hvp=oracles.diagonal_passes * oracles.n_inner)
+
+
+def transformation_of(optimizer: Any) -> Any:
+    """Return the transformation that a name stands for."""
+    return _adam() if isinstance(optimizer, str) else optimizer
+
+
+@functools.cache
+def _adam() -> Any:
+    def rate(count: Array) -> Array:
+        return _RATE / jnp.sqrt(1 + count / _REST)
+
+    return require("optax", "auto").adam(rate)
+
+
+def check_steering(solver: Any, start: Point) -> None:
+    """Refuse bounds that do not fit the start, and a transformation that wants what it is not given."""
+    if solver.outer_bounds is not None:
+        _check_bounds(solver, start.outer_var)
+    if solver.outer_optimizer is not None:
+        _check_optimizer(solver, start.outer_var)
+
+
+def _check_bounds(solver: Any, outer_var: PyTree) -> None:
+    named = f"`{type(solver).__name__}(outer_bounds={solver.parameters()['outer_bounds']})`"
+    sides = [spread(bound, outer_var) for bound in solver.outer_bounds]
+    for side in sides:
+        if not _fits(side, outer_var):
+            raise ValueError(f"{named}: a bound does not have the shape of the outer variable.")
+    for start, lower, upper in zip(*map(jax.tree.leaves, (outer_var, *sides)), strict=True):
+        if not np.all(lower <= upper):
+            raise ValueError(f"{named}: a lower bound exceeds its upper bound.")
+        if not np.all((lower <= np.asarray(start)) & (np.asarray(start) <= upper)):
+            raise ValueError(f"{named}: the outer variable starts outside; move the start or widen the bounds.")
+
+
+def _fits(side: PyTree, outer_var: PyTree) -> bool:
+    """Tell whether a bound is a tree like the outer variable, a number or an array in the place of each leaf."""
+    if jax.tree.map(lambda _: 0, side) != jax.tree.map(lambda _: 0, outer_var):
+        return False
+    pairs = zip(jax.tree.leaves(side), jax.tree.leaves(outer_var), strict=True)
+    return all(np.shape(bound) in ((), np.shape(leaf)) for bound, leaf in pairs)
+
+
+def _check_optimizer(solver: Any, outer_var: PyTree) -> None:
+    optimizer = transformation_of(solver.outer_optimizer)
+    with jax.numpy_dtype_promotion("standard"):
+        try:
+            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), outer_var)
+        except TypeError as error:
+            raise ValueError(
+                f"`{type(solver).__name__}(outer_optimizer=…)`: it is given gradients, its state and parameters, and "
+                f"asks for more ({error}); take a transformation that does not."
+            ) from error

@@ -1,0 +1,77 @@
+"""Going back when a run grows.
+
+In the norms |z|² = sum d z² and |D|² = sum D²/d of a metric d, a move of z is ρ|D_z| long. Where an iteration with
+step ρ is unstable, ρ times some curvature is above 2, and once that direction dominates, a move is longer than z is.
+So a refresh is good where, for z and for v,
+
+    ρ |D| <= ½ size,    size ← max(size, min(|z|, 2 size)) at a good refresh, and ten moves long at the first
+
+Otherwise, or where anything is not finite, the run goes back to the last good refresh and halves its steps. After ten
+good ones in a row they are doubled again, up to what they were; after the k-th time of going back it takes 10 (k + 1).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bilevel import _tree as trees
+from bilevel._types import Array, Point, PyTree, Scalar
+from bilevel.solvers.preconditioning import Steering
+
+_LONGEST_MOVE = 0.5  # of the size
+_FIRST_MOVES = 10
+_PATIENCE = 10  # good refreshes
+_REACH = 1e12  # squared: a point this much farther out than the last good one is not worth judging
+
+
+class Guard(NamedTuple):
+    """The last good refresh, with D there, and the sizes of z and v; how much smaller steps are.
+
+    ``streak`` counts good refreshes since steps last changed, ``rollbacks`` all the bad ones.
+    """
+
+    point: Point
+    estimate: Point
+    steering: Steering
+    sizes: tuple[Array, Array]
+    scale: Array
+    streak: Array
+    rollbacks: Array
+
+
+def guard(start: Point, steering: Steering, one: Array) -> Guard:
+    """Return the guard before the first refresh, which it takes as good."""
+    zero = jnp.zeros_like(one)
+    return Guard(start, trees.zeros_like(start), steering, (zero, zero), jnp.ones_like(one), zero, zero)
+
+
+def guarded(last: Guard, point: Point, exact: Point, steering: Steering, step: Scalar, first: Array) -> Guard:
+    """Return the guard of this refresh, or the last one with halved steps."""
+    moves = [step * _length(part, steering, -1) for part in (exact.inner_var, exact.v)]
+    lengths = [_length(part, steering, 1) for part in (point.inner_var, point.v)]
+    least = [jnp.where(first, _FIRST_MOVES * move, size) for move, size in zip(moves, last.sizes, strict=True)]
+    # What grows by more than a factor of two may be growing without end.
+    grown = [
+        jnp.where(first, length, jnp.minimum(length, 2 * size)) for length, size in zip(lengths, least, strict=True)
+    ]
+    sizes = jnp.maximum(grown[0], least[0]), jnp.maximum(grown[1], least[1])
+    calm = [last.scale * move <= _LONGEST_MOVE * size for move, size in zip(moves, least, strict=True)]
+    good = first | (calm[0] & calm[1] & jnp.isfinite(trees.norm_sq((point, exact))))
+    again = last.streak >= _PATIENCE * (1 + last.rollbacks)
+    scale = jnp.where(again, jnp.minimum(2 * last.scale, 1), last.scale)
+    here = Guard(point, exact, steering, sizes, scale, jnp.where(again, 0, last.streak + 1), last.rollbacks)
+    back = last._replace(scale=last.scale / 2, streak=jnp.zeros_like(last.streak), rollbacks=last.rollbacks + 1)
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), here, back)
+
+
+def _length(part: PyTree, steering: Steering, power: int) -> Array:
+    if not jax.tree.leaves(steering.diagonal):
+        return jnp.sqrt(trees.norm_sq(part))
+    return jnp.sqrt(trees.dot(part, jax.tree.map(lambda leaf, d: leaf * d**power, part, steering.diagonal)))
+
+
+def within_reach(last: Guard, point: Point) -> Point:
+    """Return the point, or the last good one where it is far out or not finite."""
+    near = trees.norm_sq(trees.subtract(point, last.point)) <= _REACH * (1 + trees.norm_sq(last.point))
+    return jax.tree.map(lambda new, old: jnp.where(near, new, old), point, last.point)

@@ -1,0 +1,119 @@
+"""What SABA remembers of each level: the last estimate of every block, or the last terms of every row.
+
+With weights w_i = (rows of block i)/n and M the mean of what is remembered,
+
+    reduced = g - Y[i] + M;     M ← M + w_i (g - Y[i]);     Y[i] ← g
+
+Terms of rows take less memory than estimates where rows are long (see :mod:`bilevel.oracles.rowwise`): of a softmax
+model a few numbers per class instead of a few per class and feature. The part of the derivatives that is no sum over
+rows is then not remembered but exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from bilevel import _tree as trees
+from bilevel._types import Array, Point, PyTree
+from bilevel.oracles import Samples
+
+
+@dataclass(frozen=True)
+class Level:
+    """The ``"inner"`` or the ``"outer"`` level of a problem, as tables see it; only rowwise oracles have terms."""
+
+    oracles: Any
+    name: str
+
+    @property
+    def samples(self) -> Samples:
+        """The rows."""
+        return getattr(self.oracles, f"{self.name}_samples")
+
+    def estimate(self, point: Point, block: Array) -> PyTree:
+        """Return the derivatives on a block."""
+        return getattr(self.oracles, self.name)(point, block)
+
+    def terms(self, point: Point, block: Array) -> PyTree:
+        """Return the terms of the rows of a block."""
+        return getattr(self.oracles, f"{self.name}_terms")(point, block)
+
+    def sum(self, terms: PyTree, block: Array, like: Point) -> PyTree:
+        """Return the derivatives that such terms make."""
+        return getattr(self.oracles, f"{self.name}_sum")(terms, block, like)
+
+    def rest(self, point: Point) -> PyTree:
+        """Return the part of the derivatives that is no sum over rows."""
+        return getattr(self.oracles, f"{self.name}_regularization")(point)
+
+    def over_blocks(self, function: Callable[[Array], PyTree]) -> PyTree:
+        """Return the function of each block, stacked."""
+        return jax.lax.map(function, jnp.arange(self.samples.n_blocks, dtype=jnp.int32))
+
+
+class BlockTable(NamedTuple):
+    """The last estimate of each block, all kinds in one row, and their weighted mean."""
+
+    table: Array
+    mean: Array
+
+    @classmethod
+    def filled(cls, level: Level, start: Point, empty: bool) -> "BlockTable":
+        """Remember the estimates at the start, or zeros."""
+        table = level.over_blocks(lambda block: ravel_pytree(level.estimate(start, block))[0])
+        return cls(jnp.zeros_like(table) if empty else table, jnp.zeros_like(table[0])).rebuilt(level, start)
+
+    def reduced(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "BlockTable"]:
+        """Return the estimate with less variance, and the table with the new one in it."""
+        new, unravel = ravel_pytree(level.estimate(point, block))
+        change = new - self.table[block]
+        mean = self.mean + level.samples.share(block) * change
+        return unravel(change + self.mean), BlockTable(self.table.at[block].set(new), mean)
+
+    def rebuilt(self, level: Level, like: Point) -> "BlockTable":
+        """Sum the mean anew from the table."""
+        shares = level.samples.share(jnp.arange(level.samples.n_blocks, dtype=jnp.int32))
+        return self._replace(mean=shares @ self.table)
+
+
+class RowTable(NamedTuple):
+    """The last terms of each row, block after block, and the mean of the estimates that they make."""
+
+    table: PyTree
+    mean: PyTree
+
+    @classmethod
+    def filled(cls, level: Level, start: Point, empty: bool) -> "RowTable":
+        """Remember the terms at the start, or zeros."""
+        table = level.over_blocks(lambda block: level.terms(start, block))
+        nothing = trees.zeros_like(level.sum(jax.tree.map(lambda leaf: leaf[0], table), jnp.int32(0), start))
+        if empty:
+            return cls(trees.zeros_like(table), nothing)
+        return cls(table, nothing).rebuilt(level, start)
+
+    def reduced(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
+        """Return the estimate with less variance, and the table with the new terms in it."""
+        new = level.terms(point, block)
+        old = jax.tree.map(lambda leaf: leaf[block], self.table)
+        change = level.sum(trees.subtract(new, old), block, point)
+        reduced = trees.add(trees.add(change, self.mean), level.rest(point))
+        table = jax.tree.map(lambda leaf, terms: leaf.at[block].set(terms), self.table, new)
+        mean = trees.add(self.mean, trees.scale(level.samples.share(block), change))
+        return reduced, RowTable(table, mean)
+
+    def rebuilt(self, level: Level, like: Point) -> "RowTable":
+        """Sum the mean anew from the table; rows are multiplied, but no derivative is asked for."""
+
+        def with_block(block: Array, total: PyTree) -> PyTree:
+            terms = jax.tree.map(lambda leaf: leaf[block], self.table)
+            return trees.add(total, trees.scale(level.samples.share(block), level.sum(terms, block, like)))
+
+        nothing = trees.zeros_like(self.mean)
+        return self._replace(mean=jax.lax.fori_loop(0, level.samples.n_blocks, with_block, nothing))
+
+
+TABLES: dict[str, type[BlockTable] | type[RowTable]] = {"blocks": BlockTable, "rows": RowTable}

@@ -1,0 +1,249 @@
+"""The run: budgets, clock, ledger, statuses, and that nothing but the seed changes a result."""
+
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel._types import Calls
+from bilevel.engine import driver as runner
+from tests import cases
+
+SOLVERS = cases.SOLVERS
+SRBA = SOLVERS["SRBA"]
+
+
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
+def test_chunk_length_and_evaluations_do_not_change_a_bit(name, monkeypatch):
+    problem = cases.quadratic("float32")
+    whole = bilevel.run(problem, SOLVERS[name], max_steps=100, eval_every=100)
+    often = bilevel.run(problem, SOLVERS[name], max_steps=100, eval_every=7)
+    watched = bilevel.run(problem, SOLVERS[name], max_steps=100, max_seconds=1e3)
+    monkeypatch.setattr(runner, "PAGE_LENGTH", 33)
+    paged = bilevel.run(problem, SOLVERS[name], max_steps=100)
+    for other in (often, watched, paged):
+        cases.assert_trees_equal(whole.point, other.point)
+        assert whole.calls == other.calls
+
+
+def test_seeds_decide_the_run():
+    problem = cases.quadratic("float32")
+    first, again, other = (bilevel.run(problem, SRBA, seed=seed, max_steps=20) for seed in (0, 0, 1))
+    cases.assert_trees_equal(first.point, again.point)
+    assert not np.array_equal(first.point.inner_var, other.point.inner_var)
+
+
+def test_history_starts_at_the_start_and_its_columns_agree():
+    problem = cases.quadratic("float32")
+    history = bilevel.run(problem, SRBA, max_steps=200).history
+    assert history["step"][0] == history["calls"][0] == 0
+    assert history["step"][-1] == 200
+    assert np.all(np.diff(history["step"]) > 0) and np.all(np.diff(history["seconds"]) > 0)
+    kinds = sum(history[f"calls_{kind}"] for kind in Calls._fields)
+    np.testing.assert_array_equal(kinds, history["calls"])
+    np.testing.assert_allclose(history["epochs"], history["calls"] / (cases.N_INNER + cases.N_OUTER))
+    at_start = problem.exact_solver(problem.start.outer_var)
+    np.testing.assert_allclose(history["value"][0], at_start.value)
+    np.testing.assert_allclose(history["hypergrad_norm_sq"][0], np.sum(at_start.hypergrad**2))
+    np.testing.assert_allclose(history["inner_distance_sq"][0], np.sum(at_start.inner_var**2))
+
+
+def test_default_evaluations_are_spread_evenly_over_the_logarithm_of_calls():
+    history = bilevel.run(cases.quadratic("float32"), SOLVERS["SOBA"], max_steps=20_000).history
+    late = history["calls"][history["calls"] > 4000]
+    ratios = late[1:-1] / late[:-2]
+    assert ratios.min() > 1.15 and ratios.max() < 1.25
+
+
+@pytest.mark.parametrize("name", cases.marked(SOLVERS))
+def test_calls_are_never_exceeded_and_the_next_step_would_exceed_them(name):
+    problem = cases.quadratic("float32")
+    budget = 5000
+    result = bilevel.run(problem, SOLVERS[name], max_calls=budget)
+    assert result.status == "out_of_budget"
+    spent, steps = sum(result.calls), int(result.history["step"][-1])
+    more = bilevel.run(problem, SOLVERS[name], max_steps=steps + 1)
+    assert spent <= budget < sum(more.calls)
+
+
+def test_a_budget_below_the_first_step_takes_none():
+    result = bilevel.run(cases.quadratic("float32"), SRBA, max_calls=10)
+    assert result.status == "out_of_budget"
+    assert result.history["step"].tolist() == [0]
+    cases.assert_trees_equal(result.point, cases.quadratic("float32").start)
+
+
+def test_seconds_are_a_budget_and_leave_compilation_and_evaluation_out():
+    problem = cases.quadratic("float32")
+    slow = bilevel.BilevelProblem(
+        problem.oracles, problem.start, metrics={"slow": lambda point: time.sleep(0.05) or 0.0}
+    )
+    result = bilevel.run(slow, SRBA, max_seconds=0.2)
+    evaluations = len(result.history["step"])
+    assert result.status == "out_of_budget"
+    assert evaluations > 10, "sleeping through evaluations must not use up the seconds"
+    assert result.history["seconds"][-1] >= 0.2
+    assert result.compile_seconds > 0
+
+
+def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():
+    problem = bilevel.problems.quadratic(512, 256, 8, 4, common_linear=0.5, dtype="float64")
+    result = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=100_000, tolerance=1e-12)
+    norms = result.history["hypergrad_norm_sq"]
+    assert result.status == "converged"
+    assert norms[-1] <= 1e-12 and np.all(norms[:-1] > 1e-12)
+
+
+def test_diverging_runs_end_with_the_last_finite_point():
+    problem = cases.quadratic("float32")
+    solver = bilevel.SRBA(50.0, 1.0, cases.BATCH)
+    result = bilevel.run(problem, solver, max_steps=1000, eval_every=1000)
+    last = int(result.history["step"][-1])
+    assert result.status == "diverged" and "step_size" in result.status.sentence
+    assert all(np.all(np.isfinite(part)) for part in result.point)
+    assert np.isfinite(result.history["hypergrad_norm_sq"][0])
+    path = cases.trajectory(problem, solver, last + 1)
+    cases.assert_trees_equal(result.point, path.states[last - 1].point)
+    assert not all(np.all(np.isfinite(part)) for part in path.states[last].point)
+
+
+def test_ctrl_c_ends_a_run_with_its_result(tmp_path):
+    problem = cases.quadratic("float32")
+    stop_at = 40
+
+    def interrupting(point):
+        interrupting.evaluations += 1
+        if interrupting.evaluations == 3:
+            raise KeyboardInterrupt
+        return 0.0
+
+    interrupting.evaluations = 0
+    impatient = bilevel.BilevelProblem(
+        problem.oracles, problem.start, problem.exact_solver, metrics={"m": interrupting}
+    )
+    result = bilevel.run(impatient, SRBA, max_steps=100, eval_every=stop_at // 2)
+    assert result.status == "interrupted" and result.history["step"].tolist() == [0, 20, 40]
+    result.save(tmp_path / "run.npz")
+    resumed = bilevel.resume(tmp_path / "run.npz", problem, max_steps=100)
+    cases.assert_trees_equal(resumed.point, bilevel.run(problem, SRBA, max_steps=100).point)
+
+
+def test_summary_and_plot_show_the_run(tmp_path):
+    result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=50)
+    text = result.summary()
+    for word in ("SRBA", "period=5", "out_of_budget", "hypergrad_norm_sq", "epochs", "quadratic"):
+        assert word in text
+    figure = result.plot()
+    assert [axes.get_xlabel() for axes in figure.axes] == ["calls", "seconds"]
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), result.history["hypergrad_norm_sq"])
+    figure.savefig(tmp_path / "run.png")
+    with pytest.raises(ValueError, match=r"is not in the history"):
+        result.plot("loss")
+
+
+def test_a_problem_without_reference_says_so():
+    problem = cases.quadratic("float32")
+    result = bilevel.run(bilevel.BilevelProblem(problem.oracles, problem.start), SRBA, max_steps=5)
+    assert "hypergrad_norm_sq" not in result.history
+    assert "strongly convex" in result.summary()
+    assert result.plot().axes[0].get_ylabel() == "outer_value"
+
+
+def test_progress_shows_a_bar(capsys):
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5000, progress=True)
+    shown = capsys.readouterr().out
+    assert "SRBA on quadratic" in shown and "100%" in shown and "epochs" in shown
+
+
+def test_metrics_of_the_user_are_followed():
+    problem = cases.quadratic("float32")
+    named = bilevel.BilevelProblem(problem.oracles, problem.start, metrics={"first": lambda p: p.outer_var[0]})
+    history = bilevel.run(named, SRBA, max_steps=10).history
+    assert history["first"][0] == -2 and history["first"][-1] != -2
+
+
+def test_stationarity_leaves_out_what_pushes_against_a_bound():
+    problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
+    result = bilevel.run(problem, bilevel.SRBA(1.0, 0.1, cases.BATCH), max_steps=5000, tolerance=1e-20)
+    grad = problem.exact_solver(result.point.outer_var).hypergrad
+    assert result.status == "converged"
+    assert np.sum(grad**2) > 1e-6, "a bound was meant to be active"
+    assert np.all(np.abs(result.point.outer_var) <= 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "no budget: give at least one of"),
+        ({"tolerance": 1e-3}, "no budget"),
+        ({"max_steps": 2**31}, "max_steps=2147483648.*32 bits"),
+        ({"max_steps": -1}, "max_steps=-1"),
+        ({"max_steps": 10.0}, "max_steps=10.0.*integer"),
+        ({"max_calls": "many"}, "max_calls='many'"),
+        ({"max_seconds": np.inf}, "max_seconds=inf"),
+        ({"max_seconds": np.nan}, "max_seconds=nan"),
+        ({"max_steps": 5, "tolerance": -1.0}, "tolerance=-1.0"),
+        ({"max_steps": 5, "eval_every": 0}, "eval_every=0"),
+        ({"max_steps": 5, "seed": -1}, "seed=-1"),
+        ({"max_steps": 5, "seed": 1.5}, "seed=1.5"),
+    ],
+)
+def test_bad_arguments_of_run_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bilevel.run(cases.quadratic("float32"), SRBA, **arguments)
+
+
+def test_an_unknown_keyword_of_run_is_named():
+    with pytest.raises(TypeError, match=r"max_step"):
+        bilevel.run(cases.quadratic("float32"), SRBA, max_step=5)
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match=r"batch_size=32.*53 inner and 31 outer.*batch_size <= 31.*sampling='full'"):
+        bilevel.run(cases.quadratic("float32"), bilevel.SRBA(batch_size=32), max_steps=5)
+    bilevel.run(cases.quadratic("float32"), bilevel.SRBA(batch_size=32, sampling="full"), max_steps=5)
+
+
+def test_a_tolerance_without_reference_is_refused():
+    problem = cases.quadratic("float32")
+    with pytest.raises(ValueError, match=r"strongly_convex=True"):
+        bilevel.run(bilevel.BilevelProblem(problem.oracles, problem.start), SRBA, max_steps=5, tolerance=1e-3)
+
+
+def test_solver_and_problem_are_checked():
+    with pytest.raises(TypeError, match=r"solver such as"):
+        bilevel.run(cases.quadratic("float32"), bilevel.SRBA, max_steps=5)
+    with pytest.raises(TypeError, match=r"BilevelProblem"):
+        bilevel.run(None, SRBA, max_steps=5)
+
+
+def test_drift_in_float32_is_warned_of_and_float64_is_silent():
+    # Rows with large gradients that cancel in the mean: what float32 loses in each difference piles up.
+    offsets = np.random.default_rng(0).standard_normal((64, 3))
+    offsets = 1e5 * (offsets - offsets.mean(axis=0))
+
+    def inner_loss(z, x, offset):
+        return jnp.sum((z - x) ** 2) / 2 + offset @ z
+
+    def outer_loss(z, x, offset):
+        return jnp.sum((z - 1) ** 2) / 2 + jnp.sum(x**2) / 2 + offset @ z
+
+    def run(dtype):
+        data, start = (
+            {"inner_data": offsets, "outer_data": offsets},
+            {"inner_var": np.zeros(3), "outer_var": np.zeros(3)},
+        )
+        problem = bilevel.BilevelProblem.from_losses(inner_loss, outer_loss, **data, **start, dtype=dtype)
+        return bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 8, period=100), max_steps=401)
+
+    with pytest.warns(RuntimeWarning, match=r"drifted from the full pass.*float64"):
+        assert run("float32").history["drift"][-1] > 0.5
+    assert run("float64").history["drift"][-1] < 0.1
+
+
+def test_overflowing_metrics_are_divergence_too():
+    result = bilevel.run(cases.quadratic(), bilevel.SRBA(0.5, 1.0, cases.BATCH), max_steps=100_000)
+    assert result.status == "diverged"
+    assert all(np.all(np.isfinite(part)) for part in result.point)

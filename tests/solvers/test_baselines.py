@@ -1,0 +1,214 @@
+"""What each rival's own paper says of it, on quadratics where everything is known."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel.solvers.itd import ITDDraw
+from tests import cases
+
+ETA = 0.5
+
+
+def tiny(seed=0):
+    return bilevel.problems.quadratic(512, 256, 8, 4, seed=seed, common_linear=0.5, dtype="float64")
+
+
+def neumann_floor(problem, n_terms):
+    """||∇h||² where x is stationary for v truncated to so many terms, from dense matrices."""
+    exact_solver = problem.exact_solver
+    inner, outer = exact_solver.inner, exact_solver.outer
+    decay = np.eye(8) - ETA * inner.a_inner
+    series = ETA * sum(np.linalg.matrix_power(decay, k) for k in range(n_terms))
+
+    def biased(x):
+        z = exact_solver.jacobian @ x + exact_solver.offset
+        v = -series @ (outer.a_inner @ z + outer.b.T @ x + outer.linear_inner)
+        return inner.b @ v + outer.a_outer @ x + outer.b @ z + outer.linear_outer
+
+    constant = biased(np.zeros(4))
+    matrix = np.stack([biased(unit) - constant for unit in np.eye(4)], axis=1)
+    return np.sum(exact_solver(-np.linalg.solve(matrix, constant)).hypergrad ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_truncated_series_stop_at_the_bias_that_dense_matrices_predict(seed):
+    problem = tiny(seed)
+    series = {"neumann_step": ETA, "sampling": "full"}
+    for n_neumann in (1, 10, 40):
+        solvers = [
+            bilevel.StocBiO(0.5, 0.5, n_neumann=n_neumann, **series),
+            bilevel.MRBO(1.0, 0.5, n_neumann=n_neumann, **series),
+            bilevel.VRBO(0.5, 0.5, n_inner_steps=2, n_neumann=n_neumann, period=50, **series),
+        ]
+        for solver in solvers:
+            floor = bilevel.run(problem, solver, max_steps=3000, eval_every=3000).history["hypergrad_norm_sq"][-1]
+            np.testing.assert_allclose(floor, neumann_floor(problem, n_neumann + 1), rtol=0.02, err_msg=repr(solver))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_series_of_random_length_stop_near_the_bias_of_their_mean(seed):
+    problem = tiny(seed)
+    for n_neumann in (1, 10, 40):
+        series = {"n_neumann": n_neumann, "neumann_step": ETA, "sampling": "full"}
+        expected = neumann_floor(problem, n_neumann)
+        for solver in (bilevel.BSA(0.5, 2.0, n_inner_steps=5, **series), bilevel.TTSA(0.5, 2.0, **series)):
+            history = bilevel.run(problem, solver, max_steps=20_000, eval_every=2000).history["hypergrad_norm_sq"]
+            assert expected / 2 < np.median(history[-4:]) < 2 * expected + 3e-3, solver
+
+
+def test_the_bias_falls_with_the_number_of_terms():
+    floors = [neumann_floor(tiny(), n + 1) for n in (1, 10, 40)]
+    assert floors[0] > 2 * floors[1] > 20 * floors[2] > 0
+
+
+@pytest.mark.parametrize("name", ["SRBA", "SABA", "SPABA"])
+@pytest.mark.parametrize("seed", range(3))
+def test_variance_reduced_methods_converge_to_rounding(name, seed):
+    result = bilevel.run(tiny(seed), bilevel.SOLVERS[name](0.2, 1.0, 16), seed=seed, max_calls=1_000_000)
+    assert result.history["hypergrad_norm_sq"][-1] < 1e-25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_slows_soba_down_and_stops_amigo(seed):
+    problem = tiny(seed)
+
+    def path(solver, steps):
+        return bilevel.run(problem, solver, seed=seed, max_steps=steps, eval_every=steps // 40).history
+
+    amigo = path(bilevel.AmIGO(0.1, 1.0, 16, n_inner_steps=5), 8000)["hypergrad_norm_sq"]
+    late, later = np.median(amigo[10:20]), np.median(amigo[-10:])
+    assert later > 1e-6 and later > late / 4, "constant steps end at a floor"
+    lower = path(bilevel.AmIGO(0.02, 1.0, 16, n_inner_steps=5), 8000)["hypergrad_norm_sq"]
+    assert np.median(lower[-10:]) < later / 2, "which the step size moves"
+    soba = path(bilevel.SOBA(0.5, 1.0, 16), 80_000)["hypergrad_norm_sq"]
+    assert 1e-8 < np.median(soba[-10:]) < np.median(soba[3:8]) / 2, "decreasing steps go on, slowly"
+
+
+def test_vrbos_estimates_belong_to_the_current_point_when_batches_are_all_rows():
+    problem = tiny()
+    solver = bilevel.VRBO(0.3, 1.0, n_inner_steps=3, n_neumann=4, neumann_step=ETA, period=1000, sampling="full")
+    run = cases.trajectory(problem, solver, 5)
+    state = run.states[-1]
+    with arithmetic("float64"):
+        exact = solver._gradients(run.oracles, state.point, None, None)
+    cases.assert_trees_close(state.inner_estimate, exact.inner_var, rtol=1e-12)
+    cases.assert_trees_close(state.outer_estimate, exact.outer_var, rtol=1e-12)
+    assert np.linalg.norm(np.asarray(state.point.outer_var) - problem.start.outer_var) > 0.1, "x was meant to move"
+
+
+def test_bsa_with_a_warm_start_is_alset():
+    settings = {"n_inner_steps": 3, "n_neumann": 4}
+    problem = cases.quadratic()
+    bsa = bilevel.run(problem, bilevel.BSA(0.1, 5.0, 8, **settings), max_steps=30)
+    alset = bilevel.run(problem, bilevel.ALSET(0.1, 5.0, 8, **settings), max_steps=30)
+    cases.assert_trees_equal(bsa.point, alset.point)
+    assert bsa.calls == alset.calls
+
+
+def test_itd_equals_automatic_differentiation_through_its_inner_loop():
+    problem = cases.logistic_selection()
+    solver = bilevel.ITD(0.3, 1.0, 8, n_inner_steps=5)
+    with arithmetic("float64"):
+        oracles = problem.oracles.batched(8, "blocks")
+        draw = solver.draw(oracles, jax.random.key(0), jnp.int32(3))
+
+        def value(outer_var):
+            point = problem.start._replace(outer_var=outer_var)
+            for k in range(5):
+                grad = oracles.inner_grad(point, draw.inner_loop[k])
+                point = point._replace(inner_var=point.inner_var - 0.3 * grad)
+            return oracles.outer_value(point, draw.outer)
+
+        _, grad = solver.unrolled(oracles, problem.start, draw)
+        np.testing.assert_allclose(grad, jax.grad(value)(jnp.asarray(problem.start.outer_var)), rtol=1e-12)
+
+
+def test_itd_approaches_the_exact_hypergradient_at_the_rate_of_the_inner_problem():
+    problem, step_size = tiny(), 0.5
+    x = np.array([1.0, -1.0, 0.5, 2.0])
+    exact = problem.exact_solver(x)
+    eigenvalues = np.linalg.eigvalsh(problem.exact_solver.inner.a_inner)
+    rate = np.max(np.abs(1 - step_size * eigenvalues))
+    with arithmetic("float64"):
+        start = problem.start._replace(inner_var=exact.inner_var, outer_var=x)
+
+        def error(n_steps):
+            solver = bilevel.ITD(step_size, 1.0, n_inner_steps=n_steps, sampling="full")
+            _, grad = solver.unrolled(problem.oracles, start, ITDDraw(None, None))
+            return float(jnp.sqrt(trees.norm_sq(grad - exact.hypergrad)))
+
+        errors = [error(n_steps) for n_steps in (40, 80, 120)]
+    for shorter, longer in itertools.pairwise(errors):
+        np.testing.assert_allclose(longer / shorter, rate**40, rtol=0.15)
+
+
+def f2sa(lambda_0, delta_0, settings, max_calls, **kwargs):
+    """The best ||∇h||² over a few steps."""
+    solvers = [bilevel.F2SA(*setting, 16, lambda_0=lambda_0, delta_0=delta_0, **kwargs) for setting in settings]
+    runs = [bilevel.run(tiny(), solver, max_calls=max_calls, eval_every=10**6) for solver in solvers]
+    return min(run.history["hypergrad_norm_sq"][-1] for run in runs if run.status != "diverged")
+
+
+@pytest.mark.slow
+def test_the_bias_of_f2sa_falls_with_lambda_0_and_delta_0():
+    def final(lambda_0, delta_0):
+        return f2sa(lambda_0, delta_0, [(2.0, 1.0), (1.0, 1.0)], 20_000_000, sampling="full")
+
+    weak, growing, strong = final(1.0, 0.1), final(1.0, 1.0), final(30.0, 1.0)
+    assert weak > 3 * growing > 9 * strong
+
+
+def test_f2sa_stays_bounded_on_logistic_selection():
+    problem = cases.logistic_selection()
+    for step_size, outer_ratio in ((0.25, 0.1), (0.25, 1.0), (0.03, 0.1)):
+        result = bilevel.run(problem, bilevel.F2SA(step_size, outer_ratio, 8, delta_0=1.0), max_steps=5000)
+        assert result.status == "out_of_budget"
+        assert np.max(np.abs(result.point.outer_var)) < 20
+
+
+@pytest.mark.slow
+def test_two_batches_make_f2sa_noisier_than_one():
+    settings = [(0.1, 0.3), (0.5, 1.0), (2.0, 10.0)]
+    assert f2sa(30.0, 1.0, settings, 10**6, shared_batch=False) > 3 * f2sa(30.0, 1.0, settings, 10**6)
+
+
+@pytest.mark.parametrize("name", ["StocBiO", "MRBO", "VRBO", "BSA", "TTSA", "ALSET", "SUSTAIN"])
+def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
+    solver = bilevel.SOLVERS[name](0.1, 1.0, 16, neumann_step=5.0)
+    with pytest.raises(ValueError, match=rf"`{name}\(neumann_step=5\)`.*neumann_step < 2/L"):
+        bilevel.run(tiny(), solver, max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bilevel.StocBiO(n_inner_steps=0), "n_inner_steps=0"),
+        (lambda: bilevel.StocBiO(neumann_step=0.0), "neumann_step=0.0"),
+        (lambda: bilevel.AmIGO(n_inner_steps=-1), "n_inner_steps=-1"),
+        (lambda: bilevel.MRBO(momentum=1.5), "momentum=1.5"),
+        (lambda: bilevel.SUSTAIN(momentum=-0.1), "momentum=-0.1"),
+        (lambda: bilevel.MRBO(n_neumann=0), "n_neumann=0"),
+        (lambda: bilevel.VRBO(period=0), "period=0"),
+        (lambda: bilevel.F2SA(lambda_0=0.0), "lambda_0=0.0"),
+        (lambda: bilevel.F2SA(schedule="other"), "schedule='other'"),
+        (lambda: bilevel.F2SA(shared_batch="yes"), "shared_batch='yes'"),
+        (lambda: bilevel.BOME(sampling="blocks"), "sampling='blocks'"),
+        (lambda: bilevel.BOME(barrier=-1.0), "barrier=-1.0"),
+        (lambda: bilevel.PZOBO(smoothing=0.0), "smoothing=0.0"),
+        (lambda: bilevel.PZOBO(n_directions=0), "n_directions=0"),
+        (lambda: bilevel.MASOBA(momentum=2.0), "momentum=2.0"),
+    ],
+)
+def test_bad_parameters_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
