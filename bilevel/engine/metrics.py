@@ -1,12 +1,10 @@
-"""What is measured along a run, off its clock and off its ledger.
+"""What is measured along a run, off its clock and its count of oracle calls; one registry for all who show it.
 
-Cheap metrics, at the iterate itself: ``outer_value`` F(z, x), and the squared norms ``inner_residual_sq`` of
-D_z, ``v_residual_sq`` of D_v, ``direction_norm_sq`` of D_x.
-
-Exact metrics, at z*(x) in float64: ``value`` h(x), ``hypergrad_norm_sq`` ||∇h(x)||², ``inner_distance_sq``
-||z - z*(x)||², ``v_distance_sq`` ||v - v*(x)||², ``value_gap`` h(x) - min h where it is known, and the residuals
-``exact_inner_residual``, ``exact_v_residual`` of the reference itself.
+`METRICS` describes every metric that the library computes: history, store, selection, tables and figures read it. A
+metric of a user's problem needs no entry: `metric` describes it by its name.
 """
+
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +14,58 @@ from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.exact import ExactSolver, norm_sq, stationarity
+
+
+class Metric(NamedTuple):
+    """How a metric is shown, compared and stored.
+
+    Attributes
+    ----------
+    name : its column in histories and stores
+    label : what tables and axes call it
+    unit : "" where it has none
+    better : "lower", "higher", or None where it says nothing about quality
+    log_scale : whether its axis is logarithmic
+    of_test_rows : whether it reads test rows; such a metric selects nothing
+    """
+
+    name: str
+    label: str
+    unit: str = ""
+    better: Literal["lower", "higher"] | None = "lower"
+    log_scale: bool = True
+    of_test_rows: bool = False
+
+
+# In the order in which tables and figures offer them.
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("value_gap", "h(x) − min h"),
+        Metric("value", "h(x)"),
+        Metric("hypergrad_norm_sq", "‖∇h(x)‖²"),
+        Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²"),
+        Metric("test_error", "test error", log_scale=False, of_test_rows=True),
+        Metric("weight_auc", "AUC of the weights", better="higher", log_scale=False),
+        Metric("outer_value", "F(z, x)"),
+        Metric("inner_distance_sq", "‖z − z*(x)‖²"),
+        Metric("v_distance_sq", "‖v − v*(x)‖²"),
+        Metric("inner_residual_sq", "‖∇G‖² in z"),
+        Metric("v_residual_sq", "‖residual of v‖²"),
+        Metric("direction_norm_sq", "‖direction in x‖²"),
+        Metric("certified_error", "certified bound of ‖D_x − ∇h(x)‖"),
+        Metric("drift", "drift", better=None, log_scale=False),
+        Metric("rollbacks", "rollbacks", better=None, log_scale=False),
+        Metric("step_scale", "step size / initial step size", better=None),
+        Metric("exact_inner_residual", "residual of z*(x)", better=None),
+        Metric("exact_v_residual", "residual of v*(x)", better=None),
+    )
+}
+
+
+def metric(name: str) -> Metric:
+    """Return the entry of a metric; one of the user's own is described by its name."""
+    return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False))
 
 
 @jax.jit
