@@ -6,8 +6,8 @@ Each data set is a unit of its own and leaves a JSON file in the folder; whateve
 written to auto.md beside the files, and the figure docs/auto.png. IJCNN1 and Covertype are looked for as
 `bilevel.datasets` does.
 
-Seconds are those of stepping alone; baselines have ten times as many. The plain methods are tuned by a sweep, which costs
-them nothing here: of 70 pairs of step and ratio the best after as many calls as the untuned setting took; what a file
+Seconds are those of stepping alone; baselines have ten times as many. The plain methods are tuned by a sweep, which
+costs them nothing here: of 70 pairs of step and ratio the best after as many calls as the untuned setting took; what a file
 of the folder says is not tuned again. Exact has nothing to tune. The best known h of a set is the least of all these
 runs and of a longer one of the untuned setting, with another seed.
 """
@@ -135,9 +135,9 @@ def summary(everything):
         ratios = [ratio(found, baseline, tolerance) for found in everything]
         never = sum(reached(f["runs"][baseline], best_known(f) * (1 + tolerance)) is None for f in everything)
         rows.append([baseline, title, number(float(np.median(ratios))), f"{never} of {len(everything)}"])
-    columns = ["baseline", "to within", "median of time(auto) / time(baseline)", "sets where the baseline never arrived"]
+    columns = ["baseline", "to within", "median of time(auto) / time(baseline)", "sets where it never arrived"]
     ended = [
-        f"{found['set']}: {found['runs'][AUTO]['status']}, gone back {found['runs'][AUTO]['rollbacks']:g} times"
+        f"{found['set']}: {found['runs'][AUTO]['status']}, {found['runs'][AUTO]['rollbacks']:g} rollbacks"
         for found in everything
     ]
     return table(columns, rows) + "\n\nHow the untuned runs ended: " + "; ".join(ended) + "."
@@ -184,7 +184,7 @@ def chosen(names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default=",".join(SETS), help="names with commas between; '' only joins what is there")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of the untuned run; baselines have ten times as many")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of the untuned run; baselines have ten times these")
     parser.add_argument("--folder", type=Path, default=Path("results/auto"))
     parser.add_argument("--figure", type=Path, default=FIGURE)
     arguments = parser.parse_args()

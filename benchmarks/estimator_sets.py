@@ -1,6 +1,6 @@
 """What estimators are compared on, and what a scikit-learn user would take instead of them.
 
-A baseline is a generator of `Found`: what it has after so many seconds of fitting, and how it judges that itself. All but
+A baseline is a generator of `Found`: what it has after so many seconds of fitting, and its own score of that. All but
 `bilevel`'s own estimators, which do so inside, get columns standardized by a pipeline.
 """
 

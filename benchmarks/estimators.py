@@ -52,8 +52,8 @@ def measured(name, seed, effort):
     jax.config.update("jax_enable_compilation_cache", False)  # what an earlier process has compiled does not count
     kind = SETS[name]
     rows = kind.rows(seed)
-    # Rivals first: they need not share the process with the threads of JAX.
-    found = {baseline: list(points(rows, seed, effort)) for baseline, points in baselines(kind, rows.X.shape[1]).items()}
+    # Baselines first: they need not share the process with the threads of JAX.
+    found = {name: list(points(rows, seed, effort)) for name, points in baselines(kind, rows.X.shape[1]).items()}
     compiling = {}
     for penalty in effort.penalties:
         warm, compiling[penalty] = ours(kind, penalty, rows, seed, effort)

@@ -1,7 +1,7 @@
 """Time per step of every compiled solver on three problems, beside its textbook version, a floor and a goal.
 
-Full-batch passes and draws are included, evaluations are not. The solvers of a problem take turns within one process, so
-that what counts are their ratios. T = Q = 10 where a method has loops.
+Full-batch passes and draws are included, evaluations are not. The solvers of a problem take turns within one process:
+what counts are their ratios. T = Q = 10 where a method has loops.
 """
 
 from dataclasses import dataclass, field, replace
