@@ -7,9 +7,9 @@ written to auto.md beside the files, and the figure docs/auto.png. IJCNN1 and Co
 `bilevel.datasets` does.
 
 Seconds are those of stepping alone; baselines have ten times as many. The plain methods are tuned by a sweep, which
-costs them nothing here: of 70 pairs of step and ratio the best after as many calls as the untuned setting took; what a file
-of the folder says is not tuned again. Exact has nothing to tune. The best known h of a set is the least of all these
-runs and of a longer one of the untuned setting, with another seed.
+costs them nothing here: of 70 pairs of step and ratio the best after as many calls as the untuned setting took; what a
+file of the folder says is not tuned again. Exact has nothing to tune. The best known h of a set is the least of all
+these runs and of a longer one of the untuned setting, with another seed.
 """
 
 import argparse
