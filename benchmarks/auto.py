@@ -3,7 +3,7 @@
     python benchmarks/auto.py [--sets IJCNN1,separable] [--seconds 3] [--folder results/auto]
 
 Each data set is a unit of its own and leaves a JSON file in the folder; whatever lies there is joined into the tables,
-written to auto.md beside the files, and the figure docs/auto.png. IJCNN1 and Covertype are looked for as
+written to auto.md beside the files, and the figure reports/auto.png. IJCNN1 and Covertype are looked for as
 `bilevel.datasets` does.
 
 Seconds are those of stepping alone; rivals have ten times as many. The plain methods are tuned by a sweep, which costs
@@ -34,7 +34,7 @@ RIVALS = (*TUNED, "Exact")
 STEPS, RATIOS = np.geomspace(1 / 32, 16, 10), np.geomspace(1e-3, 1, 7)  # steps are relative to 1 / L
 TOLERANCES = {"1 %": 1e-2, "0.1 %": 1e-3}
 SETTLED, PATIENCE = 3, 10  # times the seconds, for the longer run and for the rivals
-FIGURE = Path(__file__).parents[1] / "docs" / "auto.png"
+FIGURE = Path(__file__).parents[1] / "reports" / "auto.png"
 
 
 def measured(name, seconds, known):
