@@ -200,10 +200,10 @@ def test_seconds_end_a_run_that_stays_where_it_is(name):
 def test_ctrl_c_in_a_step_keeps_the_steps_before(monkeypatch):
     problem, plain_step = cases.quadratic(), HOAG.step
 
-    def impatient(self, oracles, state, index, draw):
+    def impatient(self, oracles, state, index):
         if index == 3:
             raise KeyboardInterrupt
-        return plain_step(self, oracles, state, index, draw)
+        return plain_step(self, oracles, state, index)
 
     monkeypatch.setattr(HOAG, "step", impatient)
     result = bilevel.run(problem, HOAG(), max_steps=9)
