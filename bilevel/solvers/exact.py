@@ -79,6 +79,8 @@ class Exact(HostSolver):
 
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
+    table_order = 18
+
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         """Start where the problem starts; h is first evaluated by the first step."""
         d = flat(start.outer_var).size

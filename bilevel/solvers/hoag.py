@@ -75,6 +75,8 @@ class HOAG(HostSolver):
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
+    table_order = 17
+
     def init(self, oracles: Oracles, start: Point) -> HOAGState:
         """Start where the problem starts."""
         lipschitz = 0.0 if self.lipschitz is None else float(self.lipschitz)
