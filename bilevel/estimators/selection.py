@@ -27,9 +27,10 @@ from bilevel.engine.result import Status
 from bilevel.engine.run import run
 from bilevel.estimators.rows import Scaling, split, validated, validated_apart
 from bilevel.problems import BilevelProblem
-from bilevel.solvers import SRBA, Exact
 from bilevel.solvers.base import SolverBase
+from bilevel.solvers.exact import Exact
 from bilevel.solvers.host import HostSolver
+from bilevel.solvers.srba import SRBA
 
 
 def refuse(estimator: Any, name: str, wanted: str) -> None:

@@ -21,7 +21,12 @@ from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem, quadratic
-from bilevel.solvers import SABA, SOBA, SRBA, Exact, HostSolver, SolverBase
+from bilevel.solvers.base import SolverBase
+from bilevel.solvers.exact import Exact
+from bilevel.solvers.host import HostSolver
+from bilevel.solvers.saba import SABA
+from bilevel.solvers.soba import SOBA
+from bilevel.solvers.srba import SRBA
 
 DIM_INNER, DIM_OUTER = 10, 5
 SIZES = (256, 1024, 4096, 16384, 65536)
