@@ -1,7 +1,9 @@
 """The pages say what the code says."""
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,15 +34,48 @@ def load(path, name):
     return module
 
 
-def test_the_table_of_solvers_is_the_codes():
-    table = load(ROOT / "docs" / "solver_table.py", "solver_table").table()
-    assert table in (ROOT / "docs" / "solvers.md").read_text(), "run python docs/solver_table.py"
+def test_the_page_on_solvers_has_a_row_for_each():
+    page = load(ROOT / "docs" / "solver_pages.py", "solver_pages").on_page_markdown(
+        (ROOT / "docs" / "solvers.md").read_text()
+    )
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (Cost.+? Memory.+?) \|", page, flags=re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(bilevel.SOLVERS)
+    assert "| finite sum | C^{2,2} | C^{3,3} |" in page
 
 
 def test_table_1_of_the_paper_is_carried_by_its_seven_solvers():
     proved = {name for name, cls in bilevel.SOLVERS.items() if cls.complexity is not None}
     assert proved == {"StocBiO", "AmIGO", "MRBO", "VRBO", "SABA", "F2SA", "SRBA"}
     assert bilevel.SRBA.complexity.calls == "O((n+m)^1/2 ε^-1)"
+
+
+def in_a_copy_of_the_package(folder, added, program):
+    """Run a program where text was added to files, new or not; return what it prints."""
+    for name in ("bilevel", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, text in added.items():
+        with (folder / path).open("a") as file:
+            file.write(text)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_solver_is_one_file(tmp_path):
+    file, _ = code_blocks("docs/add-a-solver.md")
+    program = "import sys; sys.path.insert(0, 'docs'); import bilevel, solver_pages; print(solver_pages.table())"
+    shown = in_a_copy_of_the_package(tmp_path, {"bilevel/solvers/heavy_ball.py": file}, program)
+    assert shown.strip().split("\n")[-1].startswith("| `HeavyBall` | SOBA with a heavy ball")
+
+
+def test_a_model_family_is_one_file_and_one_line(tmp_path):
+    text = (ROOT / "docs/add-a-problem.md").read_text()
+    (line,) = re.findall(r"^    (from bilevel\.problems\.shrinkage import .*)$", text, flags=re.MULTILINE)
+    file, _ = code_blocks("docs/add-a-problem.md")
+    added = {"bilevel/problems/shrinkage.py": file, "bilevel/problems/__init__.py": line}
+    program = "import bilevel; print(bilevel.problems.shrinkage([[1.0], [2.0]], [[1.0]]).name)"
+    assert in_a_copy_of_the_package(tmp_path, added, program) == "shrinkage\n"
 
 
 def test_the_page_on_adding_a_solver_works_as_written(tmp_path, capsys):

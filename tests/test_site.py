@@ -1,5 +1,6 @@
 """The site: its pages, how it reads docstrings, what it would load, and the file that says how to cite."""
 
+import inspect
 import re
 import sys
 import textwrap
@@ -96,13 +97,28 @@ def test_every_figure_of_the_reports_is_shown_by_one():
     assert sorted(shown) == sorted(path.name for path in (ROOT / "reports").glob("*.png"))
 
 
+def reference_page(path):
+    return load(ROOT / "docs" / "solver_pages.py", "solver_pages").on_page_markdown(path.read_text())
+
+
 def test_the_reference_has_every_solver():
-    page = (ROOT / "docs" / "reference" / "solvers.md").read_text()
-    assert re.findall(r"::: bilevel\.solvers\.(\w+)\n    options:\n      members: false", page) == list(bilevel.SOLVERS)
+    page = reference_page(ROOT / "docs" / "reference" / "solvers.md")
+    shown = re.findall(r"::: (bilevel\.solvers[\w.]+)\.(\w+)\n    options:\n      members: false", page)
+    assert shown == [(cls.__module__, name) for name, cls in bilevel.SOLVERS.items()]
+
+
+@pytest.mark.parametrize("name", ["SRBA", "BSA", "HOAG"])
+def test_the_reference_shows_every_parameter_of_a_solver_with_its_meaning(name):
+    cls = bilevel.SOLVERS[name]
+    extensions = griffe.load_extensions(str(ROOT / "docs" / "griffe_meaning.py"))
+    shown = griffe.load("bilevel", search_paths=[ROOT], extensions=extensions)[f"{cls.__module__[8:]}.{name}"]
+    parameters = entries(sections(shown)["parameters"])
+    assert [entry[0] for entry in parameters] == list(inspect.signature(cls).parameters)
+    assert all(annotation != "None" and meaning for _, annotation, _, meaning in parameters)
 
 
 def test_the_reference_has_every_public_name():
-    page = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+    page = "".join(reference_page(path) for path in (ROOT / "docs" / "reference").glob("*.md"))
     shown = set(re.findall(r"::: bilevel[\w.]*?\.(\w+)\n", page))
     listed = {name for group in re.findall(r"members: \[(.*)\]", page) for name in group.split(", ")}
     packages = (bilevel, bilevel.problems, bilevel.datasets, estimators, theory)

@@ -10,7 +10,7 @@ from bilevel.estimators.logistic import LinearClassifier
 from bilevel.estimators.rows import Rows, Scaling, numbered, split, validated, validated_apart
 from bilevel.estimators.selection import announce, check_common, check_real, drawn_seed, solve, started, stochastic
 from bilevel.problems import data_cleaning
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
 
 _CONSTANT = 10.0  # the intercept is penalized by a hundredth of what a coefficient is
 
@@ -68,7 +68,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         fit_intercept: bool = True,
         standardize: bool = True,
         validation_fraction: float = 0.25,
-        solver: Solver | None = None,
+        solver: SolverBase | None = None,
         max_iter: int = 3000,
         tol: float = 1e-3,
         random_state: Any = None,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import batch, moved
+from bilevel.solvers.directions import batch, move, move_outer
 from bilevel.solvers.parameters import flag, whole
 
 
@@ -44,15 +44,12 @@ class ITD(Solver):
     Parameters
     ----------
     step_size : step of the inner loop
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
-    batch_size : rows per batch, on both levels
-    n_inner_steps : T, inner steps per outer step
-    warm_start : go on from the last inner variable; False restarts from the first
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
+
+    table_order = 16
 
     def init(self, oracles: Oracles, start: Point) -> ITDState:
         """Start where the problem starts."""
@@ -65,16 +62,15 @@ class ITD(Solver):
     def step(self, oracles: Oracles, state: ITDState, index: Array, draw: ITDDraw) -> ITDState:
         """Follow the inner problem, differentiate through it, move."""
         start = state.point if self.warm_start else state.point._replace(inner_var=state.first_inner_var)
-        point, grad = self.unrolled(oracles, start, draw)
-        outer_var = moved(point.outer_var, grad, self.step_size / self.outer_ratio)
-        return state._replace(point=point._replace(outer_var=oracles.project(outer_var)))
+        point, grad = self.unroll(oracles, start, draw)
+        return state._replace(point=move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
-    def unrolled(self, oracles: Oracles, start: Point, draw: ITDDraw) -> tuple[Point, PyTree]:
+    def unroll(self, oracles: Oracles, start: Point, draw: ITDDraw) -> tuple[Point, PyTree]:
         """Return the point after the inner steps, and the gradient of F there with respect to x."""
 
         def forward(z: PyTree, k: Array) -> tuple[PyTree, PyTree]:
             grad = oracles.inner_grad(start._replace(inner_var=z), batch(draw.inner_loop, k))
-            return moved(z, grad, self.step_size), z
+            return move(z, grad, self.step_size), z
 
         last, path = jax.lax.scan(forward, start.inner_var, jnp.arange(self.n_inner_steps, dtype=jnp.int32))
         point = start._replace(inner_var=last)
@@ -87,12 +83,12 @@ class ITD(Solver):
             w, grad = carry
             k = self.n_inner_steps - 1 - i
             here, rows = at(k, w), batch(draw.inner_loop, k)
-            grad = moved(grad, oracles.cross(here, rows), self.step_size)
-            return moved(w, oracles.hvp(here, rows), self.step_size), grad
+            grad = move(grad, oracles.cross(here, rows), self.step_size)
+            return move(w, oracles.hvp(here, rows), self.step_size), grad
 
         carry = outer.grad, outer.grad_outer
         w, grad = jax.lax.fori_loop(0, self.n_inner_steps - 1, backward, carry)
-        return point, moved(grad, oracles.cross(at(0, w), batch(draw.inner_loop, 0)), self.step_size)
+        return point, move(grad, oracles.cross(at(0, w), batch(draw.inner_loop, 0)), self.step_size)
 
     def calls(self, oracles: Oracles, draw: ITDDraw, refresh: bool) -> Calls:
         """Count T gradients, T - 1 products, T cross products, both outer gradients."""

@@ -7,15 +7,18 @@ The second has the mean of a sum of Q terms, one less than the first. Both need 
 of a batch, and leave the relative error (1 - η h)^Q, give or take one factor, in a mode of curvature h.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
+from bilevel._types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.solvers.directions import repeat, split
+from bilevel.solvers.base import Solver
+from bilevel.solvers.directions import decay, move_outer, repeat, split
+from bilevel.solvers.parameters import positive, whole
 
 
 class NeumannDraw(NamedTuple):
@@ -37,8 +40,8 @@ def check_step(solver: str, step: float, oracles: Oracles) -> None:
         )
 
 
-def drawn(inner_rows: Any, outer_rows: Any, n_products: int) -> NeumannDraw:
-    """Name the batches of a truncated series: ``n_products`` + 1 inner ones, one outer."""
+def assign_batches(inner_rows: Any, outer_rows: Any, n_products: int) -> NeumannDraw:
+    """Return what a truncated series is drawn from ``n_products`` + 1 inner batches and an outer one."""
     products, cross = split(inner_rows, n_products, None)
     return NeumannDraw(products, cross, outer_rows)
 
@@ -89,6 +92,46 @@ def hypergradient_calls(oracles: Oracles, draw: NeumannDraw, n_neumann: int) -> 
     return Calls(hvp=products, cross=oracles.count_inner(draw.cross), outer_grad=outer, outer_grad_outer=outer)
 
 
-def scaled_calls(factor: Count, calls: Calls) -> Calls:
-    """Return each count times ``factor``."""
-    return Calls(*(factor * count for count in calls))
+class LoopDraw(NamedTuple):
+    """Batches of an inner loop, and of the hypergradient after it."""
+
+    inner_loop: Any
+    neumann: NeumannDraw
+
+
+@dataclass(frozen=True)
+class AlternatingSolver(Solver):
+    """Inner steps, then a move along a hypergradient of random length: BSA, ALSET and TTSA but for their schedules.
+
+    Parameters
+    ----------
+    n_neumann : Q; the Neumann series takes P products, uniform in 0, …, Q - 1
+    """
+
+    n_neumann: int = whole(default=10)
+    neumann_step: float = positive(default=0.5)
+
+    n_inner_steps = 1
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Refuse a Neumann step that is too large for the problem."""
+        check_step(type(self).__name__, self.neumann_step, oracles)
+        return self
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
+        """Draw T + Q inner batches, one outer and the length."""
+        rows = oracles.draw_inner(key, index, self.n_inner_steps + self.n_neumann)
+        inner_loop, series = split(rows, self.n_inner_steps, self.n_neumann)
+        draw = assign_batches(series, oracles.draw_outer(key, index), self.n_neumann - 1)
+        return LoopDraw(inner_loop, draw._replace(length=random_length(key, index, self.n_neumann)))
+
+    def move_outer(self, oracles: Oracles, point: Point, index: Array, draw: LoopDraw, power: float) -> Point:
+        """Move x along the hypergradient at a point whose z has moved already; steps decrease like t^-power."""
+        _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
+        step = decay(self.step_size / self.outer_ratio, index, power)
+        return move_outer(oracles, point._replace(v=v), grad, step)
+
+    def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
+        """Count T gradients and a hypergradient of the drawn length."""
+        hyper = hypergradient_calls(oracles, draw.neumann, self.n_neumann)
+        return hyper._replace(inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps))

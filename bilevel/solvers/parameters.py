@@ -1,7 +1,9 @@
 """Hyper-parameters that check themselves: a dataclass field with its default and its rule."""
 
 import ast
+import inspect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import field
 from numbers import Integral, Real
@@ -11,6 +13,31 @@ import jax
 import numpy as np
 
 from bilevel._optional import require
+
+# Parameters that several solvers declare, with what they mean unless the docstring of a class says otherwise.
+SHARED_MEANINGS = {
+    "n_inner_steps": "T, inner steps per outer step",
+    "n_neumann": "Q, products of the Neumann series",
+    "neumann_step": "η, step of the Neumann series; below 2/L of the batches' Hessians",
+    "warm_start": "go on from the last inner variable; False restarts from the first",
+    "preconditioner": """"diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken with each full-batch
+    pass (n calls more, 8n where it is estimated); None leaves them as they are""",
+}
+
+_ITEM = re.compile(r"(\w+(?:, \w+)*) : (.+(?:\n +.+)*)")
+
+
+def split_docstring(text: str) -> tuple[str, str]:
+    """Return the docstring of a class before its "Parameters", and the items of that section."""
+    head, _, items = inspect.cleandoc(text).partition("\n\nParameters\n----------\n")
+    return head, items
+
+
+def parse_meanings(text: str) -> dict[str, str]:
+    """Return what the "Parameters" of a docstring say, by name."""
+    items = _ITEM.findall(split_docstring(text)[1])
+    return {name: meaning for names, meaning in items for name in names.split(", ")}
+
 
 Rule = Callable[[Any], str | None]  # the complaint, or None
 

@@ -46,8 +46,8 @@ class Level:
         """Return the derivatives that such terms make."""
         return getattr(self.oracles, f"{self.name}_sum")(terms, block, like)
 
-    def rest(self, point: Point) -> PyTree:
-        """Return the part of the derivatives that is no sum over rows."""
+    def regularization(self, point: Point) -> PyTree:
+        """Return the derivatives of the regularization term, which is no sum over rows."""
         return getattr(self.oracles, f"{self.name}_regularization")(point)
 
     def over_blocks(self, function: Callable[[Array], PyTree]) -> PyTree:
@@ -62,19 +62,19 @@ class BlockTable(NamedTuple):
     mean: Array
 
     @classmethod
-    def filled(cls, level: Level, start: Point, empty: bool) -> "BlockTable":
+    def fill(cls, level: Level, start: Point, empty: bool) -> "BlockTable":
         """Remember the estimates at the start, or zeros."""
         table = level.over_blocks(lambda block: ravel_pytree(level.estimate(start, block))[0])
-        return cls(jnp.zeros_like(table) if empty else table, jnp.zeros_like(table[0])).rebuilt(level, start)
+        return cls(jnp.zeros_like(table) if empty else table, jnp.zeros_like(table[0])).rebuild(level, start)
 
-    def reduced(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "BlockTable"]:
+    def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "BlockTable"]:
         """Return the estimate with less variance, and the table with the new one in it."""
         new, unravel = ravel_pytree(level.estimate(point, block))
         change = new - self.table[block]
         mean = self.mean + level.samples.share(block) * change
         return unravel(change + self.mean), BlockTable(self.table.at[block].set(new), mean)
 
-    def rebuilt(self, level: Level, like: Point) -> "BlockTable":
+    def rebuild(self, level: Level, like: Point) -> "BlockTable":
         """Sum the mean anew from the table."""
         shares = level.samples.share(jnp.arange(level.samples.n_blocks, dtype=jnp.int32))
         return self._replace(mean=shares @ self.table)
@@ -87,25 +87,25 @@ class RowTable(NamedTuple):
     mean: PyTree
 
     @classmethod
-    def filled(cls, level: Level, start: Point, empty: bool) -> "RowTable":
+    def fill(cls, level: Level, start: Point, empty: bool) -> "RowTable":
         """Remember the terms at the start, or zeros."""
         table = level.over_blocks(lambda block: level.terms(start, block))
         nothing = trees.zeros_like(level.sum(jax.tree.map(lambda leaf: leaf[0], table), jnp.int32(0), start))
         if empty:
             return cls(trees.zeros_like(table), nothing)
-        return cls(table, nothing).rebuilt(level, start)
+        return cls(table, nothing).rebuild(level, start)
 
-    def reduced(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
+    def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
         """Return the estimate with less variance, and the table with the new terms in it."""
         new = level.terms(point, block)
         old = jax.tree.map(lambda leaf: leaf[block], self.table)
         change = level.sum(trees.subtract(new, old), block, point)
-        reduced = trees.add(trees.add(change, self.mean), level.rest(point))
+        reduced = trees.add(trees.add(change, self.mean), level.regularization(point))
         table = jax.tree.map(lambda leaf, terms: leaf.at[block].set(terms), self.table, new)
         mean = trees.add(self.mean, trees.scale(level.samples.share(block), change))
         return reduced, RowTable(table, mean)
 
-    def rebuilt(self, level: Level, like: Point) -> "RowTable":
+    def rebuild(self, level: Level, like: Point) -> "RowTable":
         """Sum the mean anew from the table; rows are multiplied, but no derivative is asked for."""
 
         def with_block(block: Array, total: PyTree) -> PyTree:

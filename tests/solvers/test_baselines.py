@@ -129,7 +129,7 @@ def test_itd_equals_automatic_differentiation_through_its_inner_loop():
                 point = point._replace(inner_var=point.inner_var - 0.3 * grad)
             return oracles.outer_value(point, draw.outer)
 
-        _, grad = solver.unrolled(oracles, problem.start, draw)
+        _, grad = solver.unroll(oracles, problem.start, draw)
         np.testing.assert_allclose(grad, jax.grad(value)(jnp.asarray(problem.start.outer_var)), rtol=1e-12)
 
 
@@ -144,7 +144,7 @@ def test_itd_approaches_the_exact_hypergradient_at_the_rate_of_the_inner_problem
 
         def error(n_steps):
             solver = bilevel.ITD(step_size, 1.0, n_inner_steps=n_steps, sampling="full")
-            _, grad = solver.unrolled(problem.oracles, start, ITDDraw(None, None))
+            _, grad = solver.unroll(problem.oracles, start, ITDDraw(None, None))
             return float(jnp.sqrt(trees.norm_sq(grad - exact.hypergrad)))
 
         errors = [error(n_steps) for n_steps in (40, 80, 120)]
