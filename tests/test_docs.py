@@ -17,7 +17,7 @@ from scipy.optimize import approx_fprime
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.bench.config import load_config
-from bilevel.problems.sampled import sampled_constants
+from bilevel.problems.sampled import sample_constants
 from tests import cases
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ def test_a_model_family_is_one_file_and_one_line(tmp_path):
     (line,) = re.findall(r"^    (from bilevel\.problems\.shrinkage import .*)$", text, flags=re.MULTILINE)
     file, _ = code_blocks("docs/add-a-problem.md")
     added = {"bilevel/problems/shrinkage.py": file, "bilevel/problems/__init__.py": line}
-    program = "import bilevel; print(bilevel.problems.shrinkage([[1.0], [2.0]], [[1.0]]).name)"
+    program = "import bilevel, numpy; print(bilevel.problems.shrinkage(numpy.ones((3, 2)), numpy.ones((3, 2))).name)"
     assert in_a_copy_of_the_package(tmp_path, added, program) == "shrinkage\n"
 
 
@@ -152,7 +152,7 @@ def test_the_family_of_the_page_is_solved_as_scipy_solves_it(shrinkage, means):
 def test_the_constants_of_the_family_of_the_page_bound_every_difference_quotient(shrinkage, means):
     problem = shrinkage[0].shrinkage(*means, dtype="float64")
     known = problem.constants(radius=2.0, box=(-1, 1))
-    sampled = sampled_constants(problem, 2.0, (-1, 1), 0)[0]
+    sampled = sample_constants(problem, 2.0, (-1, 1), 0)[0]
     assert known.mu_G <= sampled["mu_G"] * (1 + 1e-9)
     for name in ("L0_F", "L1_F", "L2_F", "L1_G", "L2_G", "L3_G"):
         assert sampled[name] <= getattr(known, name) * (1 + 1e-9) + 1e-9, name
