@@ -18,7 +18,7 @@ from typing import Any
 import griffe
 
 _MEANT = ("Parameters", "Attributes", "Raises")
-_ITEM = re.compile(r"(?P<names>\w+(?:, \w+)*) : (?P<meaning>.+)")
+_ITEM = re.compile(r"(?P<names>(?:\\\*)*\w+(?:, \w+)*) : (?P<meaning>.+)")
 _ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 _CODE = re.compile(r"(`+.+?`+)", flags=re.DOTALL)
 _RULE = re.compile(r"=+( +=+)+")
@@ -89,7 +89,9 @@ def _items(lines: list[str]) -> Iterator[str]:
             section = line
         item = _ITEM.fullmatch(line) if section in _MEANT else None
         if item:
-            yield from _item(item["names"].split(", "), ["    " + item["meaning"], *_continuation(lines)])
+            yield from _item(
+                item["names"].replace("\\", "").split(", "), ["    " + item["meaning"], *_continuation(lines)]
+            )
         elif section == "Returns" and line.endswith(".") and not line.startswith(" "):
             yield from (":", "    " + line)
         else:

@@ -172,13 +172,14 @@ SMALL = '''
         size: int = 3
 
 
-    def check(low: int, high: float = 1.0) -> dict[str, float]:
+    def check(low: int, high: float = 1.0, **more: int) -> dict[str, float]:
         """Check v*(x) and z*(x).
 
         Parameters
         ----------
         low, high : the range of ``x*``,
             told in two lines
+        **more : by name
 
         Returns
         -------
@@ -217,6 +218,7 @@ def test_meanings_become_descriptions_and_types_come_from_annotations(small):
     assert entries(parsed["parameters"]) == [
         ("low", "int", None, "the range of ``x*``,\ntold in two lines"),
         ("high", "float", "1.0", "See `low`."),
+        ("**more", "int", "{}", "by name"),
     ]
     (returned,), (raised,) = parsed["returns"], parsed["raises"]
     assert (str(returned.annotation), returned.description.strip()) == ("dict[str, float]", "The error of each kind.")
