@@ -83,8 +83,8 @@ class Exact(HostSolver):
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         """Start where the problem starts; h is first evaluated by the first step."""
         d = flat(start.outer_var).size
-        pairs, calls = np.zeros((2, _PAIRS, d)), np.zeros(len(Calls._fields), np.int64)
-        return ExactState(start, np.array(np.nan), np.full(d, np.nan), *pairs, np.array(0), calls)
+        none, calls = np.zeros((_PAIRS, d)), np.zeros(len(Calls._fields), np.int64)
+        return ExactState(start, np.array(np.nan), np.full(d, np.nan), none, none, np.array(0), calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
         """Ask once for everything that an evaluation asks for."""
@@ -120,11 +120,11 @@ def _pairs(state: ExactState) -> Pairs:
 
 
 def _state(here: Evaluation, pairs: Pairs, full: FullBatch) -> ExactState:
-    memory = np.zeros((2, _PAIRS, here.x.size))
+    moves, changes = np.zeros((2, _PAIRS, here.x.size))
     for place, pair in enumerate(pairs, start=_PAIRS - len(pairs)):
-        memory[:, place] = pair
+        moves[place], changes[place] = pair
     point = full.point(here.z, here.x, here.v)
-    return ExactState(point, np.array(here.value), here.grad, *memory, np.array(len(pairs)), full.calls)
+    return ExactState(point, np.array(here.value), here.grad, moves, changes, np.array(len(pairs)), full.calls)
 
 
 def _is_curved(move: np.ndarray, change: np.ndarray) -> bool:

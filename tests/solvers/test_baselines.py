@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel.solvers.itd import ITDDraw
+from bilevel._types import Rows
 from tests import cases
 
 ETA = 0.5
@@ -144,7 +144,7 @@ def test_itd_approaches_the_exact_hypergradient_at_the_rate_of_the_inner_problem
 
         def error(n_steps):
             solver = bilevel.ITD(step_size, 1.0, n_inner_steps=n_steps, sampling="full")
-            _, grad = solver.unroll(problem.oracles, start, ITDDraw(None, None))
+            _, grad = solver.unroll(problem.oracles, start, Rows(None, None))
             return float(jnp.sqrt(trees.norm_sq(grad - exact.hypergrad)))
 
         errors = [error(n_steps) for n_steps in (40, 80, 120)]
