@@ -71,7 +71,7 @@ class Runner:
         self.steps_per_second = 0.0
         self.dtype = problem.dtype if solver.compiled else np.dtype(np.float64)
         with arithmetic(self.dtype):
-            self.oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+            self.oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
             self.solver = solver.resolve(self.oracles)
             if not solver.compiled:
                 self.oracles = self.oracles.astype(self.dtype)

@@ -1,8 +1,7 @@
 """Oracles of per-sample losses, by automatic differentiation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +9,18 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.base import Oracles
+from bilevel.oracles.samples import STATIC
 
 Loss = Callable[[PyTree, PyTree, PyTree], Array]
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds"],
-    meta_fields=["inner_loss", "outer_loss"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class AutodiffOracles(Oracles):
     """Derivatives of ``loss(inner_var, outer_var, sample) -> scalar`` on any pytrees."""
 
-    inner_loss: Loss
-    outer_loss: Loss
+    inner_loss: Loss = field(metadata=STATIC)
+    outer_loss: Loss = field(metadata=STATIC)
 
     holds_only_rows = True
 

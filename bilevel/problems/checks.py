@@ -1,7 +1,4 @@
-"""Input of a problem, refused with a sentence before any work is done.
-
-Derivatives against central differences, in float64.
-"""
+"""Checks: input of a problem, refused with a sentence before any work is done, and its derivatives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +13,7 @@ from bilevel._types import Point, PyTree
 from bilevel.oracles import Oracles
 
 
-def checked_data(name: str, data: PyTree) -> PyTree:
+def check_data(name: str, data: PyTree) -> PyTree:
     """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite."""
     leaves, structure = jax.tree.flatten(data)
     if not leaves:
@@ -38,7 +35,7 @@ def checked_data(name: str, data: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, arrays)
 
 
-def checked_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
+def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     """Return the variable in ``dtype``, refusing integers and what is not finite."""
     leaves, structure = jax.tree.flatten(variable)
     if not leaves:
@@ -52,7 +49,7 @@ def checked_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     return jax.tree.unflatten(structure, [array.astype(dtype) for array in arrays])
 
 
-def checked_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
+def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
     """Return (lower, upper) as pytrees like the outer variable; a number or None stands for all leaves."""
     if bounds is None:
         return None
@@ -81,17 +78,17 @@ def _spread(bound: Any, outer_var: PyTree, missing: float) -> PyTree:
         raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
 
 
-def checked_start(name: str, given: Any, default: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+def check_start(name: str, given: Any, default: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Return the start of a variable that is one array, refusing any shape but that of the default."""
-    start = checked_variable(name, default if given is None else given, dtype)
+    start = check_variable(name, default if given is None else given, dtype)
     if np.shape(start) != default.shape:
         raise ValueError(f"`{name}` has shape {np.shape(start)}; this problem needs {default.shape}.")
     return start
 
 
-def checked_table(features_name: str, features: Any, targets_name: str, targets: Any) -> tuple[np.ndarray, np.ndarray]:
+def check_table(features_name: str, features: Any, targets_name: str, targets: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return features, (samples, features), and targets, one per row; what targets hold is not looked at."""
-    rows, column = checked_data(features_name, features), np.asarray(targets)
+    rows, column = check_data(features_name, features), np.asarray(targets)
     if not isinstance(rows, np.ndarray) or rows.ndim != 2:
         raise ValueError(
             f"`{features_name}` must be an array with two axes, (samples, features), got shape {np.shape(rows)}."
@@ -110,7 +107,7 @@ def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.nda
         raise ValueError(f"`{names[0]}` has {widths[0]} features and `{names[1]}` {widths[1]}; they must agree.")
 
 
-def checked_signs(name: str, labels: np.ndarray) -> np.ndarray:
+def check_signs(name: str, labels: np.ndarray) -> np.ndarray:
     """Return labels ±1 as float64."""
     if not np.all(np.isin(labels, (-1, 1))):
         seen = np.unique(labels)[:5].tolist()
@@ -118,7 +115,7 @@ def checked_signs(name: str, labels: np.ndarray) -> np.ndarray:
     return labels.astype(np.float64)
 
 
-def checked_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -> np.ndarray:
+def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -> np.ndarray:
     """Return classes 0, 1, … as int32, refusing others and those not below ``n_classes``."""
     if labels.dtype.kind not in "iub" or labels.min() < 0:
         seen = np.unique(labels)[:5].tolist()
@@ -130,7 +127,7 @@ def checked_classes(name: str, labels: np.ndarray, n_classes: int | None = None)
     return labels.astype(np.int32)
 
 
-def checked_groups(groups: Any, n_members: int, member: str = "feature") -> np.ndarray | None:
+def check_groups(groups: Any, n_members: int, member: str = "feature") -> np.ndarray | None:
     """Return the group of each feature (or other member) as int32; groups are 0, 1, … and none is empty."""
     if groups is None:
         return None
@@ -148,6 +145,26 @@ def checked_groups(groups: Any, n_members: int, member: str = "feature") -> np.n
     return numbers.astype(np.int32)
 
 
+def check_sizes(**sizes: int) -> None:
+    """Refuse what is no integer of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse what is not above 0 and finite."""
+    for name, number in numbers.items():
+        if not 0 < number < np.inf:
+            raise ValueError(f"`{name}={number!r}`: must be above 0 and finite.")
+
+
+def check_choice(name: str, choice: str, choices: tuple[str, ...]) -> None:
+    """Refuse what is none of the choices."""
+    if choice not in choices:
+        raise ValueError(f"`{name}={choice!r}`: must be one of {', '.join(map(repr, choices))}.")
+
+
 STEP = 1e-5
 TOLERANCE = 1e-5
 NEGLIGIBLE = 1e-5  # rounding leaves about 1e-11 in a difference quotient, whatever the derivative's size
@@ -156,7 +173,7 @@ NEGLIGIBLE = 1e-5  # rounding leaves about 1e-11 in a difference quotient, whate
 def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str, float]:
     """Return the relative error of each derivative; raise ValueError where one is wrong or not finite.
 
-    Values judge the gradients, and gradients judge the second derivatives, along random moves.
+    Values are compared with gradients, and gradients with second derivatives, along random moves.
     """
     rng = np.random.default_rng(seed)
     with arithmetic(np.float64):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, Rows
-from bilevel.oracles import Oracles, RowwiseOracles, joined
+from bilevel.oracles import Oracles, RowwiseOracles, join
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.directions import direction_calls
 from bilevel.solvers.parameters import bounds, one_of, positive, transformation, whole
@@ -136,7 +136,7 @@ class SABA(Solver):
         inner, inner_table = state.inner.reduced(Level(oracles, "inner"), state.point, draw.inner)
         outer, outer_table = state.outer.reduced(Level(oracles, "outer"), state.point, draw.outer)
         outer_step = self.step_size / self.outer_ratio
-        direction = joined(inner, outer)
+        direction = join(inner, outer)
         point, steered = move(self, oracles, state.point, direction, state.steering, self.step_size, outer_step)
         return SABAState(point, inner_table, outer_table, steered)
 

@@ -81,13 +81,13 @@ def oracles_case(problem, sharded, sampling):
     point, previous = (
         jax.tree.map(lambda leaf: leaf + rng.standard_normal(leaf.shape), problem.start) for _ in range(2)
     )
-    both = (level.oracles.batched(cases.BATCH, sampling) for level in (problem, sharded))
+    both = (level.oracles.with_batches(cases.BATCH, sampling) for level in (problem, sharded))
     return {"estimates": difference(*(every_estimate(oracles, point, previous, run_key(5)) for oracles in both))}
 
 
 def steps(problem, solver):
     """The state after some steps, their ledger, and the compiled program."""
-    oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+    oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
     traced = solver.resolve(oracles).cast(problem.dtype)
     page = draw_page(traced, oracles, run_key(0), np.int32(0), STEPS)
     state = initial_state(traced, oracles, problem.start)

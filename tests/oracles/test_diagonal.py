@@ -7,7 +7,7 @@ import pytest
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.oracles.diagonal import N_PROBES, probed_diagonal
+from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
 from tests import cases
 
 RNG = np.random.default_rng(5)
@@ -75,7 +75,7 @@ def test_a_cautious_diagonal_is_never_below_the_diagonal(name):
 def test_squared_diagonals_are_the_mean_square_over_rows(name):
     problem = CLOSED[name]()
     with arithmetic("float64"):
-        oracles, point = problem.oracles.batched(1, "iid"), somewhere(problem)
+        oracles, point = problem.oracles.with_batches(1, "iid"), somewhere(problem)
         rest = np.asarray(oracles._diagonal_regularization(point))
 
         def of_row(i):
@@ -121,7 +121,7 @@ def test_probes_of_many_coordinates_are_right_in_the_mean():
     factor = rng.standard_normal((size, size))
     matrix = factor @ factor.T / size + np.diag(np.arange(size))
     with arithmetic("float64"):
-        estimate = jax.jit(jax.vmap(lambda i: probed_diagonal(lambda v: jnp.asarray(matrix) @ v, jnp.zeros(size), i)))
+        estimate = jax.jit(jax.vmap(lambda i: probe_diagonal(lambda v: jnp.asarray(matrix) @ v, jnp.zeros(size), i)))
         found = np.asarray(estimate(np.arange(2000)))
     error = np.abs(found.mean(axis=0) - np.diag(matrix))
     spread = found.std(axis=0) / np.sqrt(len(found))
@@ -133,14 +133,14 @@ def test_probes_take_trees():
     with arithmetic("float64"):
         like = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
         weights = {"a": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "b": jnp.array([5.0, 6.0, 7.0])}
-        found = probed_diagonal(lambda v: jax.tree.map(jnp.multiply, weights, v), like, 1)
+        found = probe_diagonal(lambda v: jax.tree.map(jnp.multiply, weights, v), like, 1)
     cases.assert_trees_close(found, weights)
 
 
 def test_rows_held_in_float32_give_the_same_diagonal_widened():
     problem = cases.logistic_selection("float32")
     with arithmetic("float64"):
-        wide = problem.oracles.widened()
+        wide = problem.oracles.in_float64()
         point = jax.tree.map(lambda leaf: jnp.asarray(leaf, "float64"), problem.start)
         np.testing.assert_allclose(wide.inner_diagonal(point), dense_diagonal(wide, point), rtol=1e-11)
 

@@ -12,8 +12,8 @@ import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Point
 from bilevel.problems.certificate import Bounds, Certifier
-from bilevel.problems.linear import LOGISTIC
-from bilevel.problems.softmax import bends, curved, largest_curvatures, probabilities
+from bilevel.problems.losses import LOGISTIC
+from bilevel.problems.softmax import bend, largest_bends, largest_curvatures, probabilities
 from tests import cases
 from tests.problems import small
 
@@ -55,7 +55,7 @@ def distance(a, b):
 def truths(problem, point, reference):
     """The errors of D_x, z and v."""
     with arithmetic(np.float64):
-        found = np.asarray(direction(problem.oracles.widened(), point))
+        found = np.asarray(direction(problem.oracles.in_float64(), point))
     pairs = (found, reference.hypergrad), (point.inner_var, reference.inner_var), (point.v, reference.v)
     return [distance(*pair) for pair in pairs]
 
@@ -219,8 +219,10 @@ def test_bounds_of_the_softmax_hold_for_random_moves():
             limit = np.asarray(largest_curvatures(here, np.full(500, reach)))
             matrices = [np.diag(p) - np.outer(p, p) for p in np.asarray(there)]
             assert all(np.linalg.eigvalsh(m)[-1] <= c * (1 + 1e-12) for m, c in zip(matrices, limit, strict=True))
-            turned = np.linalg.norm(curved(there, tangents) - curved(here, tangents), axis=1)
-            assert np.all(turned <= np.asarray(bends(tangents, limit)) * np.linalg.norm(moves, axis=1) * (1 + 1e-12))
+            turned = np.linalg.norm(bend(there, tangents) - bend(here, tangents), axis=1)
+            assert np.all(
+                turned <= np.asarray(largest_bends(tangents, limit)) * np.linalg.norm(moves, axis=1) * (1 + 1e-12)
+            )
 
 
 def test_components_against_a_bound_do_not_count():

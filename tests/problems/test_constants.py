@@ -72,7 +72,7 @@ class Samples:
     """F_j or G_i as functions of (z, x) in one array, and the region they are looked at in."""
 
     def __init__(self, problem, region, level):
-        self.oracles = problem.oracles.batched(1, "iid")
+        self.oracles = problem.oracles.with_batches(1, "iid")
         self.level, self.region = level, region
         start = problem.start.inner_var, problem.start.outer_var
         self.p, self.d = (trees.flat(part).size for part in start)

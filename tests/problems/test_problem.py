@@ -83,12 +83,29 @@ def test_generic_reference_equals_the_one_of_logistic_selection():
     cases.assert_trees_close(generic.exact_solver(x, None)[:4], special.exact_solver(x)[:4], rtol=1e-9, atol=1e-12)
 
 
-def test_float32_is_the_default_and_integers_in_the_data_stay_integers():
+@pytest.mark.parametrize("x64", [False, True])
+def test_the_dtype_of_the_data_is_the_default_as_in_jax(x64):
+    with jax.enable_x64(x64):
+        wide = np.dtype(np.float64 if x64 else np.float32)
+        data, narrow = (X, Y, X_VAL, Y_VAL), (X.astype(np.float32), Y, X_VAL.astype(np.float32), Y_VAL)
+        assert problem().dtype == wide
+        assert problem(dtype="float64").dtype == np.float64
+        assert problem(dtype="float32").dtype == np.float32
+        assert bilevel.problems.logistic_selection(*data).dtype == wide
+        assert bilevel.problems.ridge_selection(*narrow).dtype == np.float32
+        integers = np.eye(4, dtype=int), np.arange(4), np.eye(4, dtype=int), np.arange(4)
+        assert bilevel.problems.softmax_selection(*integers).dtype == wide
+        assert bilevel.problems.data_cleaning(X, Y > 0, narrow[2], Y_VAL > 0).dtype == wide, "the wider of two"
+        assert bilevel.problems.quadratic(64, 64, 5, 2).dtype == wide
+        assert bilevel.problems.worst_case(3, 5e-7).dtype == wide
+
+
+def test_integers_in_the_data_stay_integers():
     def loss(inner_var, outer_var, sample):
         row, label = sample
         return outer_loss(inner_var, outer_var, (row, label.astype(jnp.float32))) + jnp.sum(inner_var**2)
 
-    made = problem(inner_loss=loss, inner_data=(X, Y))
+    made = problem(inner_loss=loss, inner_data=(X, Y), dtype="float32")
     leaves = made.oracles.inner_samples.leaves
     assert made.dtype == np.float32
     assert leaves[0].dtype == np.float32 and np.issubdtype(leaves[1].dtype, np.integer)

@@ -65,7 +65,7 @@ def test_linear_terms_have_unit_variance_and_the_common_shift():
 
 
 def test_start_and_dtype_are_as_specified():
-    problem = bilevel.problems.quadratic(64, 64, 5, 2)
+    problem = bilevel.problems.quadratic(64, 64, 5, 2, dtype="float32")
     assert problem.dtype == np.float32
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(problem.start))
     assert np.all(problem.start.inner_var == 0) and np.all(problem.start.outer_var == -2)

@@ -60,14 +60,14 @@ def test_ijcnn1_equals_an_independent_scipy_implementation_and_finite_difference
 
 @with_data
 def test_float32_rows_of_ijcnn1_give_h_to_seven_digits():
-    narrow, wide = problems.ijcnn1(), problems.ijcnn1(dtype="float64")
+    narrow, wide = problems.ijcnn1(dtype="float32"), problems.ijcnn1(dtype="float64")
     x = wide.start.outer_var
     np.testing.assert_allclose(narrow.exact_solver(x).value, wide.exact_solver(x).value, rtol=1e-7)
 
 
 @with_data
 def test_ijcnn1_starts_where_the_specification_says_and_the_exact_baseline_reaches_the_known_value():
-    problem = problems.ijcnn1()
+    problem = problems.ijcnn1(dtype="float32")
     run = bilevel.run(problem, bilevel.Exact(), max_steps=60, eval_every=60)
     assert run.history["value"][0] > 0.5 and run.history["value"][-1] < 0.2086
 
@@ -75,7 +75,7 @@ def test_ijcnn1_starts_where_the_specification_says_and_the_exact_baseline_reach
 @with_data
 @pytest.mark.slow
 def test_mnist_cleaning_finds_the_corrupted_rows_and_beats_the_noisy_fit_on_validation():
-    problem = problems.mnist_cleaning()
+    problem = problems.mnist_cleaning(dtype="float32")
     assert (problem.n_inner, problem.n_outer) == (20_000, 5_000) and problem.start.inner_var.shape == (784, 10)
     trusting = problem.exact_solver(np.full(20_000, 30.0), None)
     run = bilevel.run(problem, bilevel.SRBA(0.003, 1e-5, 64, period=64), max_steps=3000, eval_every=3000)
@@ -89,7 +89,7 @@ def test_mnist_cleaning_finds_the_corrupted_rows_and_beats_the_noisy_fit_on_vali
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["class", "feature"])
 def test_covtype_splits_standardises_and_has_a_reference(per):
-    problem = problems.covtype(per=per)
+    problem = problems.covtype(per=per, dtype="float32")
     assert (problem.n_inner, problem.n_outer) == (348_607, 116_203)
     rows = np.asarray(problem.oracles.inner_samples.leaves.features)
     np.testing.assert_allclose(rows.mean(0, dtype=float), 0, atol=1e-4)

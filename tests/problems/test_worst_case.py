@@ -120,7 +120,7 @@ def test_every_kind_equals_autodiff_and_dense_numpy(rotation, draw):
     dense = InNumPy(problem).kinds(point, rows)
     with arithmetic("float64"):
         for plain in (problem.oracles, by_autodiff(problem)):
-            ours = every_kind(plain.batched(BATCH, "blocks"), point, inner, outer)
+            ours = every_kind(plain.with_batches(BATCH, "blocks"), point, inner, outer)
             cases.assert_trees_close(ours, dense, rtol=1e-12, atol=1e-12)
 
 
@@ -129,7 +129,7 @@ def test_a_row_drawn_twice_counts_twice(rotation):
     problem = small(rotation=rotation)
     point, rows = random_point(problem), np.array([2, 2, 4], np.int32)
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(3, "iid")
+        oracles = problem.oracles.with_batches(3, "iid")
         grad = oracles.outer_grad(point, jnp.asarray(rows))
     np.testing.assert_allclose(grad, InNumPy(problem).outer_grads(point.inner_var)[rows].mean(0), atol=1e-14)
 
@@ -304,7 +304,7 @@ def test_a_gradient_reaches_one_coordinate_further_of_its_own_chain_alone(dtype)
     length = problem.info["T"] + 1
     rng = np.random.default_rng(0)
     with arithmetic(dtype):
-        oracles = problem.oracles.batched(1, "iid")
+        oracles = problem.oracles.with_batches(1, "iid")
         for reached in (0, 1, 6, length - 1):
             z = np.zeros((M, length), dtype)
             z[:, :reached] = rng.standard_normal((M, reached))
@@ -403,7 +403,7 @@ def test_no_solver_beats_the_bound(name, normalization):
 
 
 def test_defaults_make_as_many_inner_rows_as_outer_ones():
-    problem = worst_case(3, 5e-7)
+    problem = worst_case(3, 5e-7, dtype="float32")
     assert (problem.n_inner, problem.n_outer) == (3, 3)
     assert problem.dtype == np.float32
     assert problem.name == "worst_case (individual)"
