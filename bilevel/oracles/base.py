@@ -37,7 +37,7 @@ class Oracles(ABC):
     outer_bounds: tuple[PyTree, PyTree] | None = None
 
     diagonal_passes: ClassVar[int] = N_PROBES  # products per inner row that `inner_diagonal` takes; 1 in closed form
-
+    wide_bounds: ClassVar[tuple[float, float] | None] = None  # of x, beyond which the model hardly changes
     is_sharded: ClassVar[bool] = False  # do the rows lie on several devices?
     holds_only_rows: ClassVar[bool] = False  # is nothing that they hold beside their rows of a size with the rows?
 
@@ -148,11 +148,6 @@ class Oracles(ABC):
         return None
 
     @property
-    def wide_bounds(self) -> tuple[float, float] | None:
-        """Bounds of the outer variable beyond which the model hardly changes, or None where nothing is known."""
-        return None
-
-    @property
     def n_processes(self) -> int:
         """Number of processes whose devices hold rows."""
         return 1
@@ -205,9 +200,7 @@ class Oracles(ABC):
         """Return the same oracles in another floating type."""
         cast = trees.cast(self, dtype)
         return replace(
-            cast,
-            inner_samples=cast.inner_samples.astype(dtype),
-            outer_samples=cast.outer_samples.astype(dtype),
+            cast, inner_samples=cast.inner_samples.astype(dtype), outer_samples=cast.outer_samples.astype(dtype)
         )
 
     def in_float64(self) -> Self:
@@ -238,7 +231,5 @@ def _total(samples: Samples, rows: Any, batches: int | None, first: Count | None
 def join(inner: InnerPass, outer: OuterPass) -> Point:
     """Return the direction that derivatives of G and of F make together."""
     return Point(
-        inner_var=inner.grad,
-        outer_var=trees.add(inner.cross, outer.grad_outer),
-        v=trees.add(inner.hvp, outer.grad),
+        inner_var=inner.grad, outer_var=trees.add(inner.cross, outer.grad_outer), v=trees.add(inner.hvp, outer.grad)
     )

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -131,8 +131,8 @@ class ShardedOracles(Oracles):
         return self.rule.diagonal_passes
 
     @property
-    def wide_bounds(self) -> tuple[float, float] | None:
-        """Bounds of the outer variable beyond which the model hardly changes, where they are known."""
+    def wide_bounds(self) -> tuple[float, float] | None:  # type: ignore[override]
+        """Bounds of x beyond which the model hardly changes."""
         return self.rule.wide_bounds
 
     @property
@@ -180,8 +180,7 @@ def _mean(oracles: ShardedOracles, kind: str, *arguments: Any) -> Any:
     return together(oracles, *arguments)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Which rows device d takes of those at hand: ``first(d)`` and each ``stride``-th after it."""
 
     mesh: Mesh
@@ -192,8 +191,7 @@ class Layout:
 def shard(oracles: Oracles, devices: Sequence[jax.Device]) -> ShardedOracles:
     """Split the rows of oracles that every process holds whole."""
     mesh, _ = _interleave(devices)
-    layout = Layout(mesh, first=lambda device: device, stride=mesh.size)
-    return _split(oracles, layout, (oracles.n_inner, oracles.n_outer))
+    return _split(oracles, Layout(mesh, lambda device: device, mesh.size), (oracles.n_inner, oracles.n_outer))
 
 
 def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
@@ -204,9 +202,8 @@ def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> 
             "problem in every process and leave `own_rows` out: each places only its part on its devices."
         )
     mesh, n_processes = _interleave(devices)
-    sizes = _joint_sizes(oracles, start, n_processes)
-    layout = Layout(mesh, first=lambda device: device // n_processes, stride=mesh.size // n_processes)
-    return _split(oracles, layout, sizes)
+    layout = Layout(mesh, lambda device: device // n_processes, mesh.size // n_processes)
+    return _split(oracles, layout, _joint_sizes(oracles, start, n_processes))
 
 
 def contents(array: AnyArray) -> np.ndarray:
@@ -259,21 +256,13 @@ def _digest(start: Point) -> np.ndarray:
 
 
 def _split(oracles: Oracles, layout: Layout, sizes: tuple[int, int]) -> ShardedOracles:
-    inner, outer = oracles.inner_samples, oracles.outer_samples
+    levels = oracles.inner_samples, oracles.outer_samples
+    inner, outer = (Samples(leaves=None, n=level.n, axes=(), dtype=level.dtype) for level in levels)
     # In NumPy: an array of one process's device could not meet those of all processes.
-    rule = trees.to_numpy(replace(oracles, inner_samples=_without_rows(inner), outer_samples=_without_rows(outer)))
+    rule = trees.to_numpy(replace(oracles, inner_samples=inner, outer_samples=outer))
     with arithmetic(inner.dtype):
-        return ShardedOracles(
-            inner_samples=_place(inner, layout, sizes[0]),
-            outer_samples=_place(outer, layout, sizes[1]),
-            outer_bounds=rule.outer_bounds,
-            rule=rule,
-            mesh=layout.mesh,
-        )
-
-
-def _without_rows(samples: Samples) -> Samples:
-    return Samples(leaves=None, n=samples.n, axes=(), dtype=samples.dtype)
+        inner, outer = (_place(level, layout, size) for level, size in zip(levels, sizes, strict=True))
+        return ShardedOracles(inner, outer, rule.outer_bounds, rule=rule, mesh=layout.mesh)
 
 
 def _place(samples: Samples, layout: Layout, n: int) -> Shard:

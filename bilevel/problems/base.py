@@ -93,11 +93,12 @@ class BilevelProblem:
         if jax.tree.map(np.shape, v) != jax.tree.map(np.shape, inner_var):
             raise ValueError("`v` must have the structure and shapes of `inner_var`.")
         start = Point(inner_var, outer_var, v)
-        parts = _lay_out(data, start, outer_bounds, dtype, np.random.default_rng(seed))
+        bounds = check_bounds(outer_bounds, outer_var)
+        parts = _lay_out_rows(data, dtype, np.random.default_rng(seed))
         with arithmetic(dtype):
             _check_loss("inner_loss", inner_loss, start, parts["inner_samples"])
             _check_loss("outer_loss", outer_loss, start, parts["outer_samples"])
-        oracles = AutodiffOracles(**parts, inner_loss=inner_loss, outer_loss=outer_loss)
+        oracles = AutodiffOracles(**parts, outer_bounds=bounds, inner_loss=inner_loss, outer_loss=outer_loss)
         problem = cls(oracles, start, name=name, metrics=metrics or {})
         if not strongly_convex:
             return problem
@@ -216,7 +217,7 @@ def lay_out(
     rng: np.random.Generator,
     narrow: int = NARROW,
 ) -> tuple[dict[str, Any], Point]:
-    """Return what every oracles class takes, from checked rows of both levels, and the start of a run.
+    """Return what every oracles class takes, from the checked rows of both levels, and the start of a run.
 
     Parameters
     ----------
@@ -229,19 +230,13 @@ def lay_out(
     """
     z = check_start("inner_var", starts[0], defaults[0], dtype)
     x = check_start("outer_var", starts[1], defaults[1], dtype)
-    start = Point(z, x, np.zeros_like(z))
-    return _lay_out(data, start, outer_bounds, dtype, rng, narrow), start
+    bounds = check_bounds(outer_bounds, x)
+    return _lay_out_rows(data, dtype, rng, narrow) | {"outer_bounds": bounds}, Point(z, x, np.zeros_like(z))
 
 
-def _lay_out(
-    data: tuple[PyTree, PyTree],
-    start: Point,
-    outer_bounds: Any,
-    dtype: np.dtype,
-    rng: np.random.Generator,
-    narrow: int = NARROW,
+def _lay_out_rows(
+    data: tuple[PyTree, PyTree], dtype: np.dtype, rng: np.random.Generator, narrow: int = NARROW
 ) -> dict[str, Any]:
-    bounds = check_bounds(outer_bounds, start.outer_var)
     with arithmetic(dtype):
         inner, outer = (Samples.from_rows(level, dtype, rng, narrow) for level in data)
-    return {"inner_samples": inner, "outer_samples": outer, "outer_bounds": bounds}
+    return {"inner_samples": inner, "outer_samples": outer}

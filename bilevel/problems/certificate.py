@@ -76,8 +76,7 @@ NOTHING = Bounds(inf, 1.0, inf, 0.0, 0.0, 1.0, 1.0)
 class Certificate:
     """How far the direction D_x at a point (z, x, v) can be from ∇h(x), without z*(x) or v*(x) being known.
 
-    Residuals are those of all rows as the problem holds them, in float64; the rounding of that arithmetic, relative
-    errors of about 1e-14, is not part of the bounds.
+    Residuals are those of all rows, in float64; the rounding of that arithmetic is not part of the bounds.
 
     Attributes
     ----------
@@ -248,7 +247,11 @@ class Certifier:
         self._problem = problem
         with arithmetic(np.float64):
             self._oracles = problem.oracles.in_float64()
-            self._bounds_at, self.certified, self.why = _bounds_of(problem)
+            make = problem.certificate_bounds
+            self._bounds_at = None if make is None else make(problem)
+        self.certified = problem.is_certified and self._bounds_at is not None
+        missing = _SHARDED if problem.oracles.is_sharded else _UNKNOWN
+        self.why = missing if self._bounds_at is None else self._bounds_at.why
 
     def __call__(self, point: Point) -> Certificate:
         """Return the certificate of a point; it takes a few passes over all rows, and no solve."""
@@ -267,15 +270,6 @@ class Certifier:
         if not np.isfinite(norm + bounds.error):
             return Certificate.of(NOTHING, inf, False, _TOO_FAR)
         return Certificate.of(bounds, norm, self.certified, self.why)
-
-
-def _bounds_of(problem: "BilevelProblem") -> tuple[PointBounds | None, bool, str]:
-    if problem.certificate_bounds is not None:
-        found = problem.certificate_bounds(problem)
-        return found, problem.is_certified, found.why
-    if problem.oracles.is_sharded:
-        return None, False, _SHARDED
-    return None, False, _UNKNOWN
 
 
 @jax.jit

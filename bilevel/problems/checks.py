@@ -1,6 +1,5 @@
 """Checks: input of a problem, refused with a sentence before any work is done, and its derivatives."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -169,11 +168,21 @@ STEP = 1e-5
 TOLERANCE = 1e-5
 NEGLIGIBLE = 1e-5  # rounding leaves about 1e-11 in a difference quotient, whatever the derivative's size
 
+# Of each derivative: what it is the derivative of, and along which part of a move.
+_PRIMITIVES = {
+    "inner_grad": ("inner_value", "inner_var"),
+    "inner_grad_outer": ("inner_value", "outer_var"),
+    "outer_grad": ("outer_value", "inner_var"),
+    "outer_grad_outer": ("outer_value", "outer_var"),
+    "hvp": ("inner_grad", "v"),
+    "cross": ("inner_grad_outer", "v"),
+}
+
 
 def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str, float]:
     """Return the relative error of each derivative; raise ValueError where one is wrong or not finite.
 
-    Values are compared with gradients, and gradients with second derivatives, along random moves.
+    Gradients are compared with differences of values, second derivatives with those of gradients, along random moves.
     """
     rng = np.random.default_rng(seed)
     with arithmetic(np.float64):
@@ -181,7 +190,7 @@ def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str
         point = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(np.shape(leaf)), start)
         point = point._replace(outer_var=exact.project(point.outer_var))
         move = jax.tree.map(lambda leaf: rng.standard_normal(np.shape(leaf)), point)
-        errors = {name: error(exact, point, move) for name, error in _COMPARISONS.items()}
+        errors = {name: _derivative_error(exact, name, point, move) for name in _PRIMITIVES}
     for name, error in errors.items():
         if not error <= TOLERANCE:
             raise ValueError(
@@ -191,49 +200,18 @@ def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str
     return errors
 
 
-def _slope(function: Callable[[Point], PyTree], point: Point, move: Point) -> PyTree:
-    ahead = function(trees.add(point, trees.scale(STEP, move)))
-    behind = function(trees.subtract(point, trees.scale(STEP, move)))
-    return trees.scale(1 / (2 * STEP), trees.subtract(ahead, behind))
-
-
-def _relative(claimed: PyTree, measured: PyTree) -> float:
-    gap = np.sqrt(trees.norm_sq(trees.subtract(claimed, measured)))
-    size = np.sqrt(trees.norm_sq(claimed)) + np.sqrt(trees.norm_sq(measured))
-    return float(gap / (size + NEGLIGIBLE))
-
-
-def _along_inner(move: Point) -> Point:
-    return Point(move.inner_var, trees.zeros_like(move.outer_var), trees.zeros_like(move.v))
-
-
-def _along_outer(move: Point) -> Point:
-    return Point(trees.zeros_like(move.inner_var), move.outer_var, trees.zeros_like(move.v))
-
-
-def _gradient_error(value: str, gradient: str, along: Callable[[Point], Point]) -> Callable:
-    def error(oracles: Oracles, point: Point, move: Point) -> float:
-        direction = along(move)
-        claimed = getattr(oracles, gradient)(point)
-        part = direction.inner_var if along is _along_inner else direction.outer_var
-        return _relative(trees.dot(claimed, part), _slope(getattr(oracles, value), point, direction))
-
-    return error
-
-
-def _product_error(gradient: str, product: str) -> Callable:
-    def error(oracles: Oracles, point: Point, move: Point) -> float:
-        along_v = _along_inner(move._replace(inner_var=point.v))
-        return _relative(getattr(oracles, product)(point), _slope(getattr(oracles, gradient), point, along_v))
-
-    return error
-
-
-_COMPARISONS: dict[str, Callable[[Oracles, Point, Point], float]] = {
-    "inner_grad": _gradient_error("inner_value", "inner_grad", _along_inner),
-    "inner_grad_outer": _gradient_error("inner_value", "inner_grad_outer", _along_outer),
-    "outer_grad": _gradient_error("outer_value", "outer_grad", _along_inner),
-    "outer_grad_outer": _gradient_error("outer_value", "outer_grad_outer", _along_outer),
-    "hvp": _product_error("inner_grad", "hvp"),
-    "cross": _product_error("inner_grad_outer", "cross"),
-}
+def _derivative_error(oracles: Oracles, name: str, point: Point, move: Point) -> float:
+    """Return |claimed - measured| relative to their sizes, by a central difference in float64."""
+    of, part = _PRIMITIVES[name]
+    along = trees.zeros_like(point)
+    claimed = getattr(oracles, name)(point)
+    if part == "v":
+        along = along._replace(inner_var=point.v)
+    else:
+        along = along._replace(**{part: getattr(move, part)})
+        claimed = trees.dot(claimed, getattr(move, part))
+    ahead = getattr(oracles, of)(trees.add(point, trees.scale(STEP, along)))
+    behind = getattr(oracles, of)(trees.subtract(point, trees.scale(STEP, along)))
+    measured = trees.scale(1 / (2 * STEP), trees.subtract(ahead, behind))
+    gap, *sizes = (np.sqrt(trees.norm_sq(tree)) for tree in (trees.subtract(claimed, measured), claimed, measured))
+    return float(gap / (sum(sizes) + NEGLIGIBLE))

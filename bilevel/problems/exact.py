@@ -1,8 +1,8 @@
 """Exact solutions at a given outer variable, in float64, and every numerical solve that they take.
 
 `newton_to_rounding` has a dense Hessian, `IterativeExactSolver` needs products only. Their loops stay apart: the one
-halves a step against the last damping and goes on to rounding, the other shortens the part of a step that it has not
-tested and stops at a residual, so that either in place of the other would give other iterates.
+remembers its damping and goes on to rounding, the other tries a whole step first and stops at a residual, so that
+either in place of the other would give other iterates.
 """
 
 from collections.abc import Callable

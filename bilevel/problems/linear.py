@@ -89,12 +89,7 @@ def penalty_selection(
     parts, start = lay_out(data, starts, defaults, outer_bounds, dtype, rng, narrow=2**62)
     oracles = kind(**parts, groups=None if groups is None else jnp.asarray(groups))
     return BilevelProblem(
-        oracles,
-        start,
-        exact_solver(oracles),
-        name,
-        find_constants=find_constants,
-        certificate_bounds=LinearBounds,
+        oracles, start, exact_solver(oracles), name, find_constants=find_constants, certificate_bounds=LinearBounds
     )
 
 

@@ -20,15 +20,7 @@ from bilevel._types import Array
 from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.checks import check_same_features, check_signs, check_table
-from bilevel.problems.constants import (
-    Found,
-    Moments,
-    Region,
-    Values,
-    box_around,
-    largest_on_circle,
-    radius_with_start,
-)
+from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
 from bilevel.problems.exact import ExactSolution, newton_to_rounding
 from bilevel.problems.linear import Fit, LinearExactSolver, LinearOracles, penalty_selection
 from bilevel.problems.losses import LOGISTIC, SIGMOID, STEEPEST, logistic, sigmoid

@@ -15,7 +15,6 @@ Certificates. M = A_z^G, so that μ = 1, δ = ||D_z||' and a = 0,
     b = ||A_z^F||  from the metric to its dual      c = ||B^F||      e = ||B^G||
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -118,26 +117,21 @@ def _draw_factors(
     singular = np.zeros((d, p))
     np.fill_diagonal(singular, coupling)
 
+    def rows(size: int, *maps: np.ndarray, shift: Any = 0) -> list[Array]:
+        """Draw n standard normal vectors and return their images under each map."""
+        images = [np.empty((n, matrix.shape[0]), dtype) for matrix in maps]
+        for begin in range(0, n, _CHUNK):
+            noise = rng.standard_normal((min(_CHUNK, n - begin), size))
+            for image, matrix in zip(images, maps, strict=True):
+                image[begin : begin + len(noise)] = noise @ matrix.T + shift
+        return [jnp.asarray(images.pop(0)) for _ in maps]  # one copy at a time lives twice
+
     def linear(size: int) -> Array:
-        common = common_linear * rng.standard_normal(size)
-        return _normal_rows(rng, n, size, [np.eye(size)], dtype, common)[0]
+        return rows(size, np.eye(size), shift=common_linear * rng.standard_normal(size))[0]
 
-    (a,) = _normal_rows(rng, n, p, [root_inner], dtype)
-    (c,) = _normal_rows(rng, n, d, [root_outer], dtype)
-    e, f = _normal_rows(rng, n, p, [left @ singular, right], dtype)
+    (a,), (c,) = rows(p, root_inner), rows(d, root_outer)
+    e, f = rows(p, left @ singular, right)
     return Factors(a, c, e, f, linear(p), linear(d))
-
-
-def _normal_rows(
-    rng: np.random.Generator, n: int, size: int, maps: list[np.ndarray], dtype: np.dtype, shift: Any = 0
-) -> list[Array]:
-    """Draw n standard normal vectors and return their images under each map."""
-    images = [np.empty((n, matrix.shape[0]), dtype) for matrix in maps]
-    for begin in range(0, n, _CHUNK):
-        noise = rng.standard_normal((min(_CHUNK, n - begin), size))
-        for image, matrix in zip(images, maps, strict=True):
-            image[begin : begin + len(noise)] = noise @ matrix.T + shift
-    return [jnp.asarray(images.pop(0)) for _ in maps]  # one copy at a time lives twice
 
 
 def _random_rotation(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -191,10 +185,11 @@ class QuadraticOracles(Oracles):
         return OuterPass(grad + weights @ data.linear_inner, grad_outer + weights @ data.linear_outer)
 
     def _inner_value(self, point: Point, data: Factors, weights: Array) -> Array:
-        return _value(point, data, weights)
+        z, x, _ = point
+        squares = ((data.a @ z) ** 2 + (data.c @ x) ** 2) / 2
+        return weights @ (squares + (data.e @ x) * (data.f @ z) + data.linear_inner @ z + data.linear_outer @ x)
 
-    def _outer_value(self, point: Point, data: Factors, weights: Array) -> Array:
-        return _value(point, data, weights)
+    _outer_value = _inner_value
 
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
         """Return D(point) - D(previous): D is affine, so one product with the move gives it."""
@@ -223,12 +218,6 @@ def _outer_products(point: Point, data: Factors, weights: Array) -> OuterPass:
     )
 
 
-def _value(point: Point, data: Factors, weights: Array) -> Array:
-    z, x, _ = point
-    squares = ((data.a @ z) ** 2 + (data.c @ x) ** 2) / 2
-    return weights @ (squares + (data.e @ x) * (data.f @ z) + data.linear_inner @ z + data.linear_outer @ x)
-
-
 class Means(NamedTuple):
     """The mean quadratic of one level, in float64."""
 
@@ -242,24 +231,11 @@ class Means(NamedTuple):
     def of(cls, factors: Factors) -> "Means":
         """Average the samples of a level."""
         n = len(factors.a)
-        total: list[Any] = [0.0] * 5
-        for part in _float64_chunks(factors):
-            sums = (
-                part.a.T @ part.a,
-                part.c.T @ part.c,
-                part.e.T @ part.f,
-                part.linear_inner.sum(0),
-                part.linear_outer.sum(0),
-            )
-            total = [t + s for t, s in zip(total, sums, strict=True)]
-        return cls(*(t / n for t in total))
-
-
-def _float64_chunks(factors: Factors) -> Iterator[Factors]:
-    views = [np.asarray(leaf) for leaf in factors]
-    for begin in range(0, len(factors.a), _CHUNK):
-        parts: list[Any] = [view[begin : begin + _CHUNK].astype(np.float64) for view in views]
-        yield Factors(*parts)
+        views, total = [np.asarray(leaf) for leaf in factors], cls(0, 0, 0, 0, 0)  # type: ignore[arg-type]
+        for begin in range(0, n, _CHUNK):
+            a, c, e, f, d_z, d_x = (view[begin : begin + _CHUNK].astype(np.float64) for view in views)
+            total = trees.add(total, cls(a.T @ a, c.T @ c, e.T @ f, d_z.sum(0), d_x.sum(0)))
+        return cls(*(part / n for part in total))
 
 
 class QuadraticExactSolver:
@@ -315,7 +291,8 @@ def _require_positive(matrix: np.ndarray, what: str) -> None:
 
 def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
     """All derivatives above the second are 0; Hessians are those of the rows and of the mean."""
-    inner, outer = (_factors64(level) for level in (problem.oracles.inner_samples, problem.oracles.outer_samples))
+    levels = problem.oracles.inner_samples, problem.oracles.outer_samples
+    inner, outer = (Factors(*trees.to_numpy(level.leaves, np.float64)) for level in levels)
     exact = QuadraticExactSolver(Means.of(inner), Means.of(outer))
     outer_norms = _hessian_norms(outer)
     v_jacobian = np.linalg.solve(exact.inner.a_inner, exact.outer.a_inner @ exact.jacobian + exact.outer.b.T)
@@ -337,11 +314,6 @@ def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any,
     linear = np.hypot(*(np.linalg.norm(part, axis=1) for part in (outer.linear_inner, outer.linear_outer)))
     farthest = np.hypot(radius, region.outer_radius)
     return values | {"L0_F": float((outer_norms * farthest + linear).max())}, how | {"L0_F": "bound"}, region
-
-
-def _factors64(samples: Samples) -> Factors:
-    parts: list[Any] = [np.asarray(leaf, np.float64) for leaf in samples.leaves]
-    return Factors(*parts)
 
 
 def _hessian_norms(rows: Factors) -> np.ndarray:

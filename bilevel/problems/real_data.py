@@ -62,12 +62,7 @@ def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0
 
 
 def mnist_cleaning(
-    *,
-    corruption: float = 0.5,
-    n_train: int = 20_000,
-    n_val: int = 5_000,
-    dtype: DTypeLike | None = None,
-    seed: int = 0,
+    *, corruption: float = 0.5, n_train: int = 20_000, n_val: int = 5_000, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
     """Build data cleaning on MNIST, with the test file for the metric ``test_error``.
 
@@ -86,12 +81,7 @@ def mnist_cleaning(
 
 
 def digits_cleaning(
-    *,
-    corruption: float = 0.5,
-    n_train: int = 1_000,
-    n_val: int = 300,
-    dtype: DTypeLike | None = None,
-    seed: int = 0,
+    *, corruption: float = 0.5, n_train: int = 1_000, n_val: int = 300, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
     """Build data cleaning on the digits of scikit-learn; the rows of neither level are the test rows.
 

@@ -30,10 +30,10 @@ def ridge_selection(
     X_val: Any,
     y_val: Any,
     *,
-    groups: Any = None,
     inner_var: Any = None,
     outer_var: Any = None,
     outer_bounds: Any = None,
+    groups: Any = None,
     dtype: DTypeLike | None = None,
     seed: int = 0,
 ) -> BilevelProblem:
@@ -48,10 +48,10 @@ def ridge_selection(
     ----------
     X_train, X_val : (samples, features)
     y_train, y_val : real targets
-    groups : the group of each feature, 0, 1, …; features of a group share a penalty; one each by default
     inner_var : start of z; 0 by default
     outer_var : start of x, the logarithms of the penalties; -2 by default
     outer_bounds : (lower, upper) for x, each None, a number or like x
+    groups : the group of each feature, 0, 1, …; features of a group share a penalty; one each by default
     dtype : "float32" or "float64"; by default what JAX makes of the features
     seed : of the one shuffle of the rows
     """

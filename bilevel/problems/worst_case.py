@@ -15,6 +15,7 @@ Certificates. M = I, δ = ||D_z||/μ, a = c = 0, b = L1_F, e = μ.
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import floor, log, pi, sqrt
 from typing import Any, NamedTuple
 
@@ -37,7 +38,6 @@ GAMMA_CURVATURE = 180  # the maximum of |Γ''|, at -1
 GAMMA_AT_0 = 60 * (1 + log(2)) - 30 * pi
 ALPHA = 1 / GAMMA_CURVATURE
 SHORTEST_CHAIN = 14  # the first integer of at least 1/√α: h(0) - inf h <= gap is proved from there on
-
 NORMALIZATIONS = ("individual", "mean_squared")
 ROTATIONS = ("coordinates", "random")
 
@@ -66,17 +66,15 @@ def worst_case(
     ----------
     n_outer : m, outer samples
     epsilon : the squared norm of ∇h below which a point is stationary; it sets T, see Raises
-    normalization : which L-smooth class the problem is of. "individual": each F_j is L-smooth, and the bound does not
-        depend on m. "mean_squared": mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the
-        bound grows as √m
+    normalization : "individual": each F_j is L-smooth, and the bound does not depend on m. "mean_squared":
+        mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the bound grows as √m
     n_inner : n, inner samples, all alike; as many as outer ones by default
     smoothness : L
     gap : Δ, an upper bound of h(0) - inf h
     inner_curvature : μ
-    rotation : where the chains lie. "coordinates": one after the other along the axes, without any matrix; coordinates
-        out of reach stay exactly 0. "random": along a random basis of p² numbers, for methods that treat coordinates
-        apart; rounding then reaches every coordinate a little. The iterates of a method that stays in the span
-        of gradients turn with the basis, so the bound is the same
+    rotation : where the chains lie. "coordinates": one after the other along the axes; coordinates out of reach stay
+        exactly 0. "random": along a random basis of p² numbers, for methods that treat coordinates apart; rounding
+        then reaches every coordinate a little. The bound is the same
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     seed : of the random basis
 
@@ -119,7 +117,7 @@ def worst_case(
         start,
         WorstCaseExactSolver(oracles),
         f"worst_case ({normalization})",
-        info=given | _constants(n_outer, scales),
+        info=given | _known(n_outer, scales),
         find_constants=worst_case_constants,
         certificate_bounds=WorstCaseBounds,
     )
@@ -149,7 +147,8 @@ def _scales(m: int, epsilon: float, each: float, gap: float) -> Scales:
     return Scales(amplitude, sqrt(5 * amplitude / each), floor(budget / epsilon))
 
 
-def _constants(m: int, scales: Scales) -> dict[str, float]:
+def _known(m: int, scales: Scales) -> dict[str, float]:
+    """Return what is known in closed form of m chains with these scales."""
     smoothness = scales.amplitude / scales.width**2 * _chain_smoothness(scales.length)
     chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * scales.length * GAMMA_AT_0
     return {
@@ -176,9 +175,7 @@ def _chain_smoothness(length: int) -> float:
     return float(eigh_tridiagonal(diagonal, -np.ones(length), eigvals_only=True, select="i", select_range=top)[0])
 
 
-def _chains(
-    rotation: str, m: int, dim: int, dtype: np.dtype, seed: int
-) -> "tuple[type[CoordinateChains | RotatedChains], Array]":
+def _chains(rotation: str, m: int, dim: int, dtype: np.dtype, seed: int) -> "tuple[type[WorstCaseOracles], Array]":
     """Return the kind of oracles and their outer rows."""
     if rotation == "coordinates":
         return CoordinateChains, jnp.arange(m, dtype=jnp.int32)
@@ -285,15 +282,13 @@ class WorstCaseExactSolver:
 
     def __init__(self, oracles: WorstCaseOracles) -> None:
         self._oracles = oracles
-        self._in_float64: WorstCaseOracles | None = None
+        self._in_float64 = cache(partial(oracles.astype, np.float64))  # made when first asked for
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         """Return the solution at ``outer_var``; no guess is needed."""
         x = np.asarray(outer_var, np.float64)
         with arithmetic(np.float64):
-            if self._in_float64 is None:
-                self._in_float64 = self._oracles.astype(np.float64)
-            value, outer = _outer_value_and_grads(self._in_float64, Point(x, x, x))
+            value, outer = _outer_value_and_grads(self._in_float64(), Point(x, x, x))
         grad = np.asarray(outer.grad)
         v = -grad / self._oracles.curvature
         return ExactSolution(

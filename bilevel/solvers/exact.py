@@ -24,6 +24,7 @@ import numpy as np
 from bilevel._tree import flat
 from bilevel._types import Calls, Count, Point
 from bilevel.oracles import Oracles
+from bilevel.problems.exact import cholesky
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.host import AllRows
 from bilevel.solvers.parameters import one_of
@@ -302,8 +303,6 @@ class _ValueFunction:
         """Return products with ∇²zz G and solutions of its systems."""
         if z.size > _LARGEST_MATRIX:
             return partial(self.rows.product, z, x), partial(self.rows.conjugate_gradients, z, x, rtol=_SMALL, atol=0.0)
-        from scipy.linalg import cho_factor, cho_solve
-
         hessian = self.rows.hessian(z, x)
-        factor = cho_factor(hessian)
-        return partial(np.matmul, hessian), lambda right_side, guess: cho_solve(factor, right_side)
+        solve = cholesky(hessian)
+        return partial(np.matmul, hessian), lambda right_side, guess: solve(right_side)

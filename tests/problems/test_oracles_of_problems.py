@@ -66,8 +66,8 @@ def test_the_cross_product_of_cleaning_touches_only_rows_of_the_batch(sampling):
 
 
 @pytest.mark.parametrize("name", small.PROBLEMS)
-def test_rows_widened_as_they_are_taken_give_float64_derivatives(name, monkeypatch):
-    monkeypatch.setattr("bilevel.oracles.base._PIECE", 7)
+def test_rows_cast_as_they_are_taken_give_float64_derivatives(name, monkeypatch):
+    monkeypatch.setattr("bilevel.oracles.samples._PIECE", 7)
     problem = small.PROBLEMS[name](dtype="float32")
     with arithmetic("float64"):
         wide, copied = problem.oracles.in_float64(), problem.oracles.astype("float64")

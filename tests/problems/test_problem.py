@@ -32,6 +32,7 @@ def problem(**changes):
         "outer_data": (X_VAL, Y_VAL.astype(float)),
         "inner_var": np.zeros(6),
         "outer_var": np.full(6, -1.0),
+        "dtype": "float32",
     }
     return bilevel.BilevelProblem.from_losses(**(arguments | changes))
 
@@ -74,7 +75,7 @@ def test_a_dict_of_arrays_runs_like_the_flat_vector(name):
         np.testing.assert_allclose(nested.history[metric], flat.history[metric], rtol=1e-8)
 
 
-def test_generic_reference_equals_the_one_of_logistic_selection():
+def test_generic_exact_solution_equals_the_one_of_logistic_selection():
     special = bilevel.problems.logistic_selection(
         X, Y, X_VAL, Y_VAL, inner_var=np.zeros(6), outer_var=np.full(6, -1.0), dtype="float64"
     )
@@ -88,7 +89,7 @@ def test_the_dtype_of_the_data_is_the_default_as_in_jax(x64):
     with jax.enable_x64(x64):
         wide = np.dtype(np.float64 if x64 else np.float32)
         data, narrow = (X, Y, X_VAL, Y_VAL), (X.astype(np.float32), Y, X_VAL.astype(np.float32), Y_VAL)
-        assert problem().dtype == wide
+        assert problem(dtype=None).dtype == wide
         assert problem(dtype="float64").dtype == np.float64
         assert problem(dtype="float32").dtype == np.float32
         assert bilevel.problems.logistic_selection(*data).dtype == wide
@@ -105,7 +106,7 @@ def test_integers_in_the_data_stay_integers():
         row, label = sample
         return outer_loss(inner_var, outer_var, (row, label.astype(jnp.float32))) + jnp.sum(inner_var**2)
 
-    made = problem(inner_loss=loss, inner_data=(X, Y), dtype="float32")
+    made = problem(inner_loss=loss, inner_data=(X, Y))
     leaves = made.oracles.inner_samples.leaves
     assert made.dtype == np.float32
     assert leaves[0].dtype == np.float32 and np.issubdtype(leaves[1].dtype, np.integer)
