@@ -22,7 +22,7 @@ def diabetes(**kwargs):
 
     X, y = load_diabetes(return_X_y=True)
     X, y = X / X.std(0), (y - y.mean()) / y.std()
-    return problems.ridge_selection(X[::2], y[::2], X[1::2], y[1::2], **kwargs)
+    return problems.ridge_selection(X[::2], y[::2], X[1::2], y[1::2], dtype="float32", **kwargs)
 
 
 def digits(per):
@@ -30,11 +30,11 @@ def digits(per):
 
     X, y = load_digits(return_X_y=True)
     X = (X - X.mean(0)) / np.maximum(X.std(0), 1)
-    return problems.softmax_selection(X[::2], y[::2], X[1::2], y[1::2], per=per)
+    return problems.softmax_selection(X[::2], y[::2], X[1::2], y[1::2], per=per, dtype="float32")
 
 
 PROBLEMS = {
-    "quadratic, 1024/256 rows": (lambda: problems.quadratic(1024, 256, 20, 5), SRBA(0.02, 20.0, 16)),
+    "quadratic, 1024/256 rows": (lambda: problems.quadratic(1024, 256, 20, 5, dtype="float32"), SRBA(0.02, 20.0, 16)),
     "logistic, breast_cancer": (problems.breast_cancer, SRBA(0.1, 1.0, 16)),
     "logistic, ijcnn1": (problems.ijcnn1, SRBA(2.0, 1.0, 64)),
     "ridge, diabetes": (diabetes, SRBA(0.05, 1.0, 16)),
@@ -53,7 +53,7 @@ def direction(oracles, point):
 def ratio(problem, certifier, point, reference):
     """Return bound / truth of the error of D_x."""
     with arithmetic(np.float64):
-        found = np.asarray(direction(problem.oracles.widened(), jax.tree.map(np.float64, point)))
+        found = np.asarray(direction(problem.oracles.in_float64(), jax.tree.map(np.float64, point)))
     return certifier(point).error_bound / np.linalg.norm(found - reference.hypergrad)
 
 

@@ -30,7 +30,7 @@ ON_CLEANING = bilevel.SRBA(0.003, 1e-5, 64, period=64)
 
 
 def ijcnn1():
-    problem = problems.ijcnn1()
+    problem = problems.ijcnn1(dtype="float32")
     print("| solver | seconds | calls | h | ‖∇h‖² |\n| --- | --- | --- | --- | --- |")
     for name, solver in ON_IJCNN1.items():
         history = bilevel.run(problem, solver, max_seconds=SECONDS).history
@@ -47,11 +47,11 @@ KEYS = ("seconds", "calls", "value", "hypergrad_norm_sq")
 def cleaning():
     print("| corruption | fit | h | test error | AUC of the weights |\n| --- | --- | --- | --- | --- |")
     for corruption in (0.5, 0.7, 0.9):
-        problem = problems.mnist_cleaning(corruption=corruption)
+        problem = problems.mnist_cleaning(corruption=corruption, dtype="float32")
         everything = np.full(problem.n_inner, 30.0)  # sigmoid = 1
         fits = {
             "softmax on the noisy labels": (problem, everything),
-            "softmax on the clean labels": (problems.mnist_cleaning(corruption=0), everything),
+            "softmax on the clean labels": (problems.mnist_cleaning(corruption=0, dtype="float32"), everything),
             "start of SRBA": (problem, problem.start.outer_var.astype(np.float64)),
             "only the clean rows": (problem, known_weights(problem)),
         }
@@ -82,7 +82,7 @@ def known_weights(problem):
 def references():
     print("| problem | median ms | largest ms | largest residual |\n| --- | --- | --- | --- |")
     for name, solver in (("ijcnn1", ON_IJCNN1["SRBA"]), ("mnist_cleaning", ON_CLEANING)):
-        problem = problems.PROBLEMS[name]()
+        problem = problems.PROBLEMS[name](dtype="float32")
         times, residuals, reference = [], [], None
         for point in iterates(problem, solver):
             began = time.perf_counter()
@@ -116,7 +116,7 @@ def peak_of(name):
 
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
     floor = peak()
-    problem = problems.PROBLEMS[name]()
+    problem = problems.PROBLEMS[name](dtype="float32")
     built = peak() - floor
     problem.exact_solver(problem.start.outer_var.astype(np.float64), None)
     judged = peak() - floor

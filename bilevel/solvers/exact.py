@@ -24,6 +24,7 @@ import numpy as np
 from bilevel._tree import flat
 from bilevel._types import Calls, Point
 from bilevel.oracles import Oracles
+from bilevel.problems.exact import cholesky
 from bilevel.solvers.base import solver
 from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import one_of
@@ -272,8 +273,6 @@ class _ValueFunction:
         """Return products with ∇²zz G and solutions of its systems."""
         if z.size > _LARGEST_MATRIX:
             return partial(self.full.product, z, x), partial(self.full.conjugate_gradients, z, x, rtol=_SMALL, atol=0.0)
-        from scipy.linalg import cho_factor, cho_solve
-
         hessian = self.full.hessian(z, x)
-        factor = cho_factor(hessian)
-        return partial(np.matmul, hessian), lambda right_side, guess: cho_solve(factor, right_side)
+        solve = cholesky(hessian)
+        return partial(np.matmul, hessian), lambda right_side, guess: solve(right_side)

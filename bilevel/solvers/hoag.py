@@ -22,6 +22,7 @@ import numpy as np
 from bilevel._tree import flat
 from bilevel._types import Calls, Point
 from bilevel.oracles import Oracles
+from bilevel.problems.exact import lbfgs
 from bilevel.solvers.base import solver
 from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import fraction, one_of, positive
@@ -165,7 +166,6 @@ def _solve_by_lbfgs(
     inner: _InnerFunction, z: np.ndarray, convexity: float, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return z and ∇z G there, small enough or too small for L-BFGS."""
-    from scipy.optimize import minimize
 
     def enough(z: np.ndarray) -> bool:
         value, grad = inner(z)
@@ -180,8 +180,7 @@ def _solve_by_lbfgs(
 
     if enough(z):
         return z, inner(z)[1]
-    options = {"ftol": 0.0, "gtol": 0.0, "maxiter": 10_000, "maxfun": 100_000}
-    found = minimize(inner, z, jac=True, method="L-BFGS-B", callback=stop, options=options)
+    found = lbfgs(inner, z, stop, gtol=0.0, maxiter=10_000, maxfun=100_000)
     return found.x, found.jac
 
 

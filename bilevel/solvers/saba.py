@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, Rows
-from bilevel.oracles import Oracles, RowwiseOracles, joined
+from bilevel.oracles import Oracles, RowwiseOracles, join
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import direction_calls
 from bilevel.solvers.parameters import one_of, whole
@@ -120,7 +120,7 @@ class SABA(PreconditionedSolver):
         inner, inner_table = state.inner.update(Level.of(oracles, "inner"), state.point, draw.inner)
         outer, outer_table = state.outer.update(Level.of(oracles, "outer"), state.point, draw.outer)
         outer_step = self.step_size / self.outer_ratio
-        direction = joined(inner, outer)
+        direction = join(inner, outer)
         point, preconditioning = self.descend(
             oracles, state.point, direction, state.preconditioning, self.step_size, outer_step
         )

@@ -119,7 +119,7 @@ def test_itd_equals_automatic_differentiation_through_its_inner_loop():
     problem = cases.logistic_selection()
     solver = bilevel.ITD(0.3, 1.0, 8, n_inner_steps=5)
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(8, "blocks")
+        oracles = problem.oracles.with_batches(8, "blocks")
         draw = solver.draw(oracles, jax.random.key(0), jnp.int32(3))
 
         def value(outer_var):
