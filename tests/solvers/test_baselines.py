@@ -125,7 +125,7 @@ def test_itd_equals_automatic_differentiation_through_its_inner_loop():
         def value(outer_var):
             point = problem.start._replace(outer_var=outer_var)
             for k in range(5):
-                grad = oracles.inner_grad(point, draw.inner_loop[k])
+                grad = oracles.inner_grad(point, draw.inner[k])
                 point = point._replace(inner_var=point.inner_var - 0.3 * grad)
             return oracles.outer_value(point, draw.outer)
 
