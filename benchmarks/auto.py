@@ -73,7 +73,7 @@ def tuned(problem, cls, calls):
     """The best of the grid after so many calls, by h."""
     curvature = largest_curvature(problem)
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(64, "blocks")
+        oracles = problem.oracles.with_batches(64, "blocks")
         settings = [cls(step / curvature, ratio).resolve(oracles) for step, ratio in product(STEPS, RATIOS)]
     (cells,) = sweep(problem, settings, [0], calls)
     values = [cell.rows[-1].get("value", np.nan) if cell.status != "diverged" else np.nan for cell in cells]

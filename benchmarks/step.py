@@ -115,7 +115,7 @@ def solver_of(name, shape, batch):
 
 def period_of(shape, solver):
     """Steps from one all-rows pass to the next; 1 where there is none."""
-    resolved = solver.resolve(shape.problem.oracles.batched(solver.batch_size, solver.sampling))
+    resolved = solver.resolve(shape.problem.oracles.with_batches(solver.batch_size, solver.sampling))
     return resolved.parameters().get("period") or 1
 
 

@@ -52,7 +52,7 @@ def direction(oracles, point):
 def ratio(problem, certifier, point, solution):
     """Return bound / truth of the error of D_x."""
     with arithmetic(np.float64):
-        found = np.asarray(direction(problem.oracles.widened(), jax.tree.map(np.float64, point)))
+        found = np.asarray(direction(problem.oracles.in_float64(), jax.tree.map(np.float64, point)))
     return certifier(point).error_bound / np.linalg.norm(found - solution.hypergrad)
 
 

@@ -74,7 +74,15 @@ def build(n_train, noise):
     log_decay = jax.tree.map(lambda leaf: np.log(NO_DECAY), weights)
     metrics = {"test_error": test_error}
     return bilevel.BilevelProblem.from_losses(
-        inner_loss, outer_loss, train, validation, weights, log_decay, metrics=metrics, name="weight decay"
+        inner_loss,
+        outer_loss,
+        train,
+        validation,
+        weights,
+        log_decay,
+        metrics=metrics,
+        dtype="float32",
+        name="weight decay",
     )
 
 

@@ -45,7 +45,7 @@ def textbook_point(script, shape, solver):
     """The point of the textbook version after some steps on the library's blocks."""
     textbook, methods = script("textbook"), script("textbook_methods").METHODS
     with arithmetic(np.float64):
-        oracles = shape.problem.oracles.batched(BATCH, "blocks")
+        oracles = shape.problem.oracles.with_batches(BATCH, "blocks")
 
     def same_blocks(method, key, index):
         inner, outer = method.batches()

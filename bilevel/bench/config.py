@@ -267,6 +267,7 @@ def _problem(table: _Table, anew: bool) -> tuple[str, Pairs]:
     _check_name(table.place, "problem", name, tuple(PROBLEMS))
     table.place += f" ({name})"
     defaults = {key: argument.default for key, argument in inspect.signature(PROBLEMS[name]).parameters.items()}
+    defaults["dtype"] = "float32"  # a cell states it: what JAX's flag makes of the data is no part of a config
     given = {key: value for key, value in table.values.items() if key != "name"}
     for key, value in given.items():
         _check_name(table.place, "argument", key, tuple(defaults))

@@ -86,7 +86,7 @@ def _fitting(group: list[Cell]) -> Iterator[list[Cell]]:
 
 def _state_bytes(problem: BilevelProblem, solver: SolverBase) -> int:
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
         state = jax.eval_shape(solver.cast(problem.dtype).init, oracles, problem.start)
     return int(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
 
@@ -100,7 +100,7 @@ def _resolved(problem: BilevelProblem, cell: Cell) -> SolverBase:
     solver = SOLVERS[cell.solver](**dict(cell.parameters))
     check_batch(problem, solver)
     with arithmetic(problem.dtype):
-        return solver.resolve(problem.oracles.batched(solver.batch_size, solver.sampling))
+        return solver.resolve(problem.oracles.with_batches(solver.batch_size, solver.sampling))
 
 
 def distinct(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:

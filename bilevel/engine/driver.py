@@ -72,7 +72,7 @@ class Runner:
         self.steps_per_second = 0.0
         self.dtype = np.dtype(np.float64) if isinstance(solver, HostSolver) else problem.dtype
         with arithmetic(self.dtype):
-            self.oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+            self.oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
             self.solver = solver.resolve(self.oracles)
             if isinstance(solver, HostSolver):
                 self.oracles = self.oracles.astype(self.dtype)

@@ -112,7 +112,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         rows = split(X, y, X_val, y_val, self.validation_fraction, seed, stratified=True)
         scaling = Scaling.of(rows.X, centered=self.fit_intercept, divided=self.standardize)
         rows = rows.changed(lambda features: self._columns(scaling.done(features)))
-        problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed)
+        problem = data_cleaning(*rows.levels, regularization=self.regularization, dtype="float32", seed=seed)
         outcome = solve(self, started(problem, [problem.start.outer_var]), seed, stochastic(problem))
         self._keep_weights(rows, outcome.outer_var)
         assert problem.exact_solver is not None

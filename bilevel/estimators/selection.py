@@ -364,7 +364,7 @@ class PenaltySelector(BaseEstimator):
         rows = rows.changed(scaling.done)
         shared = sharing(self, rows.X)
         rows = rows.changed(shared.columns)
-        build = partial(self._builder(), **shared.arguments, seed=seed)
+        build = partial(self._builder(), **shared.arguments, dtype="float32", seed=seed)
         problem = build(*rows.levels)
         start = started(problem, shared.single, shared.lead)
         outcome = solve(self, start, seed, exact_where_cheap(problem))

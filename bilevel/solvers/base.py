@@ -10,7 +10,6 @@ pytree: floats and bounds are traced, so many step sizes share one compiled prog
 import dataclasses
 import difflib
 import functools
-import inspect
 import math
 import typing
 from abc import ABC, abstractmethod
@@ -22,18 +21,7 @@ from numpy.typing import DTypeLike
 
 from bilevel._types import Array, Calls, Point
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.parameters import (
-    SHARED_MEANINGS,
-    bounds,
-    flag,
-    fraction,
-    one_of,
-    parse_meanings,
-    positive,
-    split_docstring,
-    transformation,
-    whole,
-)
+from bilevel.solvers.parameters import bounds, document, flag, fraction, one_of, positive, transformation, whole
 
 
 class Complexity(NamedTuple):
@@ -93,9 +81,8 @@ class SolverBase(ABC):
         return None
 
     def evaluation_point(self, state: State) -> Point:
-        """Return the point that stands for the state: the iterate, unless the solver can go back from it."""
-        point: Point = state.point
-        return point
+        """Return the point that stands for the state: the iterate, unless the solver can roll back from it."""
+        return typing.cast(Point, state.point)
 
     def diagnostics(self, state: State) -> dict[str, Array]:
         """Return numbers of the solver's own for the history."""
@@ -186,7 +173,7 @@ def solver(cls: type[S]) -> type[S]:
     _register(cls)
     cls = dataclasses.dataclass(frozen=True)(cls)
     _register_pytree(cls)
-    _document(cls)
+    document(cls)
     _suggest_names(cls)
     return cls
 
@@ -223,16 +210,6 @@ def _register_pytree(cls: type[S]) -> None:
         return self
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-
-
-def _document(cls: type[SolverBase]) -> None:
-    """Complete the "Parameters" of the docstring by those of the bases, in the order of the signature."""
-    meanings = dict(SHARED_MEANINGS)
-    for base in reversed(cls.__mro__):
-        meanings |= parse_meanings(base.__doc__ or "")
-    head, _ = split_docstring(cls.__doc__ or "")
-    items = [f"{name} : {meanings[name]}" for name in inspect.signature(cls).parameters if name in meanings]
-    cls.__doc__ = "\n".join([head, "", "Parameters", "----------", *items, ""])
 
 
 def _suggest_names(cls: type[S]) -> None:

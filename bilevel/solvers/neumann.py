@@ -17,7 +17,7 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver
-from bilevel.solvers.directions import decay, move_outer, repeat, split
+from bilevel.solvers.directions import decay, move, move_outer, repeat, split
 from bilevel.solvers.parameters import positive, whole
 
 
@@ -55,31 +55,24 @@ def random_length(key: Array, index: Array, n_neumann: int) -> Array:
 def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
     """Return (None, (∇²xz G) v + ∇x F, v) at the z and x of ``point``, v by the series the draw is for."""
     outer = oracles.outer(point, draw.outer)
-    if draw.length is None:
-        v = _truncated(oracles, point, outer.grad, draw.products, n_neumann, step)
-    else:
-        v = _random(oracles, point, outer.grad, draw, n_neumann, step)
+    v = _series(oracles, point, outer.grad, draw, n_neumann, step)
     cross = oracles.cross(point._replace(v=v), draw.cross)
     return Point(None, trees.add(cross, outer.grad_outer), v)
 
 
-def _truncated(oracles: Oracles, point: Point, grad: PyTree, rows: Any, n_products: int, step: Scalar) -> PyTree:
-    def multiply(carry: tuple[PyTree, PyTree], batch: Any) -> tuple[PyTree, PyTree]:
-        term, total = carry
-        term = trees.subtract(term, trees.scale(step, oracles.hvp(point._replace(v=term), batch)))
-        return term, trees.add(total, term)
-
-    _, total = repeat(n_products, rows, multiply, (grad, grad))
-    return trees.scale(-step, total)
-
-
-def _random(oracles: Oracles, point: Point, grad: PyTree, draw: NeumannDraw, n_neumann: int, step: Scalar) -> PyTree:
+def _series(oracles: Oracles, point: Point, grad: PyTree, draw: NeumannDraw, n_neumann: int, step: Scalar) -> PyTree:
     def multiply(term: PyTree, batch: Any) -> PyTree:
-        return trees.subtract(term, trees.scale(step, oracles.hvp(point._replace(v=term), batch)))
+        return move(term, oracles.hvp(point._replace(v=term), batch), step)
 
-    assert draw.length is not None
-    term = repeat(draw.length, draw.products, multiply, grad)
-    return trees.scale(-step * n_neumann, term)
+    def add_term(carry: tuple[PyTree, PyTree], batch: Any) -> tuple[PyTree, PyTree]:
+        term = multiply(carry[0], batch)
+        return term, trees.add(carry[1], term)
+
+    if draw.length is not None:
+        term = repeat(draw.length, draw.products, multiply, grad)
+        return trees.scale(-step * n_neumann, term)
+    _, total = repeat(n_neumann, draw.products, add_term, (grad, grad))
+    return trees.scale(-step, total)
 
 
 def hypergradient_calls(oracles: Oracles, draw: NeumannDraw, n_neumann: int) -> Calls:

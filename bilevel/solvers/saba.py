@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, Rows
-from bilevel.oracles import Oracles, RowwiseOracles, joined
+from bilevel.oracles import Oracles, RowwiseOracles, join
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import direction_calls
 from bilevel.solvers.parameters import one_of, whole
@@ -91,7 +91,7 @@ class SABA(PreconditionedSolver):
         """Set up the tables."""
         fill = partial(TABLES[self.memory].fill, start=start, empty=self.tables == "zero")
         diagonal = () if self.preconditioner is None else metric_diagonal(oracles, start, 0)
-        levels = fill(Level(oracles, "inner")), fill(Level(oracles, "outer"))
+        levels = fill(Level.of(oracles, "inner")), fill(Level.of(oracles, "outer"))
         return SABAState(start, *levels, self.init_preconditioning(start, diagonal))
 
     def init_calls(self, oracles: Oracles) -> Calls:
@@ -107,8 +107,8 @@ class SABA(PreconditionedSolver):
     def refresh(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
         """Sum the means anew, then take an ordinary step; no derivative is asked for but a diagonal if there is one."""
         rebuilt = state._replace(
-            inner=state.inner.rebuild(Level(oracles, "inner"), state.point),
-            outer=state.outer.rebuild(Level(oracles, "outer"), state.point),
+            inner=state.inner.rebuild(Level.of(oracles, "inner"), state.point),
+            outer=state.outer.rebuild(Level.of(oracles, "outer"), state.point),
         )
         if self.preconditioner is not None:
             diagonal = metric_diagonal(oracles, state.point, index)
@@ -117,10 +117,10 @@ class SABA(PreconditionedSolver):
 
     def step(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
         """Move along the variance-reduced direction."""
-        inner, inner_table = state.inner.update(Level(oracles, "inner"), state.point, draw.inner)
-        outer, outer_table = state.outer.update(Level(oracles, "outer"), state.point, draw.outer)
+        inner, inner_table = state.inner.update(Level.of(oracles, "inner"), state.point, draw.inner)
+        outer, outer_table = state.outer.update(Level.of(oracles, "outer"), state.point, draw.outer)
         outer_step = self.step_size / self.outer_ratio
-        direction = joined(inner, outer)
+        direction = join(inner, outer)
         point, preconditioning = self.descend(
             oracles, state.point, direction, state.preconditioning, self.step_size, outer_step
         )

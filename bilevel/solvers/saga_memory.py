@@ -10,7 +10,6 @@ rows is then not remembered but exact.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -22,33 +21,20 @@ from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Samples
 
 
-@dataclass(frozen=True)
-class Level:
-    """The ``"inner"`` or the ``"outer"`` level of a problem, as tables see it; only rowwise oracles have terms."""
+class Level(NamedTuple):
+    """What tables see of one level of a problem; `terms`, `sum` and `regularization` are of rowwise oracles."""
 
-    oracles: Any
-    name: str
+    samples: Samples
+    estimate: Callable[[Point, Array], PyTree]  # the derivatives on a block
+    terms: Callable[[Point, Array], PyTree]  # of the rows of a block
+    sum: Callable[[PyTree, Array, Point], PyTree]  # the derivatives that such terms make
+    regularization: Callable[[Point], PyTree]  # the derivatives that are no sum over rows
 
-    @property
-    def samples(self) -> Samples:
-        """The rows."""
-        return getattr(self.oracles, f"{self.name}_samples")
-
-    def estimate(self, point: Point, block: Array) -> PyTree:
-        """Return the derivatives on a block."""
-        return getattr(self.oracles, self.name)(point, block)
-
-    def terms(self, point: Point, block: Array) -> PyTree:
-        """Return the terms of the rows of a block."""
-        return getattr(self.oracles, f"{self.name}_terms")(point, block)
-
-    def sum(self, terms: PyTree, block: Array, like: Point) -> PyTree:
-        """Return the derivatives that such terms make."""
-        return getattr(self.oracles, f"{self.name}_sum")(terms, block, like)
-
-    def regularization(self, point: Point) -> PyTree:
-        """Return the derivatives of the regularization term, which is no sum over rows."""
-        return getattr(self.oracles, f"{self.name}_regularization")(point)
+    @classmethod
+    def of(cls, oracles: Any, name: str) -> "Level":
+        """Return the ``"inner"`` or the ``"outer"`` level."""
+        suffixes = "_samples", "", "_terms", "_sum", "_regularization"
+        return cls(*(getattr(oracles, name + suffix, None) for suffix in suffixes))  # type: ignore[arg-type]
 
     def over_blocks(self, function: Callable[[Array], PyTree]) -> PyTree:
         """Return the function of each block, stacked."""

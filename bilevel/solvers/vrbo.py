@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, Solver, solver
@@ -34,13 +34,6 @@ class VRBOState(NamedTuple):
     point: Point
     inner_estimate: PyTree
     outer_estimate: PyTree
-
-
-class VRBODraw(NamedTuple):
-    """For each of T + 1 differences: Q + 2 inner batches and one outer."""
-
-    inner: Any
-    outer: Any
 
 
 @solver
@@ -74,26 +67,26 @@ class VRBO(Solver):
         """Start with no estimates: the first step is a refresh."""
         return VRBOState(start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
 
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> VRBODraw:
-        """Draw the batches of all differences at once."""
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
+        """Draw the batches of T + 1 differences at once: Q + 2 inner ones and one outer for each."""
         differences, each = self.n_inner_steps + 1, self.n_neumann + 2
         inner = oracles.draw_inner(key, index, differences * each)
         if inner is not None:
             inner = inner.reshape(differences, each, *inner.shape[1:])
-        return VRBODraw(inner, oracles.draw_outer(key, index, differences))
+        return Rows(inner, oracles.draw_outer(key, index, differences))
 
-    def refreshes(self, index: Array, draw: VRBODraw) -> Array:
+    def refreshes(self, index: Array, draw: Rows) -> Array:
         """Take a full-batch pass each ``period`` steps."""
         assert self.period is not None, "resolve() fills it in"
         return index % self.period == 0
 
-    def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: VRBODraw) -> VRBOState:
+    def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
         """Replace both estimates by those of a full-batch pass, then take the step."""
         exact = self._gradients(oracles, state.point, None, None)
         fresh = VRBOState(state.point._replace(v=exact.v), exact.inner_var, exact.outer_var)
         return self.step(oracles, fresh, index, draw)
 
-    def step(self, oracles: Oracles, state: VRBOState, index: Array, draw: VRBODraw) -> VRBOState:
+    def step(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
         """Move x once and z T times, each move followed by its difference."""
         moved_x = move_outer(oracles, state.point, state.outer_estimate, self.step_size / self.outer_ratio)
         after_x = self._correct(oracles, state._replace(point=moved_x), state.point, draw, 0)
@@ -105,9 +98,7 @@ class VRBO(Solver):
 
         return jax.lax.fori_loop(1, self.n_inner_steps + 1, inner_move, after_x)
 
-    def _correct(
-        self, oracles: Oracles, state: VRBOState, previous: Point, draw: VRBODraw, k: Array | int
-    ) -> VRBOState:
+    def _correct(self, oracles: Oracles, state: VRBOState, previous: Point, draw: Rows, k: Array | int) -> VRBOState:
         """Add the difference over the last move to both estimates."""
         inner, outer = batch(draw.inner, k), batch(draw.outer, k)
         here = self._gradients(oracles, state.point, inner, outer)
@@ -124,11 +115,11 @@ class VRBO(Solver):
         hyper = neumann.hypergradient(oracles, point, draw, self.n_neumann, self.neumann_step)
         return hyper._replace(inner_var=oracles.inner_grad(point, batch(inner, 0)))
 
-    def calls(self, oracles: Oracles, draw: VRBODraw, refresh: bool) -> Calls:
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         """Count both points of T + 1 differences, and the full-batch pass of a refresh."""
-        differences, n, m = self.n_inner_steps + 1, oracles.n_inner, oracles.n_outer
-        inner = oracles.inner_samples.counts(_flatten(draw.inner), differences * (self.n_neumann + 2))
-        inner = inner.reshape(differences, self.n_neumann + 2)
+        differences, each, n, m = self.n_inner_steps + 1, self.n_neumann + 2, oracles.n_inner, oracles.n_outer
+        rows = None if draw.inner is None else draw.inner.reshape(-1, *draw.inner.shape[2:])
+        inner = oracles.inner_samples.counts(rows, differences * each).reshape(differences, each)
         outer = 2 * oracles.count_outer(draw.outer, differences)
         steps = Calls(
             inner_grad=2 * jnp.sum(inner[:, 0], dtype=jnp.int32),
@@ -141,7 +132,3 @@ class VRBO(Solver):
             return steps
         full = Calls(inner_grad=n, hvp=self.n_neumann * n, cross=n, outer_grad=m, outer_grad_outer=m)
         return trees.add(steps, full)
-
-
-def _flatten(rows: Any) -> Any:
-    return None if rows is None else rows.reshape(-1, *rows.shape[2:])

@@ -15,7 +15,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.engine.sweep import sweep
-from bilevel.oracles import joined
+from bilevel.oracles import join
 from bilevel.solvers import preconditioning, rollback
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.directions import descend, direction_calls
@@ -119,7 +119,7 @@ def test_switched_off_the_program_and_the_iterates_are_those_of_plain_srba(name)
     problem = cases.PROBLEMS[name]("float32")
     programs, ends = [], []
     with arithmetic("float32"):
-        oracles = problem.oracles.batched(BATCH, "blocks")
+        oracles = problem.oracles.with_batches(BATCH, "blocks")
         for method in (Textbook(0.2, 2.0, BATCH), bilevel.SRBA(0.2, 2.0, BATCH, period=PERIOD)):
             traced = method.resolve(oracles).cast("float32")
             state = initial_state(traced, oracles, problem.start)
@@ -258,7 +258,7 @@ def tree_problem(**kwargs):
     signs, val_signs = (s.astype(float) for s in (signs, val_signs))
     start = {"left": np.ones(6), "right": -np.ones(6)}
     return bilevel.BilevelProblem.from_losses(
-        inner, loss, (rows, signs), (val, val_signs), start, {"pen": np.zeros(6)}, **kwargs
+        inner, loss, (rows, signs), (val, val_signs), start, {"pen": np.zeros(6)}, **({"dtype": "float32"} | kwargs)
     )
 
 
@@ -294,7 +294,7 @@ def test_auto_is_filled_in_and_shown():
 
 def test_what_is_given_beside_auto_stays():
     given = bilevel.SRBA("auto", batch_size=BATCH, outer_bounds=(-1, 1), period=3, outer_optimizer=optax.sgd(0.1))
-    chosen = given.resolve(selection().oracles.batched(BATCH, "blocks"))
+    chosen = given.resolve(selection().oracles.with_batches(BATCH, "blocks"))
     assert (chosen.outer_bounds, chosen.period, chosen.outer_optimizer) == ((-1.0, 1.0), 3, given.outer_optimizer)
 
 
@@ -307,7 +307,8 @@ def test_auto_needs_no_tuning_for_the_scale_of_the_data():
     values = []
     for scale in (1e-3, 1.0, 1e3):
         start = {"outer_var": np.full(6, -1.0) + 2 * np.log(scale), "inner_var": np.ones(6) / scale}
-        problem = bilevel.problems.logistic_selection(scale * rows, signs, scale * val, val_signs, **start)
+        data = scale * rows, signs, scale * val, val_signs
+        problem = bilevel.problems.logistic_selection(*data, **start, dtype="float32")
         bounds = tuple(2 * np.log(scale) + bound for bound in (-10, 10))
         history = bilevel.run(problem, bilevel.SRBA("auto", outer_bounds=bounds), max_steps=2000).history
         assert history["rollbacks"][-1] == 0
@@ -361,7 +362,7 @@ def first_direction(tables):
         return (
             start,
             run.oracles.direction(start),
-            joined(run.oracles.inner(start, draw.inner), run.oracles.outer(start, draw.outer)),
+            join(run.oracles.inner(start, draw.inner), run.oracles.outer(start, draw.outer)),
         )
 
 

@@ -9,8 +9,7 @@ from scipy.optimize import minimize
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.solvers import exact, hoag
-from bilevel.solvers import host as all_rows
+from bilevel.solvers import exact, hoag, host
 from bilevel.solvers.exact import Exact
 from bilevel.solvers.hoag import HOAG
 from tests import cases
@@ -83,7 +82,7 @@ def test_declared_cost_equals_counted_cost(name, monkeypatch):
     def by_columns(oracles, point):
         return np.stack([oracles.hvp(point._replace(v=unit)) for unit in np.eye(point.v.size)])
 
-    monkeypatch.setattr(all_rows, "_hessian", by_columns)
+    monkeypatch.setattr(host, "_hessian", by_columns)
     if name == "Exact by conjugate gradients":
         monkeypatch.setattr(exact, "_LARGEST_MATRIX", 0)
     if name == "HOAG, last steps":

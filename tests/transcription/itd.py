@@ -46,7 +46,5 @@ def itd(
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Follow a run of the library on its draws."""
     rows, times = DrawnRows(run), run.solver.n_inner_steps
-    draws = [
-        SimpleNamespace(inner_loop=rows.inner_list(d.inner_loop, times), outer=rows.outer(d.outer)) for d in run.draws
-    ]
+    draws = [SimpleNamespace(inner_loop=rows.inner_list(d.inner, times), outer=rows.outer(d.outer)) for d in run.draws]
     return itd(problem, z, x, draws, warm_start=run.solver.warm_start, **settings)
