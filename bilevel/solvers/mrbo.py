@@ -11,7 +11,6 @@ STORM estimates d_z of ∇z G and d_x of the hypergradient with a truncated Neum
 Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -58,7 +57,7 @@ class StormSolver(Solver):
 
     def resolve(self, oracles: Oracles) -> Self:
         """Refuse a Neumann step that is too large for the problem."""
-        neumann.check_step(type(self).__name__, self.neumann_step, oracles)
+        neumann.check_step(self, self.neumann_step, oracles)
         return self
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
@@ -71,12 +70,11 @@ class StormSolver(Solver):
 
     def refresh(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
         """Take the estimates at the start, and move."""
-        return self._move(oracles, state, index, self._gradients(oracles, draw)(state.point))
+        return self._move(oracles, state, index, self._gradients(oracles, state.point, draw))
 
     def step(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
         """Correct the estimates, and move."""
-        at = self._gradients(oracles, draw)
-        here, there = at(state.point), at(state.previous)
+        here, there = (self._gradients(oracles, point, draw) for point in (state.point, state.previous))
         momentum = decay_share(self.momentum, index - 1, 2 / 3)
         estimates = Point(
             storm(momentum, here.inner_var, state.inner_estimate, there.inner_var),
@@ -85,14 +83,10 @@ class StormSolver(Solver):
         )
         return self._move(oracles, state, index, estimates)
 
-    def _gradients(self, oracles: Oracles, draw: StormDraw) -> Callable[[Point], Point]:
-        """Return the function from a point to (∇z G, hypergradient, v) on the batches of one step."""
-
-        def at(point: Point) -> Point:
-            hyper = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-            return hyper._replace(inner_var=oracles.inner_grad(point, draw.inner))
-
-        return at
+    def _gradients(self, oracles: Oracles, point: Point, draw: StormDraw) -> Point:
+        """Return (∇z G, hypergradient, v)."""
+        hyper = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
+        return hyper._replace(inner_var=oracles.inner_grad(point, draw.inner))
 
     def _move(self, oracles: Oracles, state: StormState, index: Array, estimates: Point) -> StormState:
         step = decay(self.step_size, index, 1 / 3)

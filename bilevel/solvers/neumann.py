@@ -30,13 +30,13 @@ class NeumannDraw(NamedTuple):
     length: Array | None = None
 
 
-def check_step(solver: str, step: float, oracles: Oracles) -> None:
+def check_step(solver: Solver, step: float, oracles: Oracles) -> None:
     """Refuse a step with which the series cannot converge, where the curvature is known."""
     curvature = oracles.largest_curvature
     if curvature is not None and not step < 2 / curvature:
         raise ValueError(
-            f"`{solver}(neumann_step={step:g})`: the largest curvature of the inner problem is {curvature:.3g}, so the "
-            f"Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
+            f"`{type(solver).__name__}(neumann_step={step:g})`: the largest curvature of the inner problem is "
+            f"{curvature:.3g}, so the Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
         )
 
 
@@ -108,7 +108,7 @@ class AlternatingSolver(Solver):
 
     def resolve(self, oracles: Oracles) -> Self:
         """Refuse a Neumann step that is too large for the problem."""
-        check_step(type(self).__name__, self.neumann_step, oracles)
+        check_step(self, self.neumann_step, oracles)
         return self
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
