@@ -12,15 +12,15 @@ Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
-from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import decay, decay_share, move, split, storm
-from bilevel.solvers.parameters import fraction, positive, whole
+from bilevel.solvers.parameters import fraction
 
 
 class StormState(NamedTuple):
@@ -40,7 +40,7 @@ class StormDraw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StormSolver(Solver):
+class StormSolver(neumann.NeumannSolver):
     """MRBO and SUSTAIN but for what they draw.
 
     Parameters
@@ -49,16 +49,9 @@ class StormSolver(Solver):
     momentum : c; the share of the new sample in an estimate is min(1, c (t - 1)^-2/3)
     """
 
-    n_neumann: int = whole(default=10)
-    neumann_step: float = positive(default=0.5)
     momentum: float = fraction(default=0.5)
 
     restarts = True
-
-    def resolve(self, oracles: Oracles) -> Self:
-        """Refuse a Neumann step that is too large for the problem."""
-        neumann.check_step(self, self.neumann_step, oracles)
-        return self
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
         """Start where the problem starts; the first step makes the estimates."""
