@@ -87,11 +87,7 @@ def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree
 def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
     """Return the cost of one direction D on so many rows of each level."""
     return Calls(
-        inner_grad=inner_rows,
-        hvp=inner_rows,
-        cross=inner_rows,
-        outer_grad=outer_rows,
-        outer_grad_outer=outer_rows,
+        inner_grad=inner_rows, hvp=inner_rows, cross=inner_rows, outer_grad=outer_rows, outer_grad_outer=outer_rows
     )
 
 
