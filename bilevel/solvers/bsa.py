@@ -11,23 +11,14 @@ is what is done in practice; it is then the same algorithm as ALSET.
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d.
 """
 
-from typing import NamedTuple
-
 import jax
 
-from bilevel._types import Array, Point, PyTree
+from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import batch, decay, inner_descent, move
+from bilevel.solvers.directions import LoopState, batch, decay, inner_descent, move
 from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
 from bilevel.solvers.parameters import flag, whole
-
-
-class BSAState(NamedTuple):
-    """The iterate, and where a cold inner loop starts."""
-
-    point: Point
-    first_inner_var: PyTree
 
 
 @solver
@@ -45,11 +36,11 @@ class BSA(AlternatingSolver):
 
     table_order = 9
 
-    def init(self, oracles: Oracles, start: Point) -> BSAState:
+    def init(self, oracles: Oracles, start: Point) -> LoopState:
         """Start where the problem starts."""
-        return BSAState(start, start.inner_var)
+        return LoopState(start, start.inner_var)
 
-    def step(self, oracles: Oracles, state: BSAState, index: Array, draw: LoopDraw) -> BSAState:
+    def step(self, oracles: Oracles, state: LoopState, index: Array, draw: LoopDraw) -> LoopState:
         """Follow the inner problem, then move along the hypergradient there."""
         if self.warm_start:
             inner_step = decay(self.step_size, index, 0.5)
@@ -58,7 +49,7 @@ class BSA(AlternatingSolver):
             point = self._cold_loop(oracles, state, draw)
         return state._replace(point=self.move_outer(oracles, point, index, draw, power=0.5))
 
-    def _cold_loop(self, oracles: Oracles, state: BSAState, draw: LoopDraw) -> Point:
+    def _cold_loop(self, oracles: Oracles, state: LoopState, draw: LoopDraw) -> Point:
         def once(i: Array, point: Point) -> Point:
             grad = oracles.inner_grad(point, batch(draw.inner_loop, i))
             return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, i, 1.0)))

@@ -1,7 +1,7 @@
 """What steps are made of: moves of the variables, schedules, batches handed out one by one, and the inner loop."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,13 @@ from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 
 T = TypeVar("T")
+
+
+class LoopState(NamedTuple):
+    """The iterate, and where an inner loop starts that does not go on from it."""
+
+    point: Point
+    first_inner_var: PyTree
 
 
 def descend(
@@ -80,11 +87,7 @@ def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree
 def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
     """Return the cost of one direction D on so many rows of each level."""
     return Calls(
-        inner_grad=inner_rows,
-        hvp=inner_rows,
-        cross=inner_rows,
-        outer_grad=outer_rows,
-        outer_grad_outer=outer_rows,
+        inner_grad=inner_rows, hvp=inner_rows, cross=inner_rows, outer_grad=outer_rows, outer_grad_outer=outer_rows
     )
 
 

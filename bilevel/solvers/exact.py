@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bilevel._tree import flat
-from bilevel._types import Calls, Point
+from bilevel._types import Point
 from bilevel.oracles import Oracles
 from bilevel.problems.exact import cholesky
 from bilevel.solvers.base import solver
@@ -84,7 +84,7 @@ class Exact(HostSolver):
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         """Start where the problem starts; h is first evaluated by the first step."""
         d = flat(start.outer_var).size
-        none, calls = np.zeros((_PAIRS, d)), np.zeros(len(Calls._fields), np.int64)
+        none, calls = np.zeros((_PAIRS, d)), FullBatch(oracles, start).calls
         return ExactState(start, np.array(np.nan), np.full(d, np.nan), none, none, np.array(0), calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bilevel._tree import flat
-from bilevel._types import Calls, Point
+from bilevel._types import Point
 from bilevel.oracles import Oracles
 from bilevel.problems.exact import lbfgs
 from bilevel.solvers.base import solver
@@ -79,10 +79,8 @@ class HOAG(HostSolver):
 
     def init(self, oracles: Oracles, start: Point) -> HOAGState:
         """Start where the problem starts."""
-        lipschitz = 0.0 if self.lipschitz is None else float(self.lipschitz)
-        unknown = np.array(np.nan)
-        calls = np.zeros(len(Calls._fields), np.int64)
-        return HOAGState(start, unknown, unknown, unknown, np.array(lipschitz), calls)
+        unknown, lipschitz = np.array(np.nan), np.array(0.0 if self.lipschitz is None else float(self.lipschitz))
+        return HOAGState(start, unknown, unknown, unknown, lipschitz, FullBatch(oracles, start).calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
         """Ask once for everything that a step asks for."""
@@ -138,14 +136,10 @@ class HOAG(HostSolver):
         inner = _InnerFunction(full, x)
         if not np.all(np.isfinite(inner(z)[1])):
             return np.full_like(z, np.nan)
-        convexity = self._strong_convexity(full, z, x)
+        given = self.strong_convexity
+        convexity = max(0.0, full.smallest_eigenvalue(z, x)) if given is None else float(given)
         z, grad = _solve_by_lbfgs(inner, z, convexity, tolerance)
         return _refine_by_newton(full, z, x, grad, convexity * tolerance)
-
-    def _strong_convexity(self, full: FullBatch, z: np.ndarray, x: np.ndarray) -> float:
-        if self.strong_convexity is not None:
-            return float(self.strong_convexity)
-        return max(0.0, full.smallest_eigenvalue(z, x))
 
 
 class _InnerFunction:

@@ -11,23 +11,14 @@ Ji, Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design.
 Cost (3T + 1) b. Memory (T + 2) p + d. The bias is of the order of (1 - α mu_G)^T, as a Neumann series with η = α.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import batch, move, move_outer
+from bilevel.solvers.directions import LoopState, batch, move, move_outer
 from bilevel.solvers.parameters import flag, whole
-
-
-class ITDState(NamedTuple):
-    """The iterate, and where a cold inner loop starts; v is not used."""
-
-    point: Point
-    first_inner_var: PyTree
 
 
 @solver
@@ -44,15 +35,15 @@ class ITD(Solver):
 
     table_order = 16
 
-    def init(self, oracles: Oracles, start: Point) -> ITDState:
+    def init(self, oracles: Oracles, start: Point) -> LoopState:
         """Start where the problem starts."""
-        return ITDState(start, start.inner_var)
+        return LoopState(start, start.inner_var)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
         """Draw T inner batches and one outer."""
         return Rows(oracles.draw_inner(key, index, self.n_inner_steps), oracles.draw_outer(key, index))
 
-    def step(self, oracles: Oracles, state: ITDState, index: Array, draw: Rows) -> ITDState:
+    def step(self, oracles: Oracles, state: LoopState, index: Array, draw: Rows) -> LoopState:
         """Follow the inner problem, differentiate through it, move."""
         start = state.point if self.warm_start else state.point._replace(inner_var=state.first_inner_var)
         point, grad = self.unroll(oracles, start, draw)

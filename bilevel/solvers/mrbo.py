@@ -11,17 +11,16 @@ STORM estimates d_z of ∇z G and d_x of the hypergradient with a truncated Neum
 Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
-from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import decay, decay_share, move, split, storm
-from bilevel.solvers.parameters import fraction, positive, whole
+from bilevel.solvers.parameters import fraction
 
 
 class StormState(NamedTuple):
@@ -41,7 +40,7 @@ class StormDraw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StormSolver(Solver):
+class StormSolver(neumann.NeumannSolver):
     """MRBO and SUSTAIN but for what they draw.
 
     Parameters
@@ -50,16 +49,9 @@ class StormSolver(Solver):
     momentum : c; the share of the new sample in an estimate is min(1, c (t - 1)^-2/3)
     """
 
-    n_neumann: int = whole(default=10)
-    neumann_step: float = positive(default=0.5)
     momentum: float = fraction(default=0.5)
 
     restarts = True
-
-    def resolve(self, oracles: Oracles) -> Self:
-        """Refuse a Neumann step that is too large for the problem."""
-        neumann.check_step(type(self).__name__, self.neumann_step, oracles)
-        return self
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
         """Start where the problem starts; the first step makes the estimates."""
@@ -71,12 +63,11 @@ class StormSolver(Solver):
 
     def refresh(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
         """Take the estimates at the start, and move."""
-        return self._move(oracles, state, index, self._gradients(oracles, draw)(state.point))
+        return self._move(oracles, state, index, self._gradients(oracles, state.point, draw))
 
     def step(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
         """Correct the estimates, and move."""
-        at = self._gradients(oracles, draw)
-        here, there = at(state.point), at(state.previous)
+        here, there = (self._gradients(oracles, point, draw) for point in (state.point, state.previous))
         momentum = decay_share(self.momentum, index - 1, 2 / 3)
         estimates = Point(
             storm(momentum, here.inner_var, state.inner_estimate, there.inner_var),
@@ -85,14 +76,10 @@ class StormSolver(Solver):
         )
         return self._move(oracles, state, index, estimates)
 
-    def _gradients(self, oracles: Oracles, draw: StormDraw) -> Callable[[Point], Point]:
-        """Return the function from a point to (∇z G, hypergradient, v) on the batches of one step."""
-
-        def at(point: Point) -> Point:
-            hyper = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-            return hyper._replace(inner_var=oracles.inner_grad(point, draw.inner))
-
-        return at
+    def _gradients(self, oracles: Oracles, point: Point, draw: StormDraw) -> Point:
+        """Return (∇z G, hypergradient, v)."""
+        hyper = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
+        return hyper._replace(inner_var=oracles.inner_grad(point, draw.inner))
 
     def _move(self, oracles: Oracles, state: StormState, index: Array, estimates: Point) -> StormState:
         step = decay(self.step_size, index, 1 / 3)

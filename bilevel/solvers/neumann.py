@@ -5,6 +5,8 @@ Random length, P uniform in {0, …, Q-1}, P products:   v = -η Q (I - η H_{B_
 
 The second has the mean of a sum of Q terms, one less than the first. Both need 0 < η < 2/L with L the largest curvature
 of a batch, and leave the relative error (1 - η h)^Q, give or take one factor, in a mode of curvature h.
+
+`AlternatingSolver` is what BSA, ALSET and TTSA share: inner steps, then a move of x by the second series.
 """
 
 from dataclasses import dataclass
@@ -30,18 +32,18 @@ class NeumannDraw(NamedTuple):
     length: Array | None = None
 
 
-def check_step(solver: str, step: float, oracles: Oracles) -> None:
+def check_step(solver: Solver, step: float, oracles: Oracles) -> None:
     """Refuse a step with which the series cannot converge, where the curvature is known."""
     curvature = oracles.largest_curvature
     if curvature is not None and not step < 2 / curvature:
         raise ValueError(
-            f"`{solver}(neumann_step={step:g})`: the largest curvature of the inner problem is {curvature:.3g}, so the "
-            f"Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
+            f"`{type(solver).__name__}(neumann_step={step:g})`: the largest curvature of the inner problem is "
+            f"{curvature:.3g}, so the Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
         )
 
 
 def assign_batches(inner_rows: Any, outer_rows: Any, n_products: int) -> NeumannDraw:
-    """Return what a truncated series is drawn from ``n_products`` + 1 inner batches and an outer one."""
+    """Name the batches of a truncated series: ``n_products`` + 1 inner ones, one outer."""
     products, cross = split(inner_rows, n_products, None)
     return NeumannDraw(products, cross, outer_rows)
 
@@ -93,7 +95,20 @@ class LoopDraw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AlternatingSolver(Solver):
+class NeumannSolver(Solver):
+    """A solver with a Neumann series."""
+
+    n_neumann: int = whole(default=10)
+    neumann_step: float = positive(default=0.5)
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Refuse a Neumann step that is too large for the problem."""
+        check_step(self, self.neumann_step, oracles)
+        return self
+
+
+@dataclass(frozen=True)
+class AlternatingSolver(NeumannSolver):
     """Inner steps, then a move along a hypergradient of random length: BSA, ALSET and TTSA but for their schedules.
 
     Parameters
@@ -101,15 +116,7 @@ class AlternatingSolver(Solver):
     n_neumann : Q; the Neumann series takes P products, uniform in 0, …, Q - 1
     """
 
-    n_neumann: int = whole(default=10)
-    neumann_step: float = positive(default=0.5)
-
-    n_inner_steps = 1
-
-    def resolve(self, oracles: Oracles) -> Self:
-        """Refuse a Neumann step that is too large for the problem."""
-        check_step(type(self).__name__, self.neumann_step, oracles)
-        return self
+    n_inner_steps = 1  # unless a solver makes it a parameter
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
         """Draw T + Q inner batches, one outer and the length."""

@@ -47,12 +47,12 @@ class SRBA(RecursiveSolver):
     def resolve(self, oracles: Oracles) -> Self:
         """Fill in what "auto" stands for, and the default period."""
         if self.step_size == AUTO:
-            return self._untuned(oracles).resolve(oracles)
+            return self._auto_setting(oracles).resolve(oracles)
         if self.period is not None:
             return self
         return replace(self, period=max(1, (oracles.n_inner + oracles.n_outer) // (2 * self.batch_size)))
 
-    def _untuned(self, oracles: Oracles) -> Self:
+    def _auto_setting(self, oracles: Oracles) -> Self:
         """Return the setting that "auto" stands for; what is given beside it stays."""
         return replace(
             self,

@@ -36,7 +36,7 @@ class StocBiO(Solver):
 
     def resolve(self, oracles: Oracles) -> Self:
         """Refuse a Neumann step that is too large for the problem."""
-        neumann.check_step(type(self).__name__, self.neumann_step, oracles)
+        neumann.check_step(self, self.neumann_step, oracles)
         return self
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> neumann.LoopDraw:

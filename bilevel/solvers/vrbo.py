@@ -58,7 +58,7 @@ class VRBO(Solver):
 
     def resolve(self, oracles: Oracles) -> Self:
         """Fill in the default period; refuse a Neumann step that is too large for the problem."""
-        neumann.check_step("VRBO", self.neumann_step, oracles)
+        neumann.check_step(self, self.neumann_step, oracles)
         if self.period is not None:
             return self
         return replace(self, period=max(1, (oracles.n_inner + oracles.n_outer) // (2 * self.batch_size)))

@@ -171,8 +171,8 @@ def test_where_the_iterate_is_not_finite_the_last_good_one_is_evaluated():
     state = run.states[-1]
     assert not trees.is_finite(state.point), "the step was meant to overflow between two refreshes"
     with arithmetic("float32"):
-        judged = run.solver.evaluation_point(state)
-    cases.assert_trees_equal(trees.to_numpy(judged), trees.to_numpy(problem.start))
+        evaluated = run.solver.evaluation_point(state)
+    cases.assert_trees_equal(trees.to_numpy(evaluated), trees.to_numpy(problem.start))
 
 
 def test_steps_grow_again_after_good_refreshes():
@@ -320,7 +320,7 @@ def test_auto_needs_no_tuning_for_the_scale_of_the_data():
 
 
 @pytest.mark.parametrize("by_autodiff", [False, True])
-def test_diagonals_are_on_the_ledger(by_autodiff):
+def test_diagonals_are_counted_as_oracle_calls(by_autodiff):
     problem = selection()
     oracles = cases.by_autodiff("logistic", problem) if by_autodiff else problem.oracles
     passes = 8 if by_autodiff else 1

@@ -1,4 +1,4 @@
-"""What each rival's own paper says of it, on quadratics where everything is known."""
+"""What each baseline's own paper says of it, on quadratics where everything is known."""
 
 import itertools
 

@@ -43,8 +43,8 @@ def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
     problem = cases.logistic_selection()
 
     def value_and_grad(x):
-        reference = problem.exact_solver(x, None)
-        return reference.value, reference.hypergrad
+        exact_solution = problem.exact_solver(x, None)
+        return exact_solution.value, exact_solution.hypergrad
 
     options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 1000}
     found = minimize(value_and_grad, problem.start.outer_var, jac=True, method="L-BFGS-B", options=options)
@@ -280,8 +280,8 @@ def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
     assert result.status == "converged"
 
     def value_and_grad(x):
-        reference = problem.exact_solver(x, None)
-        return reference.value, reference.hypergrad
+        exact_solution = problem.exact_solver(x, None)
+        return exact_solution.value, exact_solution.hypergrad
 
     box = list(zip(np.full(4, -3.0), np.broadcast_to(upper, 4), strict=True))
     options = {"ftol": 0.0, "gtol": 1e-10}

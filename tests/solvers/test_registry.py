@@ -14,16 +14,16 @@ from tests import cases
 
 def test_each_solver_of_the_folder_is_an_attribute_of_the_package():
     files = [path.read_text() for path in Path(inspect.getfile(bilevel.solvers)).parent.glob("*.py")]
-    assert sum(text.count("\n@solver\n") for text in files) == len(bilevel.SOLVERS) == 20
+    assert sum(text.count("\n@solver\n") for text in files) == len(bilevel.SOLVERS) >= 20
     for name, cls in bilevel.SOLVERS.items():
         assert getattr(bilevel, name) is cls is getattr(bilevel.solvers, name)
         assert name in bilevel.__all__ and name in bilevel.solvers.__all__
 
 
-def test_tables_begin_with_srba_and_every_solver_has_a_place_of_its_own():
-    places = [cls.table_order for cls in bilevel.SOLVERS.values()]
+def test_tables_begin_with_srba_and_end_with_solvers_that_name_no_place():
+    places = [(cls.table_order, name) for name, cls in bilevel.SOLVERS.items()]
     assert next(iter(bilevel.SOLVERS)) == "SRBA"
-    assert places == sorted(set(places))
+    assert places == sorted(places) and len({place for place, _ in places[:20]}) == 20
 
 
 @pytest.mark.parametrize("name", bilevel.SOLVERS)
