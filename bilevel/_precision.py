@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel._types import PyTree
+
 FLOATS = (np.dtype("float32"), np.dtype("float64"))
 
 
@@ -19,6 +21,19 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype:
     if resolved not in FLOATS:
         raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
     return resolved
+
+
+def resolve_dtype(dtype: DTypeLike | None, *data: PyTree) -> np.dtype:
+    """Return ``dtype``, or where it is None the one that JAX would give to the data.
+
+    That is float64 where a floating leaf is float64 and JAX's x64 flag is on, else float32; for data without floating
+    leaves the flag alone decides.
+    """
+    if dtype is not None:
+        return as_float_dtype(dtype)
+    found = {np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)}
+    floats = {found_dtype for found_dtype in found if found_dtype.kind == "f"} or {np.dtype("float64")}
+    return jax.dtypes.canonicalize_dtype(np.result_type("float32", *floats))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from bilevel.engine.metrics import cheap_metrics
 from bilevel.engine.result import RunResult
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import SOLVERS
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
 
 _FORMAT = 1
 
@@ -24,7 +24,7 @@ _FORMAT = 1
 class SavedRun:
     """What a file holds, checked against the problem."""
 
-    solver: Solver
+    solver: SolverBase
     seed: int
     state_leaves: list[np.ndarray]
     rows: list[dict[str, Any]]
@@ -49,7 +49,7 @@ def save(result: RunResult, path: Path) -> None:
         np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
 
 
-def load(path: Path, problem: BilevelProblem, solver: Solver | None = None) -> SavedRun:
+def load(path: Path, problem: BilevelProblem, solver: SolverBase | None = None) -> SavedRun:
     """Read a run, refusing a damaged file and one that belongs to another problem."""
     about, arrays = _read(path)
     if about["fingerprint"] != problem.fingerprint():
@@ -83,7 +83,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return about, arrays
 
 
-def _solver(about: dict[str, Any], given: Solver | None, path: Path) -> Solver:
+def _solver(about: dict[str, Any], given: SolverBase | None, path: Path) -> SolverBase:
     if given is None:
         if about["solver"] not in SOLVERS:
             raise ValueError(f"`{path}` was made by `{about['solver']}`, not in SOLVERS; pass it as `solver=`.")

@@ -13,7 +13,7 @@ import numpy as np
 from bilevel import _tree as trees
 from bilevel._optional import Reporter, progress_bar
 from bilevel._precision import arithmetic
-from bilevel._types import Calls, Count, Point
+from bilevel._types import Calls, Point
 from bilevel.engine.budget import Budget, EvaluationSchedule
 from bilevel.engine.logs import About, Log, Recorder, recording
 from bilevel.engine.loop import Page, advance, draw_page, initial_state, run_key
@@ -21,7 +21,8 @@ from bilevel.engine.metrics import cheap_metrics, exact_metrics
 from bilevel.engine.result import RunResult, Status, columns
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
-from bilevel.solvers.base import Solver, State
+from bilevel.solvers.base import SolverBase, State
+from bilevel.solvers.host import HostSolver
 
 PAGE_LENGTH = 4096
 _LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, or at the progress bar
@@ -53,7 +54,7 @@ class Runner:
     def __init__(
         self,
         problem: BilevelProblem,
-        solver: Solver,
+        solver: SolverBase,
         seed: int,
         budget: Budget,
         eval_every: int | None,
@@ -69,15 +70,15 @@ class Runner:
         self.reference: ExactSolution | None = None
         self.page: OpenPage | None = None
         self.steps_per_second = 0.0
-        self.dtype = problem.dtype if solver.compiled else np.dtype(np.float64)
+        self.dtype = np.dtype(np.float64) if isinstance(solver, HostSolver) else problem.dtype
         with arithmetic(self.dtype):
-            self.oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+            self.oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
             self.solver = solver.resolve(self.oracles)
-            if not solver.compiled:
+            if isinstance(solver, HostSolver):
                 self.oracles = self.oracles.astype(self.dtype)
             self.start = trees.to_numpy(problem.start, self.dtype)
             self.solver.check_start(self.start)
-            self.traced = self.solver.cast(self.dtype)
+            self.traced: Any = self.solver.cast(self.dtype)
             self.key = run_key(seed)
             self.compile_seconds = self._compile()
             self.position = self._begin()
@@ -85,7 +86,7 @@ class Runner:
     def _compile(self) -> float:
         """Call everything once, with no step to take, so that no compilation falls into the clock."""
         began = time.perf_counter()
-        if not self.solver.compiled:
+        if isinstance(self.solver, HostSolver):
             self.solver.warm_up(self.oracles, self.start)
             jax.block_until_ready(cheap_metrics(self.oracles, self.start))
             return time.perf_counter() - began
@@ -96,13 +97,13 @@ class Runner:
         return time.perf_counter() - began
 
     def _begin(self) -> Position:
-        if not self.solver.compiled:
+        if isinstance(self.solver, HostSolver):
             state = self.solver.init(self.oracles, self.start)
             return Position(state, 0, np.array(state.calls), 0.0)
         began = time.perf_counter()
         state = jax.block_until_ready(initial_state(self.traced, self.oracles, self.start))
         seconds = time.perf_counter() - began
-        return Position(state, 0, np.array(self.solver.init_calls(self.oracles), np.int64), seconds)
+        return Position(state, 0, np.array(self.traced.init_calls(self.oracles), np.int64), seconds)
 
     def restore(self, state_leaves: list[np.ndarray], rows: list[dict[str, Any]]) -> None:
         """Take the place where a saved run stopped."""
@@ -150,10 +151,10 @@ class Runner:
                 if stop == self.position.step:
                     self._evaluate()
                     return self._final_status()
-                if self.solver.compiled:
-                    stayed_finite = self._advance_to(stop)
-                else:
+                if isinstance(self.solver, HostSolver):
                     stayed_finite, evaluation_due = self._take_step()
+                else:
+                    stayed_finite = self._advance_to(stop)
                 if evaluation_due or not stayed_finite:
                     self._evaluate()
                 if not (stayed_finite and self._measurable()):
@@ -170,7 +171,7 @@ class Runner:
         seconds_left = budget.seconds_left(self.position.seconds)
         if step >= budget.last_step or seconds_left <= 0:
             return step, False
-        if not self.solver.compiled:
+        if isinstance(self.solver, HostSolver):
             spent = budget.max_calls is not None and self.position.calls.sum() >= budget.max_calls
             return step if spent else step + 1, False
         page = self._page_at(step)
@@ -220,9 +221,9 @@ class Runner:
     def _take_step(self) -> tuple[bool, bool]:
         """Take one step of a solver that is not compiled; return whether it is finite, and due for evaluation."""
         before = self.position
-        index: Count = before.step
+        assert isinstance(self.solver, HostSolver)
         began = time.perf_counter()
-        state = self.solver.step(self.oracles, before.state, index, None)
+        state = self.solver.step(self.oracles, before.state, before.step)
         seconds = before.seconds + time.perf_counter() - began
         if not trees.is_finite(state.point):
             self.position = Position(before.state, before.step, before.calls, seconds)
@@ -313,10 +314,10 @@ def _floats(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _check_input(problem: BilevelProblem, solver: Solver, seed: int, budget: Budget, log: Log | None) -> None:
+def _check_input(problem: BilevelProblem, solver: SolverBase, seed: int, budget: Budget, log: Log | None) -> None:
     if not isinstance(problem, BilevelProblem):
         raise TypeError(f"`problem` must be a BilevelProblem, got {type(problem).__name__}.")
-    if not isinstance(solver, Solver):
+    if not isinstance(solver, SolverBase):
         raise TypeError(f"`solver` must be a solver such as bilevel.SRBA(), got {solver!r}.")
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
@@ -342,7 +343,7 @@ def _certifier(problem: BilevelProblem) -> Certifier:
     return certifier
 
 
-def check_batch(problem: BilevelProblem, solver: Solver) -> None:
+def check_batch(problem: BilevelProblem, solver: SolverBase) -> None:
     """Refuse batches that are larger than the data."""
     smallest = min(problem.n_inner, problem.n_outer)
     if solver.sampling != "full" and solver.batch_size > smallest:

@@ -14,7 +14,7 @@ import numpy as np
 from bilevel._types import Calls, Point
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certificate, Certifier
-from bilevel.solvers.base import Solver, State
+from bilevel.solvers.base import SolverBase, State
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ class RunResult:
     status: Status
     point: Point
     history: dict[str, np.ndarray]
-    solver: Solver
+    solver: SolverBase
     seed: int
     compile_seconds: float
     problem: BilevelProblem

@@ -7,12 +7,12 @@ from bilevel.engine.driver import Runner
 from bilevel.engine.logs import Log
 from bilevel.engine.result import RunResult
 from bilevel.problems import BilevelProblem
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
 
 
 def run(
     problem: BilevelProblem,
-    solver: Solver,
+    solver: SolverBase,
     *,
     seed: int = 0,
     max_steps: int | None = None,
@@ -57,7 +57,7 @@ def resume(
     path: str | Path,
     problem: BilevelProblem,
     *,
-    solver: Solver | None = None,
+    solver: SolverBase | None = None,
     max_steps: int | None = None,
     max_calls: int | None = None,
     max_seconds: float | None = None,

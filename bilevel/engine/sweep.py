@@ -82,7 +82,7 @@ def sweep(
     with arithmetic(problem.dtype):
         if not together:
             return [_Sweep(problem, solvers, [seed], max_calls, _BY_SETTING).finished()[0] for seed in seeds]
-        batched = problem.oracles.batched(solvers[0].batch_size, solvers[0].sampling)
+        batched = problem.oracles.with_batches(solvers[0].batch_size, solvers[0].sampling)
         if solvers[0].restarts and not _refreshes_agree(solvers[0].cast(problem.dtype), batched, seeds):
             return sweep(problem, solvers, seeds, max_calls)
         return _Sweep(problem, solvers, seeds, max_calls, _BY_SEED_AND_SETTING).finished()
@@ -95,7 +95,7 @@ class _Sweep:
         self, problem: BilevelProblem, solvers: Sequence[Solver], seeds: Sequence[int], max_calls: int, over: _Program
     ) -> None:
         self.problem, self.max_calls, self.over = problem, max_calls, over
-        self.oracles = problem.oracles.batched(solvers[0].batch_size, solvers[0].sampling)
+        self.oracles = problem.oracles.with_batches(solvers[0].batch_size, solvers[0].sampling)
         for solver in solvers:
             solver.check_start(problem.start)
         casts = [solver.cast(problem.dtype) for solver in solvers]

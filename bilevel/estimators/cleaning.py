@@ -10,7 +10,7 @@ from bilevel.estimators.logistic import LinearClassifier
 from bilevel.estimators.rows import Rows, Scaling, numbered, split, validated, validated_apart
 from bilevel.estimators.selection import announce, check_common, check_real, drawn_seed, solve, started, stochastic
 from bilevel.problems import data_cleaning
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
 
 _CONSTANT = 10.0  # the intercept is penalized by a hundredth of what a coefficient is
 
@@ -68,7 +68,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         fit_intercept: bool = True,
         standardize: bool = True,
         validation_fraction: float = 0.25,
-        solver: Solver | None = None,
+        solver: SolverBase | None = None,
         max_iter: int = 3000,
         tol: float = 1e-3,
         random_state: Any = None,
@@ -112,7 +112,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         rows = split(X, y, X_val, y_val, self.validation_fraction, seed, stratified=True)
         scaling = Scaling.of(rows.X, centered=self.fit_intercept, divided=self.standardize)
         rows = rows.changed(lambda features: self._columns(scaling.done(features)))
-        problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed)
+        problem = data_cleaning(*rows.levels, regularization=self.regularization, dtype="float32", seed=seed)
         outcome = solve(self, started(problem, [problem.start.outer_var]), seed, stochastic(problem))
         self._keep_weights(rows, outcome.outer_var)
         assert problem.exact_solver is not None

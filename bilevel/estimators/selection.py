@@ -27,8 +27,10 @@ from bilevel.engine.result import Status
 from bilevel.engine.run import run
 from bilevel.estimators.rows import Scaling, split, validated, validated_apart
 from bilevel.problems import BilevelProblem
-from bilevel.solvers import SRBA, Exact
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
+from bilevel.solvers.exact import Exact
+from bilevel.solvers.host import HostSolver
+from bilevel.solvers.srba import SRBA
 
 
 def refuse(estimator: Any, name: str, wanted: str) -> None:
@@ -67,7 +69,7 @@ def check_common(estimator: Any) -> None:
     check_bool(estimator, "standardize")
     if not isinstance(estimator.verbose, Integral) or estimator.verbose < 0:
         refuse(estimator, "verbose", "an int in the range [0, inf)")
-    if estimator.solver is not None and not isinstance(estimator.solver, Solver):
+    if estimator.solver is not None and not isinstance(estimator.solver, SolverBase):
         refuse(estimator, "solver", "None or a solver of `bilevel`, such as bilevel.SRBA(step_size=0.1)")
 
 
@@ -230,7 +232,7 @@ def drawn_seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
-def solve(estimator: Any, start: Start, seed: int, untuned: Solver) -> Outcome:
+def solve(estimator: Any, start: Start, seed: int, untuned: SolverBase) -> Outcome:
     """Run the estimator's solver, or this one, and note `history_`, `n_calls_`, `n_iter_`, `status_`."""
     problem, trail = start.problem, Trail()
     solver = untuned if estimator.solver is None else estimator.solver
@@ -243,7 +245,7 @@ def solve(estimator: Any, start: Start, seed: int, untuned: Solver) -> Outcome:
             seed=seed,
             max_steps=estimator.max_iter,
             tolerance=(estimator.tol * start.value) ** 2,
-            eval_every=max(1, estimator.max_iter // _EVALUATIONS) if solver.compiled else 1,
+            eval_every=1 if isinstance(solver, HostSolver) else max(1, estimator.max_iter // _EVALUATIONS),
             progress=estimator.verbose > 0,
         )
     estimator.history_ = result.history
@@ -255,12 +257,12 @@ def solve(estimator: Any, start: Start, seed: int, untuned: Solver) -> Outcome:
     return Outcome(trail.visited[int(values.argmin())] if improved else start.outer_var, result.status)
 
 
-def stochastic(problem: BilevelProblem) -> Solver:
+def stochastic(problem: BilevelProblem) -> SolverBase:
     """Return the stochastic solver that needs no tuning."""
     return SRBA(step_size="auto", batch_size=min(_BATCH, problem.n_inner, problem.n_outer))
 
 
-def exact_where_cheap(problem: BilevelProblem) -> Solver:
+def exact_where_cheap(problem: BilevelProblem) -> SolverBase:
     """Return exact steps for few rows and features, where they take a second in all, else stochastic ones."""
     return Exact() if problem.n_inner * problem.start.inner_var.size**2 <= _SMALL else stochastic(problem)
 
@@ -300,7 +302,7 @@ class PenaltySelector(BaseEstimator):
         validation_fraction: float = 0.25,
         shrink: bool = True,
         refit: bool = True,
-        solver: Solver | None = None,
+        solver: SolverBase | None = None,
         max_iter: int = 3000,
         tol: float = 1e-3,
         random_state: Any = None,
@@ -362,7 +364,7 @@ class PenaltySelector(BaseEstimator):
         rows = rows.changed(scaling.done)
         shared = sharing(self, rows.X)
         rows = rows.changed(shared.columns)
-        build = partial(self._builder(), **shared.arguments, seed=seed)
+        build = partial(self._builder(), **shared.arguments, dtype="float32", seed=seed)
         problem = build(*rows.levels)
         start = started(problem, shared.single, shared.lead)
         outcome = solve(self, start, seed, exact_where_cheap(problem))

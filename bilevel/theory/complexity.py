@@ -21,7 +21,12 @@ from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem, quadratic
-from bilevel.solvers import SABA, SOBA, SRBA, Exact, Solver
+from bilevel.solvers.base import SolverBase
+from bilevel.solvers.exact import Exact
+from bilevel.solvers.host import HostSolver
+from bilevel.solvers.saba import SABA
+from bilevel.solvers.soba import SOBA
+from bilevel.solvers.srba import SRBA
 
 DIM_INNER, DIM_OUTER = 10, 5
 SIZES = (256, 1024, 4096, 16384, 65536)
@@ -64,7 +69,7 @@ class Method:
     name: str
     exponent: float
     accuracy_exponent: float
-    solver: Callable[[float, int], Solver]
+    solver: Callable[[float, int], SolverBase]
     steps: tuple[float, ...]
     passes: int = 40
 
@@ -94,7 +99,7 @@ def problem_of(size: int, seed: int = 0) -> BilevelProblem:
 
 
 def calls_to(
-    problem: BilevelProblem, solver: Solver, epsilons: Sequence[float], seed: int, max_calls: int
+    problem: BilevelProblem, solver: SolverBase, epsilons: Sequence[float], seed: int, max_calls: int
 ) -> dict[float, float]:
     """Return the calls at which ||∇h||² first fell to each ε, infinite where the budget ended before."""
     if not epsilons or min(epsilons) <= 0:
@@ -105,8 +110,8 @@ def calls_to(
     return {epsilon: min(calls[norms <= epsilon].astype(float), default=np.inf) for epsilon in epsilons}
 
 
-def _every(problem: BilevelProblem, solver: Solver) -> int:
-    return max(50, (problem.n_inner + problem.n_outer) // 50) if solver.compiled else 1
+def _every(problem: BilevelProblem, solver: SolverBase) -> int:
+    return 1 if isinstance(solver, HostSolver) else max(50, (problem.n_inner + problem.n_outer) // 50)
 
 
 def measure(
@@ -122,7 +127,7 @@ def measure(
     step = _tuned(method, sizes[0], max_calls)
     for size in sizes:
         problem, solver = problem_of(size), method.solver(step, size)
-        for seed in seeds if solver.compiled else seeds[:1]:
+        for seed in seeds[:1] if isinstance(solver, HostSolver) else seeds:
             found = calls_to(problem, solver, epsilons, seed, max_calls + method.passes * size)
             for epsilon, calls in found.items():
                 yield Measurement(method.name, size, epsilon, seed, calls)

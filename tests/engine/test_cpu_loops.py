@@ -39,9 +39,9 @@ def test_extra_options_of_the_user_are_left_alone():
 
 @pytest.mark.parametrize("name", ["SRBA", "SABA", "SOBA"])
 def test_steps_of_a_linear_model_run_as_one_kernel(name):
-    problem = bilevel.problems.logistic_selection(*cases.logistic_data(4000, 3000, dim=22))
+    problem = bilevel.problems.logistic_selection(*cases.logistic_data(4000, 3000, dim=22), dtype="float32")
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(64, "blocks")
+        oracles = problem.oracles.with_batches(64, "blocks")
         solver = bilevel.SOLVERS[name]().resolve(oracles).cast(problem.dtype)
         page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
         state = initial_state(solver, oracles, problem.start)

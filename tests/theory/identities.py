@@ -107,7 +107,7 @@ def _drawn(oracles: Oracles, steps: int) -> Sequences:
 
 
 def _wide(problem: BilevelProblem, batch_size: int, sampling: str) -> tuple[Oracles, Point]:
-    oracles = problem.oracles.astype(np.float64).batched(batch_size, sampling)
+    oracles = problem.oracles.astype(np.float64).with_batches(batch_size, sampling)
     return oracles, trees.to_numpy(problem.start, np.float64)
 
 

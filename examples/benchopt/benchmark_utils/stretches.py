@@ -7,6 +7,7 @@ from bilevel._precision import arithmetic
 from bilevel._types import INT32_MAX
 from bilevel.engine.budget import Budget
 from bilevel.engine.driver import PAGE_LENGTH, Runner
+from bilevel.solvers import HostSolver
 
 
 class Stretches(Runner):
@@ -29,7 +30,7 @@ class Stretches(Runner):
                 self.stayed_finite = self._advance_towards(stop)
 
     def _advance_towards(self, stop):
-        if not self.solver.compiled:
+        if isinstance(self.solver, HostSolver):
             return self._take_step()[0]
         page = self._page_at(self.position.step)
         return self._advance_to(min(stop, page.first + PAGE_LENGTH))
