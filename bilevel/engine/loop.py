@@ -15,8 +15,8 @@ from bilevel._cpu_loops import may_be_fused
 from bilevel._types import Array, Calls, Point
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
-from bilevel.solvers import SABA
 from bilevel.solvers.base import Draw, Solver, SolverBase, State
+from bilevel.solvers.saba import SABA
 
 
 class Page(NamedTuple):

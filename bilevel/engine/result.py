@@ -6,13 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from bilevel import _tree as trees
 from bilevel._optional import require
 from bilevel._types import Calls, Point
-from bilevel.engine.checkpoint import Best, SavedRun, save
+from bilevel.engine.checkpoint import Best, save
 from bilevel.engine.metrics import METRICS, default_metric
 from bilevel.engine.metrics import metric as describe
 from bilevel.problems import BilevelProblem
@@ -54,7 +52,8 @@ class RunResult:
     history : columns, one entry per evaluation: ``step``, ``seconds`` (of steps alone, without compilation and
         evaluation), ``calls`` (all kinds together), ``calls_<kind>``, ``epochs`` = calls / (n + m), and the
         metrics of :mod:`bilevel.engine.metrics`
-    best : the evaluated point with the smallest exact value h; None where no exact value is known
+    best : ``best.point``, the evaluated point with the smallest exact value h, ``best.value`` and ``best.row``, its row
+        in the history
     solver, seed : what ran
     compile_seconds : spent on compilation, which `seconds` leaves out
     """
@@ -67,7 +66,7 @@ class RunResult:
     compile_seconds: float
     problem: BilevelProblem
     state: State
-    best: Best | None = None
+    best: Best
 
     @property
     def calls(self) -> Calls:
@@ -76,13 +75,13 @@ class RunResult:
 
     @property
     def best_point(self) -> Point | None:
-        """The evaluated point with the smallest exact value h; None where no exact value is known."""
-        return None if self.best is None else self.best.point
+        """The evaluated point with the smallest exact value h; None where no exact value is finite."""
+        return self.best.point
 
     @property
-    def best_value(self) -> float | None:
-        """The exact value h at `best_point`."""
-        return None if self.best is None else self.best.value
+    def best_value(self) -> float:
+        """The exact value h at `best_point`; infinite where there is none."""
+        return self.best.value
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -100,7 +99,7 @@ class RunResult:
             f"steps    {last['step']:,} in {last['seconds']:.3g} s (compilation {self.compile_seconds:.3g} s apart)",
             f"calls    {last['calls']:,} = {last['epochs']:.4g} epochs ({kinds or 'none'})",
         ]
-        shown = [name for name, entry in METRICS.items() if entry.summarized and name in last]
+        shown = [name for name, entry in METRICS.items() if (entry.in_tables or entry.in_summary) and name in last]
         lines += [f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}" for name in shown]
         if self.problem.exact_solver is None:
             lines.append("No exact hypergradient: the problem does not say that its inner loss is strongly convex.")
@@ -126,9 +125,7 @@ class RunResult:
 
     def save(self, path: str | Path) -> None:
         """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit."""
-        names, state = list(self.history), trees.to_numpy(jax.tree.leaves(self.state))
-        rows = [dict(zip(names, values, strict=True)) for values in zip(*self.history.values(), strict=True)]
-        save(Path(path), self.problem, SavedRun(self.solver, self.seed, state, rows, self.best))
+        save(Path(path), self.problem, self.solver, self.seed, self.state, self.history, self.best)
 
     def __repr__(self) -> str:
         return self.summary()

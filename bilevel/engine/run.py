@@ -2,7 +2,7 @@
 
 from numbers import Integral
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,11 @@ from bilevel import _tree as trees
 from bilevel._optional import progress_bar
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
-from bilevel.engine.checkpoint import SavedRun, load
+from bilevel.engine.checkpoint import Best, load
 from bilevel.engine.driver import Budget, Driver
 from bilevel.engine.logs import About, Log, recording, warn_user
 from bilevel.engine.result import RunResult, Status, columns
-from bilevel.engine.steps import CompiledSteps, EvaluationSchedule, HostSteps, Position, Steps, prepare
+from bilevel.engine.steps import CompiledSteps, HostSteps, Position, Steps, prepare
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certifier
 from bilevel.solvers.base import SolverBase, State
@@ -64,7 +64,7 @@ class Run:
         """Return a run where a saved one stopped; parameters as for `bilevel.resume`."""
         saved = load(Path(path), problem, solver)
         run = cls(problem, saved.solver, seed=saved.seed)
-        run._restore(saved)
+        run._restore(*saved[2:])
         return run
 
     @property
@@ -75,9 +75,12 @@ class Run:
     @property
     def point(self) -> Point:
         """The evaluation point: NumPy arrays in the problem's dtype."""
+        return trees.to_numpy(self._evaluation_point, self.problem.dtype)
+
+    @property
+    def _evaluation_point(self) -> Point:
         with arithmetic(self._steps.dtype):
-            points = self._steps.points()
-        return trees.to_numpy(jax.tree.map(lambda leaf: leaf[0, 0], points), self.problem.dtype)
+            return self.solver.evaluation_point(self.state)
 
     @property
     def step(self) -> int:
@@ -152,23 +155,21 @@ class Run:
             best=self._driver.best,
         )
 
-    def _restore(self, saved: SavedRun) -> None:
+    def _restore(self, leaves: list[np.ndarray], rows: list[dict[str, Any]], best: Best) -> None:
         expected, structure = jax.tree.flatten(self.state)
-        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state_leaves]:
+        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in leaves]:
             raise ValueError("the saved state does not fit this solver and problem.")
         with arithmetic(self._steps.dtype):
-            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state_leaves])
-        last = saved.rows[-1]
-        calls = np.array([[last[f"calls_{kind}"] for kind in Calls._fields]], np.int64)
-        self._steps.position = Position(state, int(last["step"]), calls, float(last["seconds"]))
-        self._driver.rows[0][0], self._driver.best = saved.rows, saved.best
+            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
+        self._steps.position = Position(state, int(rows[-1]["step"]), calls, float(rows[-1]["seconds"]))
+        self._driver.rows[0][0], self._driver.best = rows, best
 
-    def _finish(self, budget: Budget, schedule: EvaluationSchedule, progress: bool, log: Log | None) -> RunResult:
+    def _finish(self, budget: Budget, certifier: Certifier | None, progress: bool, log: Log | None) -> RunResult:
         driver, oracles = self._driver, self._steps.oracles
-        if budget.certified_tolerance is not None:
-            driver.certifier = _certifier(self.problem)
-            for row in driver.rows[0][0][-1:]:
-                row |= driver.certified(self.point)
+        driver.certifier = certifier
+        for row in driver.rows[0][0][-1:]:
+            row |= driver.certified(self._evaluation_point)
         about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
         log = log if oracles.n_processes == 1 or jax.process_index() == 0 else None
         with (
@@ -178,7 +179,7 @@ class Run:
         ):
             try:
                 # Looks at the clock would make the processes of one run go apart.
-                driver.drive(budget, schedule, report, watched=progress and oracles.n_processes == 1)
+                driver.drive(budget, report, watched=progress and oracles.n_processes == 1)
                 status = driver.status(0, 0)
             except KeyboardInterrupt:
                 driver.evaluate(np.ones((1, 1), bool))
@@ -225,10 +226,10 @@ def run(
         Also when the iterates diverge (status "diverged", the last finite point kept), and after Ctrl-C (status
         "interrupted").
     """
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
+    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
     _check_input(problem, solver, seed)
-    schedule = _check_limits(problem, budget, eval_every, log)
-    return Run(problem, solver, seed=seed)._finish(budget, schedule, progress, log)
+    certifier = _check_limits(problem, budget, log)
+    return Run(problem, solver, seed=seed)._finish(budget, certifier, progress, log)
 
 
 def resume(
@@ -236,14 +237,9 @@ def resume(
     problem: BilevelProblem,
     *,
     solver: SolverBase | None = None,
-    max_steps: int | None = None,
-    max_calls: int | None = None,
-    max_seconds: float | None = None,
-    tolerance: float | None = None,
-    certified_tolerance: float | None = None,
-    eval_every: int | None = None,
     progress: bool = False,
     log: Log | None = None,
+    **limits: Any,
 ) -> RunResult:
     """Go on with a saved run, as if it had never stopped.
 
@@ -252,13 +248,14 @@ def resume(
     path : written by ``result.save``
     problem : the same problem; data, start and values of the losses are compared
     solver : needed only for a solver that is not in ``bilevel.SOLVERS``
-    max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every, progress : as for `run`; budgets
-        count the whole run, with what the file already holds
+    progress : show a bar
     log : as for `run`; the log of the saved run goes on, one that is new gets the rows of the saved run first
+    **limits : ``max_steps``, ``max_calls``, ``max_seconds``, ``tolerance``, ``certified_tolerance`` and ``eval_every``,
+        as for `run`; budgets count the whole run, with what the file already holds
     """
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
-    schedule = _check_limits(problem, budget, eval_every, log)
-    return Run.load(path, problem, solver=solver)._finish(budget, schedule, progress, log)
+    budget = Budget(**limits)
+    certifier = _check_limits(problem, budget, log)
+    return Run.load(path, problem, solver=solver)._finish(budget, certifier, progress, log)
 
 
 def _check_input(problem: BilevelProblem, solver: SolverBase, seed: int) -> None:
@@ -270,9 +267,7 @@ def _check_input(problem: BilevelProblem, solver: SolverBase, seed: int) -> None
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
 
 
-def _check_limits(
-    problem: BilevelProblem, budget: Budget, eval_every: int | None, log: Log | None
-) -> EvaluationSchedule:
+def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> Certifier | None:
     if log is not None and not isinstance(log, Log):
         raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
     if budget.max_seconds is not None and problem.oracles.n_processes > 1:
@@ -285,11 +280,7 @@ def _check_limits(
             "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
             "strongly_convex=True if its inner loss is, or leave `tolerance` out."
         )
-    return EvaluationSchedule(eval_every, epoch=problem.n_inner + problem.n_outer)
-
-
-def _certifier(problem: BilevelProblem) -> Certifier:
-    certifier = Certifier(problem)
-    if not certifier.certified:
+    certifier = None if budget.certified_tolerance is None else Certifier(problem)
+    if certifier is not None and not certifier.certified:
         raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")
     return certifier
