@@ -28,25 +28,18 @@ class Best(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """What a file holds."""
+    """What a file holds; ``state`` is read back as its leaves."""
 
     solver: SolverBase
     seed: int
-    state_leaves: list[np.ndarray]
-    rows: list[dict[str, Any]]
+    state: State
+    history: dict[str, np.ndarray]
     best: Best
 
 
-def save(
-    path: Path,
-    problem: BilevelProblem,
-    solver: SolverBase,
-    seed: int,
-    state: State,
-    history: dict[str, np.ndarray],
-    best: Best,
-) -> None:
+def save(path: Path, problem: BilevelProblem, run: SavedRun) -> None:
     """Write a run; the file appears whole or not at all."""
+    solver, seed, state, history, best = run
     about = {
         "format": _FORMAT,
         "solver": type(solver).__name__,
@@ -76,12 +69,11 @@ def load(path: Path, problem: BilevelProblem, solver: SolverBase | None = None) 
     tolerance = 1e3 * np.finfo(problem.dtype).eps
     if not np.allclose(about["probe"], _probe(problem), rtol=tolerance, atol=tolerance):
         raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
-    columns = [column.tolist() for column in _group(arrays, "history")]
-    rows = [dict(zip(about["columns"], values, strict=True)) for values in zip(*columns, strict=True)]
+    history = dict(zip(about["columns"], _group(arrays, "history"), strict=True))
     best, point = Best(), _group(arrays, "best")
     if point:  # there are none without exact values, or in files of older versions
         best = Best(jax.tree.unflatten(jax.tree.structure(problem.start), point), *about["best"])
-    return SavedRun(_solver(about, solver, path), about["seed"], _group(arrays, "state"), rows, best)
+    return SavedRun(_solver(about, solver, path), about["seed"], _group(arrays, "state"), history, best)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -116,7 +116,7 @@ class Driver:
         self.diverged, self.converged = np.zeros(steps.shape, bool), np.zeros(steps.shape, bool)
         self.best = Best()
         self.certifier: Certifier | None = None
-        self.recorder = Recorder(None, 0)
+        self.recorder = Recorder()
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
         own = problem.metrics.items()
@@ -174,8 +174,8 @@ class Driver:
     def _add_rows(self, runs: np.ndarray) -> None:
         found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
         # A point may be finite where F overflows.
-        finite = np.isfinite(found.cheap["outer_value"]) & np.isfinite(found.cheap["direction_norm_sq"])
-        finite &= _is_finite(points)
+        numbers = [found[0]["outer_value"], found[0]["direction_norm_sq"]]
+        finite = np.isfinite(numbers).all(axis=0) & _is_finite(points)
         for i, j in np.argwhere(runs & (finite | self.steps.alone)):
             self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
         for kept, new in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
@@ -239,8 +239,8 @@ class Driver:
     def _report(self, report: Reporter, budget: Budget) -> None:
         row, (_, step, calls, seconds) = self.rows[0][0][-1], self.steps.position
         total, metric = int(calls[0].sum()), default_metric(row)
-        epochs = total / self.epoch
-        report(budget.fraction(step, total, seconds), f"{epochs:.3g} epochs, {metric.label} {row[metric.name]:.3g}")
+        text = f"{total / self.epoch:.3g} epochs, {metric.label} {row[metric.name]:.3g}"
+        report(budget.fraction(step, total, seconds), text)
 
 
 def _is_traceable(metric: Any, start: Point) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bilevel._optional import require
 from bilevel._types import Calls, Point
-from bilevel.engine.checkpoint import Best, save
+from bilevel.engine.checkpoint import Best, SavedRun, save
 from bilevel.engine.metrics import METRICS, default_metric
 from bilevel.engine.metrics import metric as describe
 from bilevel.problems import BilevelProblem
@@ -125,7 +125,7 @@ class RunResult:
 
     def save(self, path: str | Path) -> None:
         """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit."""
-        save(Path(path), self.problem, self.solver, self.seed, self.state, self.history, self.best)
+        save(Path(path), self.problem, SavedRun(self.solver, self.seed, self.state, self.history, self.best))
 
     def __repr__(self) -> str:
         return self.summary()

@@ -12,7 +12,7 @@ from bilevel import _tree as trees
 from bilevel._optional import progress_bar
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
-from bilevel.engine.checkpoint import Best, load
+from bilevel.engine.checkpoint import SavedRun, load
 from bilevel.engine.driver import Budget, Driver
 from bilevel.engine.logs import About, Log, recording, warn_user
 from bilevel.engine.result import RunResult, Status, columns
@@ -35,7 +35,7 @@ class Run:
     ----------
     problem, seed : as given
     solver : with its defaults filled in
-    compile_seconds : spent on compilation, which `seconds` leaves out
+    compile_seconds : spent on compilation, off the clock of the run
 
     Examples
     --------
@@ -64,7 +64,7 @@ class Run:
         """Return a run where a saved one stopped; parameters as for `bilevel.resume`."""
         saved = load(Path(path), problem, solver)
         run = cls(problem, saved.solver, seed=saved.seed)
-        run._restore(*saved[2:])
+        run._restore(saved)
         return run
 
     @property
@@ -93,19 +93,9 @@ class Run:
         return Calls(*(int(count) for count in self._steps.position.calls[0]))
 
     @property
-    def seconds(self) -> float:
-        """The time spent on steps, without compilation and evaluation."""
-        return self._steps.position.seconds
-
-    @property
     def diverged(self) -> bool:
         """Whether the iterates became non-finite; the run is then at its last finite point, and stays there."""
         return bool(self._driver.diverged[0, 0]) or self._steps.diverged
-
-    @property
-    def history(self) -> dict[str, np.ndarray]:
-        """The evaluations so far, in columns."""
-        return columns(self._driver.rows[0][0])
 
     def restart(self) -> None:
         """Go to the start once more, without compiling."""
@@ -155,15 +145,17 @@ class Run:
             best=self._driver.best,
         )
 
-    def _restore(self, leaves: list[np.ndarray], rows: list[dict[str, Any]], best: Best) -> None:
+    def _restore(self, saved: SavedRun) -> None:
         expected, structure = jax.tree.flatten(self.state)
-        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in leaves]:
+        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state]:
             raise ValueError("the saved state does not fit this solver and problem.")
         with arithmetic(self._steps.dtype):
-            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state])
+        columns = [column.tolist() for column in saved.history.values()]
+        rows = [dict(zip(saved.history, values, strict=True)) for values in zip(*columns, strict=True)]
         calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
-        self._steps.position = Position(state, int(rows[-1]["step"]), calls, float(rows[-1]["seconds"]))
-        self._driver.rows[0][0], self._driver.best = rows, best
+        self._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
+        self._driver.rows[0][0], self._driver.best = rows, saved.best
 
     def _finish(self, budget: Budget, certifier: Certifier | None, progress: bool, log: Log | None) -> RunResult:
         driver, oracles = self._driver, self._steps.oracles

@@ -27,7 +27,7 @@ def test_steps_by_hand_are_those_of_a_run(name):
     run = bilevel.Run(problem, solver, seed=3)
     for part in (1, 0, steps - 2, 1):
         run.advance(part)
-    assert run.step == steps and run.calls == whole.calls and run.seconds > 0 and not run.diverged
+    assert run.step == steps and run.calls == whole.calls and not run.diverged
     cases.assert_trees_equal(run.point, whole.point)
     cases.assert_trees_equal(run.state, whole.state)
     result = run.result()
@@ -52,8 +52,8 @@ def test_a_look_changes_nothing_and_adds_a_row():
     assert run.evaluate() == run.evaluate()
     run.advance(20)
     blind.advance(50)
-    assert run.history["step"].tolist() == [0, 30] and blind.history == {}
     assert run.result().history["step"].tolist() == [0, 30, 50]
+    assert blind.result().history["step"].tolist() == [50]
     cases.assert_trees_equal(run.state, blind.state)
 
 
@@ -64,11 +64,11 @@ def test_a_restart_is_a_new_run_without_compilation(name):
     first, calls = run.point, run.calls
     run.evaluate()
     run.restart()
-    assert run.step == 0 and run.history == {}
+    assert run.step == 0
     cases.assert_trees_equal(run.point, run.problem.start)
     run.advance(3)
     cases.assert_trees_equal(run.point, first)
-    assert run.calls == calls
+    assert run.calls == calls and run.result().history["step"].tolist() == [3]
 
 
 def test_a_run_by_hand_stops_at_its_last_finite_point():
@@ -92,7 +92,7 @@ def test_a_saved_run_goes_on_by_hand(tmp_path):
     again = bilevel.Run.load(tmp_path / "run.npz", problem)
     again.advance(60)
     cases.assert_trees_equal(again.point, bilevel.run(problem, SRBA, seed=5, max_steps=100).point)
-    assert again.history["step"].tolist() == [40] and again.result().history["step"].tolist() == [40, 100]
+    assert again.result().history["step"].tolist() == [40, 100]
 
 
 @pytest.mark.parametrize("n_steps", [-1, 1.5, True, None])
