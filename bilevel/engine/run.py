@@ -55,8 +55,9 @@ class Run:
         prepared = prepare(problem, solver)
         self.problem, self.solver, self.seed = problem, prepared.solver, seed
         host = isinstance(prepared.solver, HostSolver)
-        self._steps: Steps = HostSteps(prepared) if host else CompiledSteps(prepared, [seed])
-        self._driver = Driver(problem, self._steps, exact=True)
+        with arithmetic(prepared.dtype):
+            self._steps: Steps = HostSteps(prepared) if host else CompiledSteps(prepared, [seed])
+            self._driver = Driver(problem, self._steps, exact=True)
         self.compile_seconds = self._steps.compile_seconds
 
     @classmethod

@@ -65,7 +65,10 @@ class Position(NamedTuple):
 
 
 class Steps(ABC):
-    """Takes steps. Making it goes to the start; a single run compiles before, off the clock."""
+    """Takes steps. Making it goes to the start; a single run compiles before, off the clock.
+
+    All is called within `arithmetic(dtype)`.
+    """
 
     programs: Programs = ONE_RUN
     shape: tuple[int, int] = (1, 1)
@@ -76,13 +79,12 @@ class Steps(ABC):
 
     def __init__(self, prepared: Prepared) -> None:
         self.solver, self.oracles, self.start, self.dtype = prepared
-        with arithmetic(self.dtype):
-            if self.alone:
-                began = time.perf_counter()
-                self._warm_up()
-                self.evaluate({})
-                self.compile_seconds = time.perf_counter() - began
-            self.begin()
+        if self.alone:
+            began = time.perf_counter()
+            self._warm_up()
+            self.evaluate({})
+            self.compile_seconds = time.perf_counter() - began
+        self.begin()
 
     @property
     def alone(self) -> bool:
@@ -166,17 +168,16 @@ class CompiledSteps(Steps):
     def __init__(
         self, prepared: Prepared, seeds: Sequence[int], settings: Sequence[Solver] = (), programs: Programs = ONE_RUN
     ) -> None:
-        with arithmetic(prepared.dtype):
-            self._keys = tuple(run_key(seed) for seed in seeds)
-            assert isinstance(prepared.solver, Solver)
-            self._traced = self._settings = prepared.solver.cast(prepared.dtype)
-            if settings:
-                casts = [setting.cast(prepared.dtype) for setting in settings]
-                self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
-                prepared = prepared._replace(solver=self._traced)
-            self._page: _OpenPage | None = None
-            self.programs, self.shape = programs, (len(seeds), max(1, len(settings)))
-            super().__init__(prepared)
+        self._keys = tuple(run_key(seed) for seed in seeds)
+        assert isinstance(prepared.solver, Solver)
+        self._traced = self._settings = prepared.solver.cast(prepared.dtype)
+        if settings:
+            casts = [setting.cast(prepared.dtype) for setting in settings]
+            self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
+            prepared = prepared._replace(solver=self._traced)
+        self._page: _OpenPage | None = None
+        self.programs, self.shape = programs, (len(seeds), max(1, len(settings)))
+        super().__init__(prepared)
 
     def _warm_up(self) -> None:
         self.begin()

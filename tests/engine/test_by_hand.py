@@ -1,5 +1,6 @@
 """Runs by hand are those of `run`, bit for bit; best points; metrics that fail."""
 
+import doctest
 from dataclasses import replace
 from itertools import chain
 
@@ -179,3 +180,8 @@ def test_a_sweep_takes_any_metric_and_loses_none(together):
         for row, plain_row in zip(found.rows, plain.rows, strict=True):
             assert np.isnan(row["broken"]) and row["traced"] == row["in_numpy"] == row["untraceable"]
             assert {name: row[name] for name in plain_row} == plain_row
+
+
+def test_the_example_in_the_documentation_holds():
+    examples = doctest.DocTestFinder(recurse=False).find(bilevel.Run, "Run")
+    assert [doctest.DocTestRunner().run(example).failed for example in examples] == [0]
