@@ -52,8 +52,8 @@ class RunResult:
     history : columns, one entry per evaluation: ``step``, ``seconds`` (of steps alone, without compilation and
         evaluation), ``calls`` (all kinds together), ``calls_<kind>``, ``epochs`` = calls / (n + m), and the
         metrics of :mod:`bilevel.engine.metrics`
-    best : ``best.point``, the evaluated point with the smallest exact value h, ``best.value`` and ``best.row``, its row
-        in the history
+    best_point, best_value, best_row : the evaluated point with the smallest exact value h, that value, and its row in
+        the history; None, inf and -1 where no exact value is known
     solver, seed : what ran
     compile_seconds : spent on compilation, which `seconds` leaves out
     """
@@ -66,22 +66,14 @@ class RunResult:
     compile_seconds: float
     problem: BilevelProblem
     state: State
-    best: Best
+    best_point: Point | None
+    best_value: float
+    best_row: int
 
     @property
     def calls(self) -> Calls:
         """The oracle calls of the run, by kind."""
         return Calls(*(int(self.history[f"calls_{kind}"][-1]) for kind in Calls._fields))
-
-    @property
-    def best_point(self) -> Point | None:
-        """The evaluated point with the smallest exact value h; None where no exact value is finite."""
-        return self.best.point
-
-    @property
-    def best_value(self) -> float:
-        """The exact value h at `best_point`; infinite where there is none."""
-        return self.best.value
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -125,7 +117,8 @@ class RunResult:
 
     def save(self, path: str | Path) -> None:
         """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit."""
-        save(Path(path), self.problem, SavedRun(self.solver, self.seed, self.state, self.history, self.best))
+        best = Best(self.best_point, self.best_value, self.best_row)
+        save(Path(path), self.problem, SavedRun(self.solver, self.seed, self.state, self.history, best))
 
     def __repr__(self) -> str:
         return self.summary()

@@ -130,7 +130,7 @@ class Run:
         return self._result(self._driver.status(0, 0))
 
     def _result(self, status: Status) -> RunResult:
-        rows = self._driver.rows[0][0]
+        rows, best = self._driver.rows[0][0], self._driver.best
         sentence = self.solver.warning(rows[-1], self.problem.dtype)
         if sentence and status is not Status.diverged:
             warn_user(sentence)
@@ -143,7 +143,9 @@ class Run:
             compile_seconds=self.compile_seconds,
             problem=self.problem,
             state=self.state,
-            best=self._driver.best,
+            best_point=best.point,
+            best_value=best.value,
+            best_row=best.row,
         )
 
     def _restore(self, saved: SavedRun) -> None:
