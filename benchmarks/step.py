@@ -16,8 +16,8 @@ import textbook_methods
 from markdown import number, table
 
 import bilevel
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.result import Status
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import RowwiseOracles
 from bilevel.solvers import Solver
 

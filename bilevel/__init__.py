@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from bilevel import datasets, problems
-from bilevel._cpu_loops import compile_small_loops_whole
+from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._types import Point
 from bilevel.engine.logs import CSVLog, Log, TensorBoardLog
 from bilevel.engine.result import RunResult, Status
-from bilevel.engine.run import resume, run
+from bilevel.engine.run import Run, resume, run
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import SOLVERS
 
@@ -25,15 +25,15 @@ __all__ = [
     "CSVLog",
     "Log",
     "Point",
+    "Run",
     "RunResult",
     "Status",
     "TensorBoardLog",
     "datasets",
+    "fuse_cpu_loops",
     "problems",
     "resume",
     "run",
 ]
 __all__ += list(SOLVERS)
 __version__ = "0.1.0"
-
-compile_small_loops_whole()

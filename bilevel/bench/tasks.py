@@ -12,9 +12,9 @@ import numpy as np
 from bilevel._precision import arithmetic
 from bilevel.bench.cells import TIMING, Cell, Pairs
 from bilevel.bench.environment import environment
-from bilevel.engine.driver import check_batch
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
+from bilevel.engine.steps import prepare
 from bilevel.engine.sweep import CellResult, sweep
 from bilevel.problems import PROBLEMS, BilevelProblem
 from bilevel.solvers import SOLVERS, HostSolver, SolverBase
@@ -85,9 +85,9 @@ def _fitting(group: list[Cell]) -> Iterator[list[Cell]]:
 
 
 def _state_bytes(problem: BilevelProblem, solver: SolverBase) -> int:
-    with arithmetic(problem.dtype):
-        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
-        state = jax.eval_shape(solver.cast(problem.dtype).init, oracles, problem.start)
+    _, oracles, start, dtype = prepare(problem, solver)
+    with arithmetic(dtype):
+        state = jax.eval_shape(solver.cast(dtype).init, oracles, start)
     return int(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
 
 
@@ -97,10 +97,7 @@ def _solver(cell: Cell) -> SolverBase:
 
 
 def _resolved(problem: BilevelProblem, cell: Cell) -> SolverBase:
-    solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    check_batch(problem, solver)
-    with arithmetic(problem.dtype):
-        return solver.resolve(problem.oracles.with_batches(solver.batch_size, solver.sampling))
+    return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters))).solver
 
 
 def distinct(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:

@@ -6,7 +6,6 @@ Needs ``pip install 'bilevel[estimators]'``.
 from bilevel._optional import require
 
 require("sklearn", "estimators")
-require("optax", "estimators")
 
 from bilevel.estimators.cleaning import DataCleaningClassifier  # noqa: E402
 from bilevel.estimators.logistic import BilevelLogisticRegression  # noqa: E402

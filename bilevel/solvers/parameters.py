@@ -12,8 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevel._optional import require
-
 # Parameters that several solvers declare, with what they mean unless the docstring of a class says otherwise.
 SHARED_MEANINGS = {
     "n_inner_steps": "T, inner steps per outer step",
@@ -104,7 +102,9 @@ def transformation(names: tuple[str, ...], *, default: None, kw_only: bool) -> A
     def holds(value: Any) -> bool:
         if isinstance(value, str):
             return value in names
-        return isinstance(value, require("optax", "auto").GradientTransformation)
+        import optax
+
+        return isinstance(value, optax.GradientTransformation)
 
     rule = _must(holds, f"must be None, {', '.join(map(repr, names))} or an optax GradientTransformation.")
     return parameter(default, rule, optional=True, kw_only=kw_only, text=_transformation_text)

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._optional import require
 from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver
@@ -155,7 +154,9 @@ def _adam() -> Any:
     def rate(count: Array) -> Array:
         return _RATE / jnp.sqrt(1 + count / _DELAY)
 
-    return require("optax", "auto").adam(rate)
+    import optax
+
+    return optax.adam(rate)
 
 
 def _check_bounds(solver: PreconditionedSolver, outer_var: PyTree) -> None:
