@@ -9,8 +9,6 @@ from numpy.typing import DTypeLike
 
 from bilevel._types import PyTree
 
-FLOATS = (np.dtype("float32"), np.dtype("float64"))
-
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype:
     """Return ``dtype`` as a NumPy dtype, refusing what the library does not compute in."""
@@ -18,7 +16,7 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype:
         resolved = np.dtype(dtype)
     except TypeError:
         resolved = None
-    if resolved not in FLOATS:
+    if resolved not in (np.dtype("float32"), np.dtype("float64")):
         raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
     return resolved
 

@@ -28,8 +28,8 @@ class RowwiseOracles(Oracles):
         """Return the weighted sum over rows; ``like`` is a point with the shapes of the variables."""
 
     @abstractmethod
-    def _inner_regularization(self, point: Point) -> InnerPass:
-        """Return what is not a sum over rows."""
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return what is not a sum over inner rows."""
 
     @abstractmethod
     def _outer_terms(self, point: Point, data: PyTree) -> PyTree:
@@ -49,7 +49,7 @@ class RowwiseOracles(Oracles):
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
         total = self._inner_sum(self._inner_terms(point, data), data, weights, point)
-        return trees.add(total, self._inner_regularization(point))
+        return trees.add(total, self.inner_regularization(point))
 
     def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
         return self._outer_sum(self._outer_terms(point, data), data, weights, point)
@@ -59,7 +59,7 @@ class RowwiseOracles(Oracles):
         train, weights = self.inner_samples.take(rows.inner)
         validation, outer_weights = self.outer_samples.take(rows.outer)
         inner = self._inner_sum(self._inner_changes(point, previous, train), train, weights, point)
-        regularization = trees.subtract(self._inner_regularization(point), self._inner_regularization(previous))
+        regularization = trees.subtract(self.inner_regularization(point), self.inner_regularization(previous))
         changes = self._outer_changes(point, previous, validation)
         return join(trees.add(inner, regularization), self._outer_sum(changes, validation, outer_weights, point))
 
@@ -70,10 +70,6 @@ class RowwiseOracles(Oracles):
     def inner_sum(self, terms: PyTree, rows: Any, like: Point) -> InnerPass:
         """Return the estimate that the drawn inner rows make with these terms, without the regularization term."""
         return self._inner_sum(terms, *self.inner_samples.take(rows), like)
-
-    def inner_regularization(self, point: Point) -> InnerPass:
-        """Return what is not a sum over inner rows."""
-        return self._inner_regularization(point)
 
     def outer_terms(self, point: Point, rows: Any) -> PyTree:
         """Return the terms of each drawn outer row."""

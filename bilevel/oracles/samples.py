@@ -34,11 +34,6 @@ _PIECE = 2048  # rows read at a time in a pass over many
 _ROUNDS = 16  # of the Feistel network; with 4 the orders of few blocks are visibly uneven, with 8 hardly
 
 
-def uniform_rows(key: Array, shape: tuple[int, ...], n: int) -> Array:
-    """Draw rows of {0, …, n-1} uniformly; the dtype is named so that x64 on or off draws the same."""
-    return jax.random.randint(key, shape, 0, n, dtype=jnp.int32)
-
-
 def permute(key: Array, position: Array, n: int) -> Array:
     """Return the image of ``position`` under a random permutation of {0, …, n-1} given by ``key``.
 
@@ -195,15 +190,16 @@ class Samples:
 
     def draw(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw the rows of step ``index``: one batch, or ``count`` of them along a leading axis."""
-        shape = () if count is None else (count,)
+        shape: tuple[int, ...] = () if count is None else (count,)
         if self.sampling == "full":
             return None
         if self.sampling == "reshuffle":
             return self._next_of_pass(key, index, count)
-        step_key = jax.random.fold_in(key, index)
-        if self.sampling == "iid":
-            return uniform_rows(step_key, (*shape, self.batch_size), self.n)
-        return uniform_rows(step_key, shape, self.n) // self.batch_size
+        is_iid = self.sampling == "iid"
+        shape = (*shape, self.batch_size) if is_iid else shape
+        # The dtype is named so that x64 on or off draws the same.
+        rows = jax.random.randint(jax.random.fold_in(key, index), shape, 0, self.n, dtype=jnp.int32)
+        return rows if is_iid else rows // self.batch_size
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
@@ -217,22 +213,17 @@ class Samples:
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return the data of the rows, and weights such that sum(weights * values) is their estimate."""
         if rows is None:
-            return trees.cast(self.leaves, self.dtype), self._all_weights()
+            return trees.cast(self.leaves, self.dtype), jnp.full(self.n, 1 / self.n, self.dtype)
+        equal = jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
         if self.sampling == "iid":
             taken = self._map(lambda leaf, axis: jnp.take(leaf, rows, axis=axis))
-            return trees.cast(taken, self.dtype), self._equal_weights()
+            return trees.cast(taken, self.dtype), equal
         block = partial(jax.lax.dynamic_slice_in_dim, start_index=rows * self.batch_size, slice_size=self.batch_size)
-        weights = self._equal_weights() if self.row_weights is None else block(self.row_weights)
+        weights = equal if self.row_weights is None else block(self.row_weights)
         if self.blocks is None:
             return trees.cast(self._map(lambda leaf, axis: block(leaf, axis=axis)), self.dtype), weights
         taken = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, rows, keepdims=False), self.blocks)
         return trees.cast(taken, self.dtype), weights
-
-    def _equal_weights(self) -> Array:
-        return jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
-
-    def _all_weights(self) -> Array:
-        return jnp.full(self.n, 1 / self.n, self.dtype)
 
     def count(self, rows: Any) -> Count:
         """Return how many rows one batch holds."""

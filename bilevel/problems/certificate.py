@@ -32,7 +32,6 @@ import numpy as np
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Array, Point
-from bilevel.oracles import Oracles
 from bilevel.problems.exact import stationarity
 
 if TYPE_CHECKING:
@@ -94,11 +93,6 @@ class Certificate:
     v_distance_bound: float
     certified: bool
     why: str
-
-    @classmethod
-    def of(cls, bounds: Bounds, direction_norm: float, certified: bool, why: str) -> "Certificate":
-        """Put together what a proof and the norm of D_x give."""
-        return cls(bounds.error, direction_norm + bounds.error, *bounds.distances, certified, why)
 
     def __str__(self) -> str:
         if not isfinite(self.error_bound):
@@ -234,6 +228,9 @@ _UNKNOWN = "The inner loss is not known to be strongly convex; where it is, `str
 _TOO_FAR = "From the residuals and the curvature at this point no finite bound follows in float64."
 
 
+_direction = jax.jit(lambda oracles, point: oracles.direction(point))
+
+
 class Certifier:
     """Certificates of one problem.
 
@@ -256,22 +253,15 @@ class Certifier:
     def __call__(self, point: Point) -> Certificate:
         """Return the certificate of a point; it takes a few passes over all rows, and no solve."""
         if self._bounds_at is None:
-            return Certificate.of(NOTHING, inf, False, self.why)
+            return Certificate(inf, inf, inf, inf, False, self.why)
         with arithmetic(np.float64), np.errstate(all="ignore"):
-            return self._certificate(self._bounds_at, trees.to_numpy(point, np.float64))
-
-    def _certificate(self, bounds_at: PointBounds, point: Point) -> Certificate:
-        direction = trees.to_numpy(_direction(self._oracles, point))
-        norm = float(np.sqrt(stationarity(self._problem.oracles, point.outer_var, direction.outer_var)))
-        try:
-            bounds = bounds_at(point, direction)
-        except np.linalg.LinAlgError:
-            bounds = NOTHING  # numbers that are not finite, or too far apart for float64
+            point = trees.to_numpy(point, np.float64)
+            direction = trees.to_numpy(_direction(self._oracles, point))
+            norm = float(np.sqrt(stationarity(self._problem.oracles, point.outer_var, direction.outer_var)))
+            try:
+                bounds = self._bounds_at(point, direction)
+            except np.linalg.LinAlgError:
+                bounds = NOTHING  # numbers that are not finite, or too far apart for float64
         if not np.isfinite(norm + bounds.error):
-            return Certificate.of(NOTHING, inf, False, _TOO_FAR)
-        return Certificate.of(bounds, norm, self.certified, self.why)
-
-
-@jax.jit
-def _direction(oracles: Oracles, point: Point) -> Point:
-    return oracles.direction(point)
+            return Certificate(inf, inf, inf, inf, False, _TOO_FAR)
+        return Certificate(bounds.error, norm + bounds.error, *bounds.distances, self.certified, self.why)

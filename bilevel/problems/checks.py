@@ -99,6 +99,14 @@ def check_table(features_name: str, features: Any, targets_name: str, targets: A
     return rows, column
 
 
+def check_tables(X_train: Any, y_train: Any, X_val: Any, y_val: Any) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Return features and targets of both levels, with the same number of columns."""
+    train = check_table("X_train", X_train, "y_train", y_train)
+    validation = check_table("X_val", X_val, "y_val", y_val)
+    check_same_features(("X_train", "X_val"), (train[0], validation[0]))
+    return train, validation
+
+
 def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.ndarray]) -> None:
     """Refuse two tables with different numbers of columns."""
     widths = [table.shape[1] for table in tables]

@@ -28,26 +28,14 @@ from numpy.typing import DTypeLike
 
 from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, Point
+from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import Bounds, largest, norms, second_moment
 from bilevel.problems.checks import check_classes, check_same_features, check_table
 from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.losses import SIGMOID, sigmoid
-from bilevel.problems.softmax import (
-    Labeled,
-    SoftmaxOracles,
-    bend,
-    centered_norms,
-    check_labeled,
-    cross_entropies,
-    curvatures,
-    largest_bends,
-    largest_curvatures,
-    probabilities,
-    residuals,
-    row_diagonals,
-)
+from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
 LOGITS = (-8.0, 8.0)  # bounds of the logit of a weight: beyond, a row counts fully or not at all
 
@@ -92,7 +80,7 @@ def data_cleaning(
     dtype = resolve_dtype(dtype, X_train, X_val)
     if not 0 < regularization < np.inf:
         raise ValueError(f"`regularization={regularization!r}`: must be above 0, or the fit has no unique solution.")
-    data, shape = check_labeled(X_train, y_train, X_val, y_val, dtype)
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
     defaults = np.zeros(shape), np.full(len(data[0].labels), -2.0)
     rng = np.random.default_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
@@ -166,32 +154,33 @@ class CleaningOracles(SoftmaxOracles):
     wide_bounds = LOGITS
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        s, p = sigmoid(point.outer_var[data.index]), probabilities(scores)
-        r = residuals(p, data.labels)
+        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(scores)
+        r = softmax.residuals(p, data.labels)
         slopes = s * (1 - s) * jnp.sum(r * tangents, axis=1)
-        return s[:, None] * r, s[:, None] * bend(p, tangents), slopes
+        return s[:, None] * r, s[:, None] * softmax.bend(p, tangents), slopes
 
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
         return InnerPass(grad, hvp, _place(terms[2], data.index, like.outer_var))
 
-    def _inner_regularization(self, point: Point) -> InnerPass:
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return the derivatives of the penalty."""
         ridge = 2 * self.regularization
         return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
 
     def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        s, p = sigmoid(point.outer_var[data.index]), probabilities(data.features @ point.inner_var)
-        return row_diagonals(data.features, s[:, None] * curvatures(data, p, majorize), weights, power)
+        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(data.features @ point.inner_var)
+        return softmax.row_diagonals(data.features, s[:, None] * softmax.curvatures(data, p, majorize), weights, power)
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return jnp.full_like(point.inner_var, 2 * self.regularization)
 
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         s = sigmoid(point.outer_var[data.index])
-        losses = cross_entropies(data.features @ point.inner_var, data.labels)
+        losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
         return _place(weights * s * (1 - s) * losses, data.index, point.outer_var)
 
     def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
-        losses = cross_entropies(data.features @ point.inner_var, data.labels)
+        losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
         fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
         return fit + self.regularization * jnp.sum(point.inner_var**2)
 
@@ -272,20 +261,20 @@ def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array,
 
     def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
         rows, tangents = data.features.T, data.features @ v
-        reach, p = norms(rows) * delta, probabilities(data.features @ z)
-        curvatures, s = largest_curvatures(p, reach), sigmoid(x[data.index])
-        sizes = jnp.sqrt(jnp.sum(residuals(p, data.labels) ** 2, axis=1))
+        reach, p = norms(rows) * delta, softmax.probabilities(data.features @ z)
+        curvatures, s = softmax.largest_curvatures(p, reach), sigmoid(x[data.index])
+        sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=1))
         largest_residuals = jnp.minimum(sizes + curvatures * reach, sqrt(2))
         factors = (s * (1 - s)) ** 2 / oracles.n_inner
         return (
-            second_moment(rows, weights * s * largest_bends(tangents, curvatures)),
-            second_moment(rows, weights * factors * (curvatures * centered_norms(tangents)) ** 2),
+            second_moment(rows, weights * s * softmax.largest_bends(tangents, curvatures)),
+            second_moment(rows, weights * factors * (curvatures * softmax.centered_norms(tangents)) ** 2),
             second_moment(rows, weights * factors * largest_residuals**2),
         )
 
     def outer(data: Labeled, weights: Array) -> Array:
-        rows = data.features.T
-        return second_moment(rows, weights * largest_curvatures(probabilities(data.features @ z), norms(rows) * delta))
+        rows, p = data.features.T, softmax.probabilities(data.features @ z)
+        return second_moment(rows, weights * softmax.largest_curvatures(p, norms(rows) * delta))
 
     a, c_sq, e_sq = oracles.inner_samples.mean(inner)
     return a, oracles.outer_samples.mean(outer), c_sq, e_sq

@@ -6,6 +6,7 @@ either in place of the other would give other iterates.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -80,15 +81,7 @@ def newton_to_rounding(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Take Newton steps, halved where the gradient does not fall, until rounding stops it.
 
-    Parameters
-    ----------
-    derivatives : from z to the gradient and the Hessian there
-    z : the start
-    max_steps : at most
-
-    Returns
-    -------
-    The last z, with the gradient and the Hessian there.
+    ``derivatives`` gives gradient and Hessian; those at the last z are returned with it.
     """
     grad, hessian = derivatives(z)
     damping = 1.0
@@ -196,9 +189,8 @@ class IterativeExactSolver:
         return point._replace(inner_var=unravel(found.x))
 
 
-@jax.jit
-def _inner_value_and_grad(oracles: Oracles, point: Point) -> tuple[Array, PyTree]:
-    return oracles.inner_value(point), oracles.inner_grad(point)
+_inner_value_and_grad = jax.jit(lambda oracles, point: (oracles.inner_value(point), oracles.inner_grad(point)))
+_value_and_direction = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.direction(point)))
 
 
 @jax.jit
@@ -240,22 +232,13 @@ def _solve_by_cg(oracles: Oracles, point: Point, right_side: PyTree, accuracy: A
             return oracles.hvp(Point(z, x, w))
     else:
         product = jax.linearize(lambda z: oracles.inner_grad(Point(z, x, v)), z)[1]
-    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=_preconditioner(oracles, Point(z, x, v)))
+    precondition = None
+    if oracles.diagonal_passes == 1:
+        # In closed form the diagonal costs little, and penalties may be of many sizes.
+        precondition = partial(jax.tree.map, lambda d, r: r / d, oracles.inner_diagonal(Point(z, x, v)))
+    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=precondition)
     return trees.scale(size, trees.cast(solution, np.float64))
-
-
-def _preconditioner(oracles: Oracles, point: Point) -> Callable[[PyTree], PyTree] | None:
-    """Divide by the diagonal, for penalties of many sizes, where it is known in closed form."""
-    if oracles.diagonal_passes > 1:
-        return None
-    diagonal = oracles.inner_diagonal(point)
-    return lambda residual: jax.tree.map(jnp.divide, residual, diagonal)
 
 
 def _norm(tree: PyTree) -> Array:
     return jnp.sqrt(trees.norm_sq(tree))
-
-
-@jax.jit
-def _value_and_direction(oracles: Oracles, point: Point) -> tuple[Array, Point]:
-    return oracles.outer_value(point), oracles.direction(point)

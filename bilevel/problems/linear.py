@@ -148,7 +148,8 @@ class LinearOracles(RowwiseOracles):
         features, (slopes, bends) = self._features(data), terms
         return InnerPass(features @ (weights * slopes), features @ (weights * bends), jnp.zeros_like(like.outer_var))
 
-    def _inner_regularization(self, point: Point) -> InnerPass:
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return the derivatives of the penalty."""
         z, x, v = point
         penalties = self.penalties(x)
         return InnerPass(penalties * z, penalties * v, self.sum_groups(penalties * z * v, x))

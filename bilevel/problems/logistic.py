@@ -19,7 +19,7 @@ from bilevel._precision import resolve_dtype
 from bilevel._types import Array
 from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_same_features, check_signs, check_table
+from bilevel.problems.checks import check_signs, check_tables
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
 from bilevel.problems.exact import ExactSolution, newton_to_rounding
 from bilevel.problems.linear import Fit, LinearExactSolver, LinearOracles, penalty_selection
@@ -56,9 +56,9 @@ def logistic_selection(
     seed : of the default start and of the one shuffle of the rows
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
-    train = _signed_rows("X_train", X_train, "y_train", y_train)
-    validation = _signed_rows("X_val", X_val, "y_val", y_val)
-    check_same_features(("X_train", "X_val"), (train, validation))
+    (rows, labels), (outer_rows, outer_labels) = check_tables(X_train, y_train, X_val, y_val)
+    train = rows * check_signs("y_train", labels)[:, None]
+    validation = outer_rows * check_signs("y_val", outer_labels)[:, None]
     rng = np.random.default_rng(seed)
     return penalty_selection(
         LogisticOracles,
@@ -73,11 +73,6 @@ def logistic_selection(
         exact_solver=LogisticExactSolver,
         find_constants=logistic_constants,
     )
-
-
-def _signed_rows(features_name: str, features: Any, labels_name: str, labels: Any) -> np.ndarray:
-    rows, labels = check_table(features_name, features, labels_name, labels)
-    return rows * check_signs(labels_name, labels)[:, None]
 
 
 @jax.tree_util.register_dataclass

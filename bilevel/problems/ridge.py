@@ -18,7 +18,7 @@ from bilevel._precision import resolve_dtype
 from bilevel._types import AnyArray, Array
 from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_data, check_same_features, check_table
+from bilevel.problems.checks import check_data, check_tables
 from bilevel.problems.exact import ExactSolution, cholesky
 from bilevel.problems.linear import Fit, LinearExactSolver, LinearOracles, penalty_selection
 from bilevel.problems.losses import SQUARED
@@ -56,9 +56,9 @@ def ridge_selection(
     seed : of the one shuffle of the rows
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
-    train = _regression("X_train", X_train, "y_train", y_train)
-    validation = _regression("X_val", X_val, "y_val", y_val)
-    check_same_features(("X_train", "X_val"), (train.features, validation.features))
+    targets = check_data("y_train", y_train), check_data("y_val", y_val)
+    tables = check_tables(X_train, targets[0], X_val, targets[1])
+    train, validation = (Regression(*(part.astype(np.float64, copy=False) for part in table)) for table in tables)
     return penalty_selection(
         RidgeOracles,
         (train, validation),
@@ -78,11 +78,6 @@ class Regression(NamedTuple):
 
     features: AnyArray
     targets: AnyArray
-
-
-def _regression(features_name: str, features: Any, targets_name: str, targets: Any) -> Regression:
-    rows, values = check_table(features_name, features, targets_name, check_data(targets_name, targets))
-    return Regression(rows.astype(np.float64, copy=False), values.astype(np.float64, copy=False))
 
 
 @jax.tree_util.register_dataclass

@@ -25,7 +25,7 @@ from bilevel import _tree as trees
 from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point
 from bilevel.oracles.base import estimate
 from bilevel.oracles.rowwise import RowwiseOracles
-from bilevel.problems.checks import check_classes, check_same_features, check_table
+from bilevel.problems.checks import check_classes, check_tables
 from bilevel.problems.losses import SIGMOID
 
 
@@ -41,14 +41,12 @@ def check_labeled(
     X_train: Any, y_train: Any, X_val: Any, y_val: Any, dtype: DTypeLike
 ) -> tuple[tuple[Labeled, Labeled], tuple[int, int]]:
     """Return the checked rows of both levels, and the shape of z."""
-    rows, labels = check_table("X_train", X_train, "y_train", y_train)
+    (rows, labels), (outer_rows, outer_labels) = check_tables(X_train, y_train, X_val, y_val)
     labels = check_classes("y_train", labels)
     n_classes = int(labels.max()) + 1
     if n_classes < 2:
         raise ValueError("`y_train` holds the class 0 alone; a softmax problem needs at least two.")
-    outer_rows, outer_labels = check_table("X_val", X_val, "y_val", y_val)
     outer_labels = check_classes("y_val", outer_labels, n_classes)
-    check_same_features(("X_train", "X_val"), (rows, outer_rows))
 
     def labeled(rows: np.ndarray, labels: np.ndarray) -> Labeled:
         return Labeled(rows.astype(dtype, copy=False), labels, np.arange(len(rows), dtype=np.int32))
@@ -138,7 +136,7 @@ class SoftmaxOracles(RowwiseOracles):
         rows = data.features
         terms = weight(self._inner_terms_of(rows @ point.inner_var, rows @ point.v, point, data), weights)
         total = self._inner_bundle(rows.T @ terms[0], rows.T @ terms[1], terms, data, point)
-        return trees.add(total, self._inner_regularization(point))
+        return trees.add(total, self.inner_regularization(point))
 
     def inner_grad(self, point: Point, rows: Any = None) -> Array:
         """Return ∇z G."""

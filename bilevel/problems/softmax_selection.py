@@ -34,6 +34,7 @@ from bilevel._precision import resolve_dtype
 from bilevel._types import Array, InnerPass, Point
 from bilevel.oracles import Samples
 from bilevel.oracles.samples import STATIC
+from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import (
     DENSE,
@@ -49,18 +50,7 @@ from bilevel.problems.certificate import (
 from bilevel.problems.checks import check_choice, check_groups
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.linear import LOG_PENALTIES, expand_groups, sum_groups
-from bilevel.problems.softmax import (
-    Labeled,
-    SoftmaxOracles,
-    bend,
-    check_labeled,
-    curvatures,
-    largest_bends,
-    largest_curvatures,
-    probabilities,
-    residuals,
-    row_diagonals,
-)
+from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
 PENALTIES = ("class", "feature")
 
@@ -98,7 +88,7 @@ def softmax_selection(
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
     check_choice("per", per, PENALTIES)
-    data, shape = check_labeled(X_train, y_train, X_val, y_val, dtype)
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
     n_members = shape[1] if per == "class" else shape[0]
     groups = check_groups(groups, n_members, per)
     defaults = np.zeros(shape), np.full(n_members if groups is None else groups.max() + 1, -2.0)
@@ -138,20 +128,21 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
         return sum_groups(jnp.sum(per_entry, axis=self._shared_axis), self.groups, outer_var.size)
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        p = probabilities(scores)
-        return residuals(p, data.labels), bend(p, tangents)
+        p = softmax.probabilities(scores)
+        return softmax.residuals(p, data.labels), softmax.bend(p, tangents)
 
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
         return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
 
-    def _inner_regularization(self, point: Point) -> InnerPass:
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return the derivatives of the penalty."""
         z, x, v = point
         penalties = self.penalties(x)
         return InnerPass(penalties * z, penalties * v, self._sum_shared(penalties * z * v, x))
 
     def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        bends = curvatures(data, probabilities(data.features @ point.inner_var), majorize)
-        return row_diagonals(data.features, bends, weights, power)
+        bends = softmax.curvatures(data, softmax.probabilities(data.features @ point.inner_var), majorize)
+        return softmax.row_diagonals(data.features, bends, weights, power)
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
@@ -209,11 +200,13 @@ def _moves(oracles: SoftmaxSelectionOracles, point: Point, inverse_root: Array, 
     """Return the matrices whose largest eigenvalues are a and b."""
 
     def curvatures(data: Labeled, whitened: Array) -> Array:
-        return largest_curvatures(probabilities(data.features @ point.inner_var), norms(whitened) * delta)
+        p = softmax.probabilities(data.features @ point.inner_var)
+        return softmax.largest_curvatures(p, norms(whitened) * delta)
 
     def inner(data: Labeled, weights: Array) -> Array:
         whitened = whiten(data.features.T, inverse_root)
-        return second_moment(whitened, weights * largest_bends(data.features @ point.v, curvatures(data, whitened)))
+        bends = softmax.largest_bends(data.features @ point.v, curvatures(data, whitened))
+        return second_moment(whitened, weights * bends)
 
     def outer(data: Labeled, weights: Array) -> Array:
         whitened = whiten(data.features.T, inverse_root)
@@ -263,7 +256,7 @@ def _curvature(samples: Samples, point: Point, roots: Array, radius: Array, kind
         return grown * jnp.ptp(data.features @ v, axis=1) if kind == "bend" else grown
 
     def of_piece(data: Labeled, weights: Array) -> Array:
-        rows, p = data.features, probabilities(data.features @ z)
+        rows, p = data.features, softmax.probabilities(data.features @ z)
         scaled = weights * factors(data)
         joint = (rows[:, :, None] * p[:, None, :]).reshape(len(rows), -1)
         weighted = (joint * scaled[:, None]).T

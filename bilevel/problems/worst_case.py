@@ -102,14 +102,10 @@ def worst_case(
     curvature = float(dtype.type(inner_curvature))  # as the rows hold it
     with arithmetic(dtype):
         kind, outer_rows = _chains(rotation, n_outer, dim, dtype, seed)
-        oracles = kind(
-            inner_samples=Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype),
-            outer_samples=Samples(outer_rows, n_outer, axes=(0,), dtype=dtype),
-            alpha=ALPHA,
-            amplitude=scales.amplitude,
-            width=scales.width,
-            curvature=curvature,
-        )
+        inner = Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype)
+        outer = Samples(outer_rows, n_outer, axes=(0,), dtype=dtype)
+    amplitude, width, _ = scales
+    oracles = kind(inner, outer, alpha=ALPHA, amplitude=amplitude, width=width, curvature=curvature)
     start = Point(*(np.zeros(dim, dtype) for _ in Point._fields))
     given = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon}
     return BilevelProblem(
@@ -277,6 +273,9 @@ class RotatedChains(WorstCaseOracles):
         return jnp.tensordot(parts, rows, axes=2)
 
 
+_outer_value_and_grads = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.outer(point)))
+
+
 class WorstCaseExactSolver:
     """Exact solutions in closed form."""
 
@@ -300,11 +299,6 @@ class WorstCaseExactSolver:
             v_residual=float(np.linalg.norm(self._oracles.curvature * v + grad)),
             value_gap=float(value),
         )
-
-
-@jax.jit
-def _outer_value_and_grads(oracles: Oracles, point: Point) -> tuple[Array, OuterPass]:
-    return oracles.outer_value(point), oracles.outer(point)
 
 
 def worst_case_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
