@@ -129,7 +129,7 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilevel.bench.execute.rows_of", interrupted)
+    monkeypatch.setattr("bilevel.bench.execute.run_task", interrupted)
     folder = tmp_path / "a store"
     shown = said("run", config, "--store", folder, "--seeds", "0:1", code=130)
     assert f"To go on: bilevel run {config} --store '{folder}' --seeds 0:1" in shown
