@@ -1,11 +1,11 @@
-"""The benchmark as one page that needs no network: the data of the templates in ``templates/``."""
+"""The benchmark as one page that needs no network: what the templates in ``templates/`` show."""
 
 import base64
 import hashlib
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,26 +14,13 @@ from bilevel._optional import require
 from bilevel.bench.cells import SWEEP
 from bilevel.bench.figures import Look, assign_looks
 from bilevel.bench.sections import AXES, Contender, Section, calls_to_reach, final_values, make_sections
-from bilevel.bench.select import quantiles
+from bilevel.bench.select import quantiles, worst_value
 from bilevel.bench.store import Frame
 from bilevel.engine.metrics import metric as describe
 
 EPSILONS = tuple(10.0**-power for power in range(1, 9))
+_REACHED = "hypergrad_norm_sq"
 _LINE_WIDTH = 2.25
-
-
-class Text(NamedTuple):
-    """A cell of a table: a text, and a smaller one below it."""
-
-    text: str
-    below: str = ""
-
-
-class Column(NamedTuple):
-    """The head of a column, and the style of its cells: "number", "setting", "status" or none."""
-
-    title: str
-    kind: str = ""
 
 
 def write_report(
@@ -56,16 +43,16 @@ def write_report(
     budgets : what a cell was allowed to use, in words: a store only knows what was used
     commands : the lines that make the page again
     """
-    shown = make_sections(table, metric)
+    sections = {f"section-{place}": section for place, section in enumerate(make_sections(table, metric), start=1)}
     looks = assign_looks(table["solver"])
     page = _render(
         title=title,
-        sections=[_describe(place, section, looks) for place, section in enumerate(shown)],
+        sections=[_describe(name, section, looks) for name, section in sections.items()],
         line_width=_LINE_WIDTH,
         budgets=budgets,
         facts=[_facts(str(name), rows) for name, rows in table.groupby("experiment")],
         commands=commands,
-        data=embed_json(_drawings(shown, looks)),
+        data=embed_json(_drawings(sections, looks)),
     )
     path = Path(out) / "index.html"
     with replacing(path) as file:
@@ -82,6 +69,7 @@ def _render(**data: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"number": _format_number, "count": _format_count}
     script, _, _ = environment.loader.get_source(environment, "report.js")
     scripts = {"plotly": require("plotly.offline", "bench").get_plotlyjs(), "script": script}
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts.values()]
@@ -94,10 +82,20 @@ def embed_json(data: Any) -> Any:
     return require("jinja2.utils", "bench").htmlsafe_json_dumps(data, allow_nan=False, separators=(",", ":"))
 
 
+def _format_number(value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    return f"{value:.3g}" if np.isfinite(value) else "diverged"
+
+
+def _format_count(value: float) -> str:
+    return f"{value:,.0f}" if np.isfinite(value) else "–"
+
+
 # What the script draws.
 
 
-def _drawings(shown: Sequence[Section], looks: dict[str, Look]) -> dict[str, Any]:
+def _drawings(sections: dict[str, Section], looks: dict[str, Look]) -> dict[str, Any]:
     places = {solver: place for place, solver in enumerate(looks)}
     return {
         "axes": AXES,
@@ -105,13 +103,12 @@ def _drawings(shown: Sequence[Section], looks: dict[str, Look]) -> dict[str, Any
             {"name": solver, "color": look.color, "dash": _dashes(look, "px,") or "solid"}
             for solver, look in looks.items()
         ],
-        "sections": [_drawing(place, section, places) for place, section in enumerate(shown)],
+        "sections": [{"id": name} | _drawing(section, places) for name, section in sections.items()],
     }
 
 
-def _drawing(place: int, section: Section, places: dict[str, int]) -> dict[str, Any]:
+def _drawing(section: Section, places: dict[str, int]) -> dict[str, Any]:
     return {
-        "id": _identifier(place),
         "metrics": [
             {"name": name, "label": section.metrics[name].label, "log": section.on_log_scale(name)}
             for name in section.drawn(0)
@@ -137,106 +134,54 @@ def _dashes(look: Look, separator: str) -> str:
 # What stands in the page itself.
 
 
-def _identifier(place: int) -> str:
-    return f"section-{place + 1}"
-
-
-def _describe(place: int, section: Section, looks: dict[str, Look]) -> dict[str, Any]:
-    pairs = ", ".join(f"{name} {value}" for name, value in section.arguments.items())
-    here = {one.solver for one in section.contenders}
+def _describe(name: str, section: Section, looks: dict[str, Look]) -> dict[str, Any]:
+    here = {one.solver: one for one in section.contenders}
+    timed = [one for one in here.values() if one.is_timed and _REACHED in section.metrics]
+    tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
+    ranked = sorted(here.values(), key=lambda one: _rank(one, section.metric))
     return {
-        "id": _identifier(place),
+        "id": name,
         "heading": f"{section.problem} ({section.experiment})",
-        "arguments": f"Called with {pairs}. " if pairs else "",
+        "arguments": ", ".join(f"{name} {value}" for name, value in section.arguments.items()),
         "metric": describe(section.metric).label,
-        "metrics": [section.metrics[name].label for name in section.drawn(0)],
-        "axes": {axis: AXES[axis] for axis in section.drawn(1)},
-        "solvers": [
-            {"place": place, "name": name, "color": look.color, "dashes": _dashes(look, " ")}
-            for place, (name, look) in enumerate(looks.items())
-            if name in here
+        "drawn_metrics": [section.metrics[name].label for name in section.drawn(0)],
+        "drawn_axes": {axis: AXES[axis] for axis in section.drawn(1)},
+        "legend": [
+            {"place": place, "solver": solver, "color": look.color, "dashes": _dashes(look, " ")}
+            for place, (solver, look) in enumerate(looks.items())
+            if solver in here
         ],
-        "finals": _finals(section),
-        "reached": _reached(section),
-        "settings": _table(
-            [Column("Setting", "setting")], ((one.solver, [Text(one.setting)]) for one in section.contenders)
-        ),
+        "tabled_metrics": [section.metrics[name].label for name in tabled],
+        "finals": [_final_row(one, tabled, section) for one in ranked],
+        "reached": describe(_REACHED).label,
+        "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
+        "calls_to_reach": {
+            one.solver: calls_to_reach(one.rows, _REACHED, EPSILONS)
+            for one in timed
+            if one.rows[_REACHED].notna().any()
+        },
+        "settings": {solver: one.setting for solver, one in here.items()},
     }
-
-
-def _table(columns: Sequence[Column], rows: Iterable[tuple[str, Sequence[Text]]]) -> dict[str, Any]:
-    return {"columns": [Column("Solver"), *columns], "rows": [[Text(solver), *cells] for solver, cells in rows]}
-
-
-def _finals(section: Section) -> dict[str, Any]:
-    metrics = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
-    ranked = sorted(section.contenders, key=lambda one: _rank(one, section.metric))
-    titles = [*(section.metrics[name].label for name in metrics), "Oracle calls", "Seconds", "Memory"]
-    swept = section.rows[section.rows["phase"] == SWEEP]
-    return _table(
-        [*(Column(title, "number") for title in titles), Column("Seeds", "status")],
-        (
-            (one.solver, [*_final_cells(one, metrics), _statuses(one, swept[swept["solver"] == one.solver])])
-            for one in ranked
-        ),
-    )
 
 
 def _rank(one: Contender, metric: str) -> float:
     median = quantiles(final_values(one.rows, metric))[1]
-    return np.inf if np.isnan(median) else -median if describe(metric).better == "higher" else median
+    return np.inf if np.isnan(median) else median * np.sign(worst_value(metric))
 
 
-def _final_cells(one: Contender, metrics: Sequence[str]) -> list[Text]:
+def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict[str, Any]:
     last = one.rows[one.rows["final"].astype(bool)]
-    return [
-        *(_spread(final_values(one.rows, metric)) for metric in metrics),
-        Text(_count(last["calls"].median())),
-        Text(_number(last["seconds"].median())),
-        Text(_bytes(last["memory_bytes"].median())),
-    ]
-
-
-def _statuses(one: Contender, swept: Frame) -> Text:
-    counts = one.rows.groupby("cell")["status"].last().value_counts()
-    own = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if one.parameters is not None)
-    all_settings = swept.groupby("cell")["status"].last()
-    diverged = f"sweep: {(all_settings == 'diverged').sum():,} of {len(all_settings):,} cells diverged"
-    return Text(own or "–", diverged if len(all_settings) else "")
-
-
-def _spread(values: np.ndarray) -> Text:
-    low, median, high = (_number(value) for value in quantiles(values))
-    return Text(median, f"{low} to {high}" if low != high else "")
-
-
-def _reached(section: Section) -> dict[str, Any]:
-    metric = "hypergrad_norm_sq"
-    timed = [one for one in section.contenders if metric in section.metrics and one.is_timed]
-    titles = (f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS)
-    rows = (
-        (one.solver, [Text(_count(calls)) for calls in calls_to_reach(one.rows, metric, EPSILONS)])
-        for one in timed
-        if one.rows[metric].notna().any()
-    )
-    return {"metric": describe(metric).label} | _table([Column(title, "number") for title in titles], rows)
-
-
-def _number(value: float) -> str:
-    if np.isnan(value):
-        return "–"
-    return f"{value:.3g}" if np.isfinite(value) else "diverged"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if np.isfinite(value) else "–"
-
-
-def _bytes(value: float) -> str:
-    if np.isnan(value):
-        return "–"
-    power = min(max(int(value).bit_length() - 1, 0) // 10, 3)
-    return f"{value / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+    ends = one.rows.groupby("cell")["status"].last().value_counts() if one.parameters is not None else {}
+    of_sweep = (section.rows["phase"] == SWEEP) & (section.rows["solver"] == one.solver)
+    swept = section.rows[of_sweep].groupby("cell")["status"].last()
+    return {
+        "solver": one.solver,
+        "spreads": [quantiles(final_values(one.rows, metric)) for metric in metrics],
+        **{name: last[name].median() for name in ("calls", "seconds", "memory_bytes")},
+        "statuses": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ends.items()),
+        "n_swept": len(swept),
+        "n_diverged": int((swept == "diverged").sum()),
+    }
 
 
 # Where it comes from.
@@ -247,20 +192,21 @@ def _facts(experiment: str, rows: Frame) -> dict[str, str]:
     return {
         "Experiment": experiment,
         "Cells": "; ".join(_phase(str(name), own) for name, own in rows.groupby("phase")),
-        "Machine": _all(rows, "machine"),
-        "Versions": f"Python {_all(rows, 'python')}, JAX {_all(rows, 'jax')}, bilevel {_all(rows, 'bilevel')}",
-        "Revision": _all(rows, "revision"),
+        "Machine": _join(rows["machine"]),
+        "Versions": ", ".join(
+            f"{label} {_join(rows[name])}"
+            for name, label in (("python", "Python"), ("jax", "JAX"), ("bilevel", "bilevel"))
+        ),
+        "Revision": _join(rows["revision"]),
         "Written": " to ".join(dict.fromkeys([*times[:1], *times[-1:]])) or "not recorded",
     }
 
 
 def _phase(name: str, rows: Frame) -> str:
-    cells, seeds = rows["cell"].nunique(), rows["seed"].nunique()
-    seconds = "" if rows["seconds"].isna().all() else f" and {_number(rows['seconds'].max())} seconds"
-    return (
-        f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {rows['calls'].max():,} oracle calls{seconds}"
-    )
+    cells, seeds, calls = rows["cell"].nunique(), rows["seed"].nunique(), _format_count(rows["calls"].max())
+    seconds = "" if rows["seconds"].isna().all() else f" and {_format_number(rows['seconds'].max())} seconds"
+    return f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls} oracle calls{seconds}"
 
 
-def _all(rows: Frame, column: str) -> str:
-    return " and ".join(sorted({str(value) for value in rows[column].dropna()} - {""})) or "not recorded"
+def _join(column: Any) -> str:
+    return " and ".join(sorted({str(value) for value in column.dropna()} - {""})) or "not recorded"

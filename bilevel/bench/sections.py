@@ -57,22 +57,14 @@ class SeedCurve:
         last_of_each = np.append(np.diff(x) > 0, True)[: len(x)]
         return cls(x[last_of_each], y[last_of_each], status)
 
-    def at(self, grid: np.ndarray, worst: float) -> np.ndarray:
-        """Return the values on a grid, NaN where there are none."""
-        inside = interpolate(self.x, self.y, grid)
-        if self.status == "diverged":
-            return np.where(self._ended(grid), worst, inside)
-        if self.status == "converged" and len(self.x):
-            return np.where(self._ended(grid), self.y[-1], inside)
-        return inside
-
-    def has_data(self, grid: np.ndarray) -> np.ndarray:
-        """Say where the run was going on, or had diverged."""
-        started = grid >= self.x[0] if len(self.x) else np.full(len(grid), self.status == "diverged")
-        return started & (~self._ended(grid) | (self.status == "diverged"))
-
-    def _ended(self, grid: np.ndarray) -> np.ndarray:
-        return grid > self.x[-1] if len(self.x) else np.ones(len(grid), bool)
+    def at(self, grid: np.ndarray, worst: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values on a grid, NaN where there are none, and where the run was going on or had diverged."""
+        ended = grid > self.x[-1] if len(self.x) else np.ones(len(grid), bool)
+        started = grid >= self.x[0] if len(self.x) else ended
+        diverged = self.status == "diverged"
+        reached = self.y[-1] if self.status == "converged" and len(self.y) else np.nan
+        values = np.where(ended, worst if diverged else reached, interpolate(self.x, self.y, grid))
+        return values, started & (diverged | ~ended)
 
 
 def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -93,8 +85,9 @@ def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: 
     grid = np.unique(np.concatenate([seed.x for seed in seeds]))
     if len(grid) > max_points:
         grid = grid[np.linspace(0, len(grid) - 1, max_points).round().astype(int)]
-    grid = grid[2 * np.sum([seed.has_data(grid) for seed in seeds], axis=0) >= len(seeds)]
-    return Curve(grid, *quantiles(np.array([seed.at(grid, worst) for seed in seeds])))
+    values, has_data = map(np.array, zip(*(seed.at(grid, worst) for seed in seeds), strict=True))
+    enough = 2 * np.sum(has_data, axis=0) >= len(seeds)
+    return Curve(grid[enough], *quantiles(values[:, enough]))
 
 
 def make_curve(rows: Frame, axis: str, metric: str) -> Curve:

@@ -167,7 +167,7 @@ def test_final_values_are_medians_with_their_spread_and_ranked(page):
 def test_cost_and_status_are_counted(page):
     head, *rows = page.tables[0]
     by_solver = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    assert by_solver["SRBA"]["Oracle calls"] == "20,000" and by_solver["SRBA"]["Memory"] == "8 KiB"
+    assert by_solver["SRBA"]["Oracle calls"] == "20,000" and by_solver["SRBA"]["Memory"] == "8.0 KiB"
     assert by_solver["SRBA"]["Seconds"] == f"{2 * 1.09:.3g}"
     assert by_solver["SOBA"]["Seeds"] == "7 out of budget, 3 diverged [sweep: 3 of 9 cells diverged]"
     assert by_solver["StocBiO"]["Seconds"] == "–"
