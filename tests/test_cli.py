@@ -50,6 +50,7 @@ def test_without_arguments_it_shows_its_commands():
         ("solvers", list(bilevel.SOLVERS)),
         ("problems", ["quadratic", "ijcnn1", "worst_case"]),
         ("datasets", bilevel.datasets.names()),
+        ("metrics", ["value_gap", "hypergrad_norm_sq", "rollbacks"]),
     ],
 )
 def test_each_kind_can_be_listed_alone_or_with_the_others(kind, names):
