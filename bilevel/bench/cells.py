@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -31,6 +32,22 @@ Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
 
 SWEEP, TIMING = "sweep", "timing"
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A solver with its hyper-parameters; ``period_fraction`` stands for a period that follows the data's size."""
+
+    solver: str
+    parameters: Pairs
+    period_fraction: float | None = None
+
+    def pairs(self, n_rows: int) -> Pairs:
+        """Return the parameters on a problem with n + m rows, the period q = max(1, floor(a (n + m) / b)) included."""
+        if self.period_fraction is None:
+            return self.parameters
+        period = max(1, math.floor(self.period_fraction * n_rows / dict(self.parameters)["batch_size"]))
+        return tuple(sorted((*self.parameters, ("period", period))))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -17,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from bilevel._precision import as_float_dtype
-from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs, parameter_types
+from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs, Setting, parameter_types
 from bilevel.engine.metrics import METRICS
 from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS, Solver
@@ -32,22 +33,6 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A solver with its hyper-parameters; ``period_fraction`` stands for a period that follows the data's size."""
-
-    solver: str
-    parameters: Pairs
-    period_fraction: float | None = None
-
-    def pairs(self, n_rows: int) -> Pairs:
-        """Return the parameters on a problem with n + m rows, the period q = max(1, floor(a (n + m) / b)) included."""
-        if self.period_fraction is None:
-            return self.parameters
-        period = max(1, math.floor(self.period_fraction * n_rows / dict(self.parameters)["batch_size"]))
-        return tuple(sorted((*self.parameters, ("period", period))))
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A problem, settings to compare on it, and what each may cost.
 
@@ -59,8 +44,8 @@ class Experiment:
     new_problem_per_seed : is the problem drawn anew with each seed?
     problem, problem_arguments : a name in ``bilevel.problems.PROBLEMS``, and all its arguments, sorted
     settings : the united grids, without duplicates
-    max_calls, epochs : budget of a sweep cell, one of them None
-    max_seconds : budget of a timing cell; None where there is no timing
+    max_calls, epochs : budget of a cell, one of them None
+    max_seconds : budget of a timing cell besides; None where there is no timing phase
     """
 
     name: str
@@ -97,16 +82,16 @@ class Experiment:
         seeds : in the place of the experiment's own
         only : names of the solvers to keep
         """
-        for name in only or ():
-            _check_name(f"`{self.name}`", "solver", name, self.solvers)
+        with _at(f"`{self.name}`"):
+            for name in only or ():
+                _check_name("solver", name, self.solvers)
         n_rows = n_inner + n_outer
-        names = self.solvers if only is None else only
+        kept = (setting for setting in self.settings if only is None or setting.solver in only)
         # Different fractions may come to the same period.
-        runs = dict.fromkeys((s.solver, s.pairs(n_rows)) for s in self.settings if s.solver in names)
-        return tuple(
-            self._cell(solver, pairs, seed, SWEEP, self._max_calls(n_rows))
-            for (solver, pairs), seed in itertools.product(runs, self._seeds(seeds))
-        )
+        runs = dict.fromkeys((setting.solver, setting.pairs(n_rows)) for setting in kept)
+        product = itertools.product(runs, self._seeds(seeds))
+        max_calls = self._max_calls(n_rows)
+        return tuple(self._cell(solver, pairs, seed, SWEEP, max_calls) for (solver, pairs), seed in product)
 
     def timing_cells(
         self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int, seeds: Seeds | None = None
@@ -118,11 +103,9 @@ class Experiment:
         if self.max_seconds is None:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
         runs = [(name, _list_parameters(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
-        max_calls = self._max_calls(n_inner + n_outer)
-        return tuple(
-            self._cell(solver, pairs, seed, TIMING, max_calls, self.max_seconds)
-            for seed, (solver, pairs) in itertools.product(self._seeds(seeds), runs)
-        )
+        budget = self._max_calls(n_inner + n_outer), self.max_seconds
+        turns = itertools.product(self._seeds(seeds), runs)
+        return tuple(self._cell(solver, pairs, seed, TIMING, *budget) for seed, (solver, pairs) in turns)
 
     def _max_calls(self, n_rows: int) -> int | None:
         return math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
@@ -135,8 +118,9 @@ class Experiment:
     def _seeds(self, seeds: Seeds | None) -> tuple[int, ...]:
         if seeds is None:
             return self.seeds
-        given = {"seeds": seeds if isinstance(seeds, int) else list(seeds)}
-        return _list_seeds(f"`{self.name}`", _convert(f"`{self.name}`", given, _SeedsTable).seeds)
+        entries = {"name": self.name, "metric": self.metric, "seeds": seeds if isinstance(seeds, int) else list(seeds)}
+        with _at(f"`{self.name}`"):
+            return _list_seeds(_convert(entries, _File).seeds)
 
 
 def _list_parameters(solver: Solver) -> Pairs:
@@ -146,17 +130,12 @@ def _list_parameters(solver: Solver) -> Pairs:
 
 # The tables of a file. A description completes the sentence "must be ...".
 
+_Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 _SeedsEntry: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=1)],
+    Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[_Seed], Meta(min_length=1)],
     Meta(description="a number of at least 1, or a list of integers in [0, 2**32)"),
 ]
-_Positive: TypeAlias = Annotated[
-    Annotated[float, Meta(gt=0, lt=2.0**63)] | None, Meta(description="a finite number above 0")
-]
-
-
-class _SeedsTable(Struct):
-    seeds: _SeedsEntry
+_Cost: TypeAlias = Annotated[Annotated[float, Meta(gt=0, lt=2**63)] | None, Meta(description="a finite number above 0")]
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -171,8 +150,8 @@ class _File(Struct, forbid_unknown_fields=True):
 
 class _Budget(Struct, forbid_unknown_fields=True):
     calls: Annotated[Annotated[int, Meta(ge=1, le=2**63 - 1)] | None, Meta(description="an integer above 0")] = None
-    epochs: _Positive = None
-    seconds: _Positive = None
+    epochs: _Cost = None
+    seconds: _Cost = None
 
 
 @functools.cache
@@ -188,42 +167,50 @@ def _arguments_table(problem: str) -> Any:
     return msgspec.defstruct(problem, fields, kw_only=True, forbid_unknown_fields=True)
 
 
-def _convert(place: str, values: Any, table: Any, what: str = "key") -> Any:
-    """Return a table of the file, or say what is wrong in it, and where."""
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Put the place in front of what is wrong there."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _convert(values: Any, table: Any, what: str = "key") -> Any:
+    """Return a table of the file, checked."""
     if not isinstance(values, dict):
-        raise ConfigError(f"{place}: must be a table.")
+        raise ValueError("must be a table.")
     for key in values:
-        _check_name(place, what, key, table.__struct_fields__)
+        _check_name(what, key, table.__struct_fields__)
     try:
         return msgspec.convert(values, table)
     except msgspec.ValidationError as error:
         # It ends with the field that is missing, or with the path to what is wrong: `$.seeds[1]`.
         key = re.findall(r"`(?:\$\.)?(\w+)[^`]*`", str(error))[-1]
         must = f"must be {typing.get_type_hints(table, include_extras=True)[key].__metadata__[0].description}."
-        given = f"`{key}={values[key]!r}`: {must}" if key in values else f"`{key}` is missing; it {must}"
-        raise ConfigError(f"{place}: {given}") from None
+        raise ValueError(_complain(values, key, must)) from None
+
+
+def _complain(values: dict[str, Any], key: str, must: str) -> str:
+    return f"`{key}={values[key]!r}`: {must}" if key in values else f"`{key}` is missing; it {must}"
 
 
 def load_config(path: str | Path) -> Experiment:
-    """Read an experiment.
+    """Read an experiment; what is wrong raises a `ConfigError` with the file, the place and the way out.
 
     Parameters
     ----------
     path : a TOML file, or the bare name of one in ``configs/``
-
-    Raises
-    ------
-    ConfigError
-        With the file, the place and the way out.
     """
     file = find_config(path)
-    try:
-        values = tomllib.loads(file.read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from error
-    return _parse(str(file), _convert(str(file), values, _File))
+    with _at(str(file)):
+        try:
+            values = tomllib.loads(file.read_bytes().decode())
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise ValueError(f"not TOML: {error}") from error
+        return _parse(_convert(values, _File))
 
 
 def find_config(path: str | Path) -> Path:
@@ -237,120 +224,112 @@ def find_config(path: str | Path) -> Path:
     return file
 
 
-def _parse(place: str, file: Any) -> Experiment:
-    for key in ("problem", "budget"):
-        if getattr(file, key) is None:
-            raise ConfigError(f"{place}: missing table [{key}].")
-    problem, arguments = _parse_problem(f"{place}: [problem]", file.problem, file.new_problem_per_seed)
+def _parse(file: _File) -> Experiment:
+    for key, table in {"problem": file.problem, "budget": file.budget}.items():
+        if table is None:
+            raise ValueError(f"missing table [{key}].")
+    problem, arguments = _parse_problem(file.problem, file.new_problem_per_seed)
     if file.metric not in METRICS:  # then it is the problem's own, which only the problem knows
         own = PROBLEMS[problem](**dict(arguments)).metrics
-        _check_name(place, "metric", file.metric, (*METRICS, *own))
-    budget = _convert(f"{place}: [budget]", file.budget, _Budget)
-    if (budget.calls is None) == (budget.epochs is None):
-        raise ConfigError(f"{place}: [budget]: give exactly one of `calls` and `epochs`.")
+        _check_name("metric", file.metric, (*METRICS, *own))
+    with _at("[budget]"):
+        budget = _convert(file.budget, _Budget)
+        if (budget.calls is None) == (budget.epochs is None):
+            raise ValueError("give exactly one of `calls` and `epochs`.")
     return Experiment(
         name=file.name,
         metric=file.metric,
-        seeds=_list_seeds(place, file.seeds),
+        seeds=_list_seeds(file.seeds),
         new_problem_per_seed=file.new_problem_per_seed,
         problem=problem,
         problem_arguments=arguments,
-        settings=tuple(dict.fromkeys(_parse_solvers(place, file.solvers))),
+        settings=tuple(dict.fromkeys(_parse_solvers(file.solvers))),
         max_calls=budget.calls,
         epochs=budget.epochs,
         max_seconds=budget.seconds,
     )
 
 
-def _parse_problem(place: str, values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
-    name, given = _split_name(place, values, "problem", PROBLEMS)
-    place = f"{place} ({name})"
-    for key, value in given.items():
-        _check_single(place, key, value)
-    if new_per_seed and "seed" in given:
-        message = "`seed` and `new_problem_per_seed = true` exclude each other; leave one out."
-        raise ConfigError(f"{place}: {message}")
-    arguments = msgspec.structs.asdict(_convert(place, given, _arguments_table(name), "argument"))
-    try:
+def _parse_problem(values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
+    with _at("[problem]"):
+        name, given = _split_name(values, "problem", PROBLEMS)
+    with _at(f"[problem] ({name})"):
+        for key, value in given.items():
+            _check_singles(key, [value])
+        if new_per_seed and "seed" in given:
+            raise ValueError("`seed` and `new_problem_per_seed = true` exclude each other; leave one out.")
+        arguments = msgspec.structs.asdict(_convert(given, _arguments_table(name), "argument"))
         arguments["dtype"] = as_float_dtype(arguments["dtype"]).name
-    except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from error
     return name, tuple(sorted(arguments.items()))
 
 
-def _parse_solvers(place: str, entries: Any) -> Iterator[Setting]:
+def _parse_solvers(entries: Any) -> Iterator[Setting]:
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{place}: missing table [[solvers]]; give one for each solver, in double brackets.")
+        raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
     for number, values in enumerate(entries, start=1):
-        name, grid = _split_name(f"{place}: [[solvers]] {number}", values, "solver", SOLVERS)
-        yield from _parse_grid(f"{place}: [[solvers]] {number} ({name})", SOLVERS[name], grid)
+        with _at(f"[[solvers]] {number}"):
+            name, grid = _split_name(values, "solver", SOLVERS)
+        with _at(f"[[solvers]] {number} ({name})"):
+            yield from _parse_grid(SOLVERS[name], grid)
 
 
-def _parse_grid(place: str, solver: type[Solver], grid: dict[str, Any]) -> Iterator[Setting]:
+def _parse_grid(solver: type[Solver], grid: dict[str, Any]) -> Iterator[Setting]:
     """Yield the settings of a grid; hyper-parameters are checked by the solver, which is its own config."""
     types = parameter_types(solver)
     if "period_fraction" in grid and "period" not in types:
-        raise ConfigError(f"{place}: `period_fraction`: this solver has no period.")
+        raise ValueError("`period_fraction`: this solver has no period.")
     if "period_fraction" in grid and "period" in grid:
-        raise ConfigError(f"{place}: `period` and `period_fraction` exclude each other; leave one out.")
+        raise ValueError("`period` and `period_fraction` exclude each other; leave one out.")
     for key in grid:
-        _check_name(place, "parameter", key, (*types, *(["period_fraction"] if "period" in types else [])))
-    lists = [_list_values(place, key, value, types.get(key, float)) for key, value in grid.items()]
+        _check_name("parameter", key, (*types, *(["period_fraction"] if "period" in types else [])))
+    lists = [_list_values(key, value, types.get(key, float)) for key, value in grid.items()]
     for values in itertools.product(*lists):
-        yield _parse_setting(place, solver, dict(zip(grid, values, strict=True)))
+        parameters = dict(zip(grid, values, strict=True))
+        fraction = parameters.pop("period_fraction", None)
+        if fraction is not None and not (type(fraction) is float and fraction > 0):
+            raise ValueError(f"`period_fraction={fraction!r}`: must be a finite number above 0.")
+        yield Setting(solver.__name__, _list_parameters(solver(**parameters)), fraction)
 
 
-def _list_values(place: str, key: str, value: Any, kind: type) -> list[Any]:
+def _list_values(key: str, value: Any, kind: type) -> list[Any]:
     """Return the values of a hyper-parameter, 1 as 1.0 where a float is due, for 1 and 1.0 are one cell."""
     values = value if isinstance(value, list) else [value]
     if not values:
-        raise ConfigError(f"{place}: `{key}=[]`: an empty list leaves an empty grid; give a value or leave it out.")
-    for one in values:
-        _check_single(place, key, one)
+        raise ValueError(f"`{key}=[]`: an empty list leaves an empty grid; give a value or leave it out.")
+    _check_singles(key, values)
     return [float(one) if kind is float and type(one) is int else one for one in values]
 
 
-def _parse_setting(place: str, solver: type[Solver], parameters: dict[str, Any]) -> Setting:
-    fraction = parameters.pop("period_fraction", None)
-    if fraction is not None and not (type(fraction) is float and fraction > 0):
-        raise ConfigError(f"{place}: `period_fraction={fraction!r}`: must be a finite number above 0.")
-    try:
-        return Setting(solver.__name__, _list_parameters(solver(**parameters)), fraction)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place}: {error}") from error
-
-
-def _split_name(place: str, values: Any, what: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
+def _split_name(values: Any, what: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
     """Return the name in a table, and what else is in it."""
     if not isinstance(values, dict):
-        raise ConfigError(f"{place}: must be a table.")
-    must, name = f"must be the name of a {what}.", values.get("name")
+        raise ValueError("must be a table.")
+    name = values.get("name")
     if not isinstance(name, str):
-        raise ConfigError(
-            f"{place}: " + (f"`name={name!r}`: {must}" if "name" in values else f"`name` is missing; it {must}")
-        )
-    _check_name(place, what, name, known)
+        raise ValueError(_complain(values, "name", f"must be the name of a {what}."))
+    _check_name(what, name, known)
     return name, {key: value for key, value in values.items() if key != "name"}
 
 
-def _check_single(place: str, key: str, value: Any) -> None:
-    if isinstance(value, list | dict):
-        raise ConfigError(f"{place}: `{key}={value!r}`: must be a single value.")
-    if isinstance(value, int | float) and not -(2**63) < value < 2**63:  # what a column of the store holds
-        raise ConfigError(f"{place}: `{key}={value!r}`: must be a finite number that fits in 64 bits.")
+def _check_singles(key: str, values: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, list | dict):
+            raise ValueError(f"`{key}={value!r}`: must be a single value.")
+        if isinstance(value, int | float) and not -(2**63) < value < 2**63:  # what a column of the store holds
+            raise ValueError(f"`{key}={value!r}`: must be a finite number that fits in 64 bits.")
 
 
-def _list_seeds(place: str, seeds: int | list[int]) -> tuple[int, ...]:
+def _list_seeds(seeds: int | list[int]) -> tuple[int, ...]:
     if isinstance(seeds, int):
         return tuple(range(seeds))
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"{place}: `seeds={seeds!r}`: a seed occurs twice.")
+        raise ValueError(f"`seeds={seeds!r}`: a seed occurs twice.")
     return tuple(seeds)
 
 
-def _check_name(place: str, what: str, name: str, known: Collection[str]) -> None:
+def _check_name(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise ConfigError(f"{place}: unknown {what} `{name}`; {suggest(name, known)}")
+        raise ValueError(f"unknown {what} `{name}`; {suggest(name, known)}")
 
 
 def suggest(name: str, known: Collection[str]) -> str:

@@ -73,15 +73,12 @@ def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list
 
 def file_names(shown: Sequence[Section]) -> list[str]:
     """Return experiment and problem of each section as a file name, with a digest where two would have the same."""
-    slugs = [_slug(f"{section.experiment}-{section.problem}") for section in shown]
+    names = (f"{section.experiment}-{section.problem}".lower() for section in shown)
+    slugs = [re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:80] for name in names]
     return [
         slug if slugs.count(slug) == 1 else f"{slug}-{_digest(section)}"
         for section, slug in zip(shown, slugs, strict=True)
     ]
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")[:80]
 
 
 def _digest(section: Section) -> str:

@@ -94,7 +94,7 @@ def drop_seed(arguments: str) -> str:
 
 
 def _finals(table: Frame, metric: str) -> Frame:
-    """Return the last row of each sweep cell, with a column ``loss`` of which less is better."""
+    """Return the last row of each sweep cell, with a column ``outcome``: the metric, or the worst where it diverged."""
     if not len(table):
         raise ValueError("the store is empty; run the sweep first.")
     if metric not in table.columns or table[metric].dtype.kind not in "fiu":
@@ -107,8 +107,7 @@ def _finals(table: Frame, metric: str) -> Frame:
     finals = finals.assign(problem_arguments=finals["problem_arguments"].map(drop_seed))
     _check_measured(finals, metric)
     counts = (finals["status"] != Status.diverged.value) & np.isfinite(finals[metric])
-    loss = np.sign(worst_value(metric)) * finals[metric]
-    return finals.assign(loss=loss.where(counts, math.inf))
+    return finals.assign(outcome=finals[metric].where(counts, worst_value(metric)))
 
 
 def _check_measured(finals: Frame, metric: str) -> None:
@@ -121,27 +120,21 @@ def _check_measured(finals: Frame, metric: str) -> None:
 
 def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
     tried = [(_summarize(group), group.iloc[0]) for group in _settings_of(cells, parameters)]
-    summary, example = min(tried, key=lambda one: _rank(one[0]))
+    sign = math.copysign(1, worst_value(metric))
+    summary, example = min(tried, key=lambda one: (sign * one[0]["median"], _spread(one[0])))
     claimed = math.isfinite(summary["median"])
     return {
         "status": SELECTED if claimed else DIVERGED,
         "metric": metric,
-        **_in_metric(summary if claimed else _summarize(cells), metric),
+        **(summary if claimed else _summarize(cells)),
         "n_settings": len(tried),
         **{name: example[name] if claimed else None for name in parameters},
     }
 
 
-def _rank(summary: dict[str, Any]) -> tuple[float, float]:
-    spread = summary["p80"] - summary["p20"] if math.isfinite(summary["p80"]) else math.inf
-    return summary["median"], spread
-
-
-def _in_metric(summary: dict[str, Any], metric: str) -> dict[str, Any]:
-    """Turn losses back into values of the metric."""
-    if worst_value(metric) > 0:
-        return summary
-    return summary | {"median": -summary["median"], "p20": -summary["p80"], "p80": -summary["p20"]}
+def _spread(summary: dict[str, Any]) -> float:
+    finite = math.isfinite(summary["p20"]) and math.isfinite(summary["p80"])
+    return summary["p80"] - summary["p20"] if finite else math.inf
 
 
 def _settings_of(cells: Frame, parameters: list[str]) -> Iterator[Frame]:
@@ -156,7 +149,7 @@ def _settings_of(cells: Frame, parameters: list[str]) -> Iterator[Frame]:
 
 
 def _summarize(cells: Frame) -> dict[str, Any]:
-    p20, median, p80 = quantiles(cells["loss"].to_numpy(np.float64)).tolist()
+    p20, median, p80 = quantiles(cells["outcome"].to_numpy(np.float64)).tolist()
     return {
         **{"median": median, "p20": p20, "p80": p80, "n_seeds": cells["seed"].nunique()},
         **{f"n_{status}": int((cells["status"] == status.value).sum()) for status in Status},
