@@ -1,7 +1,7 @@
 """An experiment from its first cell to its last: tune wide, time narrow, store each result as it comes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -135,7 +135,7 @@ def _run_tasks(work: Sequence[Task], where: Where) -> Iterator[Outcome]:
         return
     joblib = require("joblib", "bench")
     left = dict(enumerate(work))
-    with _workers(where, joblib):
+    with _connect(where.dask) as backend, joblib.parallel_config(**backend):
         parallel = joblib.Parallel(n_jobs=where.jobs if where.dask is None else -1, return_as="generator_unordered")
         results = parallel(joblib.delayed(_in_worker)(place, task, where) for place, task in enumerate(work))
         try:
@@ -161,28 +161,21 @@ def _attempt(function: Callable[..., Rows], *args: Any, **kwargs: Any) -> tuple[
 
 
 @contextmanager
-def _workers(where: Where, joblib: Any) -> Iterator[None]:
-    if where.dask is None:
-        with joblib.parallel_config(backend="loky"):
-            yield
+def _connect(address: str | None) -> Iterator[dict[str, Any]]:
+    """Yield what joblib sends tasks to: processes of this machine, or the Dask cluster at an address."""
+    if address is None:
+        yield {"backend": "loky"}
         return
-    distributed = require("distributed", "bench")
     try:
-        client = distributed.Client(where.dask, timeout=20)
+        client = require("distributed", "bench").Client(address, timeout=20)
     except OSError as error:
-        raise ConnectionError(f"no Dask scheduler answers at `{where.dask}`: {error}") from error
-    with client, joblib.parallel_config(backend="dask", client=client):
-        yield
+        raise ConnectionError(f"no Dask scheduler answers at `{address}`: {error}") from error
+    with client:
+        yield {"backend": "dask", "client": client}
 
 
-@contextmanager
-def _on_device(device: str | None) -> Iterator[None]:
-    if device is None:
-        yield
-        return
+def _on_device(device: str | None) -> AbstractContextManager[Any]:
     try:
-        first = jax.devices(device)[0]
+        return nullcontext() if device is None else jax.default_device(jax.devices(device)[0])
     except RuntimeError as error:
         raise ValueError(f"`device={device!r}`: JAX has no such device here: {error}") from error
-    with jax.default_device(first):
-        yield

@@ -75,15 +75,10 @@ def file_names(shown: Sequence[Section]) -> list[str]:
     """Return experiment and problem of each section as a file name, with a digest where two would have the same."""
     names = (f"{section.experiment}-{section.problem}".lower() for section in shown)
     slugs = [re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:80] for name in names]
-    return [
-        slug if slugs.count(slug) == 1 else f"{slug}-{_digest(section)}"
-        for section, slug in zip(shown, slugs, strict=True)
-    ]
-
-
-def _digest(section: Section) -> str:
-    key = json.dumps([section.experiment, section.problem, section.arguments], sort_keys=True)
-    return hashlib.sha256(key.encode()).hexdigest()[:8]
+    keys = (json.dumps([one.experiment, one.problem, one.arguments], sort_keys=True).encode() for one in shown)
+    digests = (hashlib.sha256(key).hexdigest()[:8] for key in keys)
+    pairs = zip(slugs, digests, strict=True)
+    return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
 
 
 def draw(section: Section, looks: dict[str, Look]) -> Figure:
@@ -98,7 +93,11 @@ def draw(section: Section, looks: dict[str, Look]) -> Figure:
     for axes, axis in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
         _panel(axes, section, metric, axis, looks)
     figure.axes[0].set_title(section.problem, parse_math=False)
-    _legend(figure, {solver: looks[solver] for solver in solvers})
+    line = require("matplotlib.lines", "bench").Line2D
+    handles = [line([], [], **_style(looks[solver])) for solver in solvers]
+    place = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS, "frameon": False, "handlelength": 2.8}
+    for text in figure.legend(handles, solvers, **place).get_texts():
+        text.set_parse_math(False)
     return figure
 
 
@@ -121,13 +120,3 @@ def _panel(axes: Axes, section: Section, metric: str, axis: str, looks: dict[str
 
 def _style(look: Look) -> dict[str, Any]:
     return {"color": look.color, "linestyle": (0, look.dashes) if look.dashes else "-", "linewidth": _LINE_WIDTH}
-
-
-def _legend(figure: Figure, looks: dict[str, Look]) -> None:
-    line = require("matplotlib.lines", "bench").Line2D
-    handles = [line([], [], **_style(look)) for look in looks.values()]
-    legend = figure.legend(
-        handles, list(looks), loc="outside lower center", ncols=_LEGEND_COLUMNS, frameon=False, handlelength=2.8
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)

@@ -15,7 +15,7 @@ from bilevel.bench.cells import SWEEP
 from bilevel.bench.figures import Look, assign_looks
 from bilevel.bench.sections import AXES, Contender, Section, calls_to_reach, final_values, make_sections
 from bilevel.bench.select import quantiles, worst_value
-from bilevel.bench.store import Frame
+from bilevel.bench.store import Frame, list_metrics
 from bilevel.engine.metrics import metric as describe
 
 EPSILONS = tuple(10.0**-power for power in range(1, 9))
@@ -136,7 +136,7 @@ def _dashes(look: Look, separator: str) -> str:
 
 def _describe(name: str, section: Section, looks: dict[str, Look]) -> dict[str, Any]:
     here = {one.solver: one for one in section.contenders}
-    timed = [one for one in here.values() if one.is_timed and _REACHED in section.metrics]
+    timed = [one for one in here.values() if one.is_timed and _REACHED in list_metrics(one.rows)]
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
     ranked = sorted(here.values(), key=lambda one: _rank(one, section.metric))
     return {
@@ -155,11 +155,7 @@ def _describe(name: str, section: Section, looks: dict[str, Look]) -> dict[str, 
         "finals": [_final_row(one, tabled, section) for one in ranked],
         "reached": describe(_REACHED).label,
         "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
-        "calls_to_reach": {
-            one.solver: calls_to_reach(one.rows, _REACHED, EPSILONS)
-            for one in timed
-            if one.rows[_REACHED].notna().any()
-        },
+        "calls_to_reach": {one.solver: calls_to_reach(one.rows, _REACHED, EPSILONS) for one in timed},
         "settings": {solver: one.setting for solver, one in here.items()},
     }
 
@@ -193,10 +189,7 @@ def _facts(experiment: str, rows: Frame) -> dict[str, str]:
         "Experiment": experiment,
         "Cells": "; ".join(_phase(str(name), own) for name, own in rows.groupby("phase")),
         "Machine": _join(rows["machine"]),
-        "Versions": ", ".join(
-            f"{label} {_join(rows[name])}"
-            for name, label in (("python", "Python"), ("jax", "JAX"), ("bilevel", "bilevel"))
-        ),
+        "Versions": ", ".join(f"{label} {_join(rows[label.lower()])}" for label in ("Python", "JAX", "bilevel")),
         "Revision": _join(rows["revision"]),
         "Written": " to ".join(dict.fromkeys([*times[:1], *times[-1:]])) or "not recorded",
     }

@@ -28,9 +28,7 @@ from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS, Solver
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
-Table: TypeAlias = Any  # a pyarrow.Table
-Schema: TypeAlias = Any  # a pyarrow.Schema
-Type: TypeAlias = Any  # a pyarrow.DataType
+Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
 
 PARAMETER = "param_"  # begins the name of a column of hyper-parameters
 _KEYS = ("cell", "experiment", "phase", "problem", "problem_arguments", "solver", "seed", "status", "final")
@@ -40,13 +38,13 @@ _KINDS: dict[str, Any] = {"string": str, "bool": (bool, np.bool_), "int64": Inte
 _STALE = 3600.0  # seconds; no write takes that long
 
 
-def SCHEMA() -> Schema:
+def SCHEMA() -> Arrow:
     """Return the columns that every new file has; they follow from the registries of solvers and metrics."""
     return _schema(tuple(SOLVERS.values()), tuple(METRICS))
 
 
 @functools.cache
-def _schema(solvers: tuple[type[Solver], ...], metrics: tuple[str, ...]) -> Schema:
+def _schema(solvers: tuple[type[Solver], ...], metrics: tuple[str, ...]) -> Arrow:
     pa = require("pyarrow", "bench")
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
@@ -160,7 +158,7 @@ class Store:
         frame = _unite([SCHEMA().empty_table(), *_drop_copies(list(self._tables()))]).to_pandas()
         return frame if phase is None else frame[frame["phase"] == phase].reset_index(drop=True)
 
-    def _tables(self, columns: list[str] | None = None) -> Iterator[Table]:
+    def _tables(self, columns: list[str] | None = None) -> Iterator[Arrow]:
         for path in sorted(self.folder.glob("[!._]*.parquet")):
             table = _read(path, columns)
             if table is not None:
@@ -192,7 +190,7 @@ def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
         finals.update([row["cell"]] if row["final"] else [])
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
+def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
     pa = require("pyarrow", "bench")
     types = {field.name: field.type for field in SCHEMA()}
     names = dict.fromkeys((*types, *(name for row in rows for name in row)))
@@ -200,7 +198,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     return pa.table({name: _column(name, types.get(name, own), [row.get(name) for row in rows]) for name in names})
 
 
-def _column(name: str, kind: Type, values: list[Any]) -> Any:
+def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
     """Return the values as Arrow holds them, refusing those that it would quietly round."""
     pa = require("pyarrow", "bench")
     for given in set(map(type, values)) - {type(None)}:
@@ -212,7 +210,7 @@ def _column(name: str, kind: Type, values: list[Any]) -> Any:
         raise ValueError(f"column `{name}` must be {kind}: {error}") from error
 
 
-def _read(path: Path, columns: list[str] | None) -> Table | None:
+def _read(path: Path, columns: list[str] | None) -> Arrow | None:
     """Return a file's table, or None where it is damaged or gone."""
     pa, pq = require("pyarrow", "bench"), require("pyarrow.parquet", "bench")
     try:
@@ -231,22 +229,23 @@ def _read(path: Path, columns: list[str] | None) -> Table | None:
     return None
 
 
-def _conform(table: Table) -> Table:
+def _conform(table: Arrow) -> Arrow:
     """Return a file's table with our types in our columns; in others, numbers are floats, and the rest is text."""
     pa = require("pyarrow", "bench")
+    kinds = pa.types
     ours = {field.name: field.type for field in SCHEMA()}
 
-    def type_of(field: Any) -> Type:
-        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_null(field.type)
-        return ours.get(field.name, pa.float64() if number else pa.string())
+    def type_of(field: Any) -> Arrow:
+        numeric = kinds.is_integer(field.type) or kinds.is_floating(field.type) or kinds.is_null(field.type)
+        return ours.get(field.name, pa.float64() if numeric else pa.string())
 
     return table.cast(pa.schema([(field.name, type_of(field)) for field in table.schema]))
 
 
-def _unite(tables: Sequence[Table]) -> Table:
+def _unite(tables: Sequence[Arrow]) -> Arrow:
     """Put tables of different columns below one another; numbers and text in one column become text."""
     pa = require("pyarrow", "bench")
-    types: dict[str, Type] = {}
+    types: dict[str, Arrow] = {}
     for field in (field for table in tables for field in table.schema):
         types[field.name] = field.type if types.get(field.name, field.type) == field.type else pa.string()
     cast = (table.cast(pa.schema([(name, types[name]) for name in table.column_names])) for table in tables)
@@ -263,11 +262,11 @@ def _set_aside(path: Path, problem: str) -> None:
     warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
 
 
-def _finished(table: Table) -> list[str]:
+def _finished(table: Arrow) -> list[str]:
     return table.filter(table["final"])["cell"].to_pylist()
 
 
-def _drop_copies(tables: list[Table]) -> Iterable[Table]:
+def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
     """Keep each cell in one table: the first where it is finished, or else the first."""
     home: dict[str, int] = {}
     for cells_of in (_finished, lambda table: table["cell"].to_pylist()):
