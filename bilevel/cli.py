@@ -266,13 +266,12 @@ def check() -> None:
 
 def _verify(name: str) -> str:
     place = datasets.locate(name)
-    if place is None:
-        return _MISSING
     try:
-        datasets.load(name)
+        if place is not None:
+            datasets.load(name)
     except (ValueError, ImportError) as error:
         return str(error)
-    return f"{place}, verified"
+    return f"{place}, verified" if place else _MISSING
 
 
 class _Live:

@@ -43,16 +43,22 @@ def write_report(
     budgets : what a cell was allowed to use, in words: a store only knows what was used
     commands : the lines that make the page again
     """
-    sections = {f"section-{place}": section for place, section in enumerate(make_sections(table, metric), start=1)}
     looks = assign_looks(table["solver"])
+    shown = make_sections(table, metric)
+    drawings = [_draw(f"section-{place}", section, [*looks]) for place, section in enumerate(shown, start=1)]
+    solvers = [
+        {"place": place, "name": solver, "color": look.color, "dash": _dash(look)}
+        for place, (solver, look) in enumerate(looks.items())
+    ]
     page = _render(
         title=title,
-        sections=[_describe(name, section, looks) for name, section in sections.items()],
+        solvers=solvers,
+        sections=[_describe(section) | drawing for section, drawing in zip(shown, drawings, strict=True)],
         line_width=_LINE_WIDTH,
         budgets=budgets,
         facts=[_facts(str(name), rows) for name, rows in table.groupby("experiment")],
         commands=commands,
-        data=embed_json(_drawings(sections, looks)),
+        data=embed_json({"axes": AXES, "solvers": solvers, "sections": drawings}),
     )
     path = Path(out) / "index.html"
     with replacing(path) as file:
@@ -92,30 +98,21 @@ def _format_count(value: float) -> str:
     return f"{value:,.0f}" if np.isfinite(value) else "–"
 
 
-# What the script draws.
+def _dash(look: Look) -> str:
+    return ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
 
 
-def _drawings(sections: dict[str, Section], looks: dict[str, Look]) -> dict[str, Any]:
-    places = {solver: place for place, solver in enumerate(looks)}
+def _draw(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
+    """Return what the script draws of a section; a solver is known by its place in the list."""
     return {
-        "axes": AXES,
-        "solvers": [
-            {"name": solver, "color": look.color, "dash": _dashes(look, "px,") or "solid"}
-            for solver, look in looks.items()
-        ],
-        "sections": [{"id": name} | _drawing(section, places) for name, section in sections.items()],
-    }
-
-
-def _drawing(section: Section, places: dict[str, int]) -> dict[str, Any]:
-    return {
+        "id": name,
         "metrics": [
             {"name": name, "label": section.metrics[name].label, "log": section.on_log_scale(name)}
             for name in section.drawn(0)
         ],
-        "settings": {places[one.solver]: textwrap.wrap(one.setting, 44) for one in section.contenders},
+        "settings": {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders},
         "curves": [
-            {"metric": metric, "axis": axis, "solver": places[solver]}
+            {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
             | {name: _round(getattr(curve, name)) for name in ("x", "low", "median", "high")}
             for (metric, axis, solver), curve in section.curves.items()
         ],
@@ -126,37 +123,22 @@ def _round(values: np.ndarray) -> list[float | None]:
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
 
 
-def _dashes(look: Look, separator: str) -> str:
-    lengths = separator.join(f"{length * _LINE_WIDTH:.4g}" for length in look.dashes)
-    return lengths + separator.rstrip(",") if lengths else ""
-
-
-# What stands in the page itself.
-
-
-def _describe(name: str, section: Section, looks: dict[str, Look]) -> dict[str, Any]:
-    here = {one.solver: one for one in section.contenders}
-    timed = [one for one in here.values() if one.is_timed and _REACHED in list_metrics(one.rows)]
+def _describe(section: Section) -> dict[str, Any]:
+    """Return what stands in the page itself."""
+    timed = [one for one in section.contenders if one.is_timed and _REACHED in list_metrics(one.rows)]
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
-    ranked = sorted(here.values(), key=lambda one: _rank(one, section.metric))
+    ranked = sorted(section.contenders, key=lambda one: _rank(one, section.metric))
     return {
-        "id": name,
         "heading": f"{section.problem} ({section.experiment})",
         "arguments": ", ".join(f"{name} {value}" for name, value in section.arguments.items()),
-        "metric": describe(section.metric).label,
-        "drawn_metrics": [section.metrics[name].label for name in section.drawn(0)],
-        "drawn_axes": {axis: AXES[axis] for axis in section.drawn(1)},
-        "legend": [
-            {"place": place, "solver": solver, "color": look.color, "dashes": _dashes(look, " ")}
-            for place, (solver, look) in enumerate(looks.items())
-            if solver in here
-        ],
+        "selected_by": describe(section.metric).label,
+        "axes": {axis: AXES[axis] for axis in section.drawn(1)},
         "tabled_metrics": [section.metrics[name].label for name in tabled],
         "finals": [_final_row(one, tabled, section) for one in ranked],
         "reached": describe(_REACHED).label,
         "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
         "calls_to_reach": {one.solver: calls_to_reach(one.rows, _REACHED, EPSILONS) for one in timed},
-        "settings": {solver: one.setting for solver, one in here.items()},
+        "selected": {one.solver: one.setting for one in section.contenders},
     }
 
 
@@ -180,10 +162,8 @@ def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict
     }
 
 
-# Where it comes from.
-
-
 def _facts(experiment: str, rows: Frame) -> dict[str, str]:
+    """Return where the rows of an experiment come from."""
     times = sorted(rows["written_at"].dropna())
     return {
         "Experiment": experiment,

@@ -111,12 +111,9 @@ def calls_to_reach(rows: Frame, metric: str, epsilons: Sequence[float]) -> np.nd
 
     It is infinite where half of the seeds or more do not get there.
     """
-    first = np.full((rows["cell"].nunique(), len(epsilons)), np.inf)
-    for row, (_, cell) in zip(first, rows.sort_values("step").groupby("cell"), strict=True):
-        values, calls = _floats(cell, metric), _floats(cell, "calls")
-        for place, epsilon in enumerate(epsilons):
-            row[place] = min(calls[values <= epsilon], default=np.inf)
-    return np.median(first, axis=0)
+    cells = rows["cell"].unique()
+    first = (rows[rows[metric] <= epsilon].groupby("cell")["calls"].min().astype(float) for epsilon in epsilons)
+    return np.array([np.median(calls.reindex(cells, fill_value=np.inf)) for calls in first])
 
 
 def _floats(rows: Frame, column: str) -> np.ndarray:
