@@ -170,8 +170,8 @@ def _seed_range(text: str | None) -> range | None:
 def select_(store: ResultsFolder, metric: SelectionMetric = None) -> None:
     """Show each solver's best setting in the sweep."""
     with _errors_in_a_line():
-        results = _open_store(store)
-        best = select(results.read(), metric or _common_metric(results) or "value")
+        results, metric = _open_store(store, metric)
+        best = select(results.read(), metric or "value")
     setting = _table.Column("setting", overflow="fold")
     columns = ("experiment", "solver", setting, best["metric"].iloc[0], "20 – 80 %", "seeds", "diverged")
     _print_table(columns, map(_selected, best.to_dict("records")))
@@ -193,15 +193,11 @@ def report(
 ) -> None:
     """Write the results as one page that needs no network."""
     with _errors_in_a_line():
-        results = _open_store(store)
+        results, metric = _open_store(store, metric)
+        budgets = "; ".join(experiment.budgets for experiment in results.experiments())
         commands = [_command("run", path, store=store) for path in results.configs()]
-        page = write_report(
-            results.read(),
-            out_folder,
-            metric=metric or _common_metric(results),
-            budgets="; ".join(experiment.budgets for experiment in results.experiments()),
-            commands=[*commands, _command("report", store, out=out_folder)],
-        )
+        commands += [_command("report", store, out=out_folder)]
+        page = write_report(results.read(), out_folder, metric=metric, budgets=budgets, commands=commands)
     _say(out, f"report: {page}")
 
 
@@ -213,21 +209,17 @@ def figure(
 ) -> None:
     """Write figures for print, as PDF and PNG."""
     with _errors_in_a_line():
-        results = _open_store(store)
-        for path in write_figures(results.read(), out_folder, metric=metric or _common_metric(results)):
+        results, metric = _open_store(store, metric)
+        for path in write_figures(results.read(), out_folder, metric=metric):
             _say(out, str(path))
 
 
-def _common_metric(results: Store) -> str | None:
-    """Return the metric that all experiments of a store select by, if there is one."""
-    metrics = {experiment.metric for experiment in results.experiments()}
-    return metrics.pop() if len(metrics) == 1 else None
-
-
-def _open_store(folder: Path) -> Store:
+def _open_store(folder: Path, metric: str | None) -> tuple[Store, str | None]:
+    """Return a store, and the metric to select by: the given one, or that of all its experiments, if they agree."""
     if not folder.exists():
         raise FileNotFoundError(f"`{folder}`: no such folder; `bilevel run CONFIG --store {folder}` makes it.")
-    return Store(folder)
+    metrics = {experiment.metric for experiment in Store(folder).experiments()}
+    return Store(folder), metric or (metrics.pop() if len(metrics) == 1 else None)
 
 
 @app.command()
