@@ -27,6 +27,8 @@ class Metric(NamedTuple):
     better : "lower", "higher", or None where it says nothing about quality
     log_scale : whether its axis is logarithmic
     of_test_rows : whether it reads test rows; such a metric selects nothing
+    selects : whether settings are selected by it where no metric is named; the first one that is known does
+    in_tables : whether tables of final values show it
     """
 
     name: str
@@ -35,19 +37,21 @@ class Metric(NamedTuple):
     better: Literal["lower", "higher"] | None = "lower"
     log_scale: bool = True
     of_test_rows: bool = False
+    selects: bool = False
+    in_tables: bool = False
 
 
 # In the order in which tables and figures offer them.
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("value_gap", "h(x) − min h"),
-        Metric("value", "h(x)"),
-        Metric("hypergrad_norm_sq", "‖∇h(x)‖²"),
+        Metric("value_gap", "h(x) − min h", selects=True, in_tables=True),
+        Metric("value", "h(x)", log_scale=False, selects=True, in_tables=True),
+        Metric("hypergrad_norm_sq", "‖∇h(x)‖²", in_tables=True),
         Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²"),
-        Metric("test_error", "test error", log_scale=False, of_test_rows=True),
-        Metric("weight_auc", "AUC of the weights", better="higher", log_scale=False),
-        Metric("outer_value", "F(z, x)"),
+        Metric("test_error", "test error", log_scale=False, of_test_rows=True, in_tables=True),
+        Metric("weight_auc", "AUC of the weights", better="higher", log_scale=False, in_tables=True),
+        Metric("outer_value", "F(z, x)", log_scale=False, selects=True, in_tables=True),
         Metric("inner_distance_sq", "‖z − z*(x)‖²"),
         Metric("v_distance_sq", "‖v − v*(x)‖²"),
         Metric("inner_residual_sq", "‖∇G‖² in z"),
@@ -65,7 +69,7 @@ METRICS: dict[str, Metric] = {
 
 def metric(name: str) -> Metric:
     """Return the entry of a metric; one of the user's own is described by its name."""
-    return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False))
+    return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False, in_tables=True))
 
 
 @jax.jit
