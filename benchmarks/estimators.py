@@ -19,7 +19,7 @@ from pathlib import Path
 
 import machine
 import numpy as np
-from estimator_sets import SETS, Effort, Found, rivals
+from estimator_sets import SETS, Effort, Found, baselines
 from markdown import number, table
 from own_process import answer
 
@@ -52,8 +52,8 @@ def measured(name, seed, effort):
     jax.config.update("jax_enable_compilation_cache", False)  # what an earlier process has compiled does not count
     kind = SETS[name]
     rows = kind.rows(seed)
-    # Rivals first: they need not share the process with the threads of JAX.
-    found = {rival: list(points(rows, seed, effort)) for rival, points in rivals(kind, rows.X.shape[1]).items()}
+    # Baselines first: they need not share the process with the threads of JAX.
+    found = {name: list(points(rows, seed, effort)) for name, points in baselines(kind, rows.X.shape[1]).items()}
     compiling = {}
     for penalty in effort.penalties:
         warm, compiling[penalty] = ours(kind, penalty, rows, seed, effort)
@@ -144,7 +144,7 @@ def set_table(name, runs, effort):
 
 
 def summary(everything, effort):
-    """A row per set: ours and the best rival, by test loss at the last budget."""
+    """A row per set: ours and the best baseline, by test loss at the last budget."""
     rows = []
     for name, runs in everything.items():
         losses = {m: float(np.median(over_seeds(runs, m, effort.seconds, 0))) for m in runs[0]["curves"]}
@@ -154,7 +154,7 @@ def summary(everything, effort):
         plain = next(method for method in others if method.endswith("CV"))
         rows.append([name, measures(name)[0], *own, number(others[plain], 4), f"{number(others[best], 4)}, {best}"])
     columns = ["set", f"after {effort.seconds:g} s", *map(title, effort.penalties), "LogisticRegressionCV, RidgeCV"]
-    return table([*columns, "best rival"], rows)
+    return table([*columns, "best baseline"], rows)
 
 
 def draw(everything, effort, path):
