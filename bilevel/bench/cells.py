@@ -10,6 +10,7 @@ import platform
 import subprocess
 import typing
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -124,13 +125,7 @@ def _build_solver(cell: Cell, problem: BilevelProblem | None = None) -> Solver:
 
 
 def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
-    """Return the cells without those that a default makes equal to one before them.
-
-    Parameters
-    ----------
-    cells : of one experiment
-    problem : of the size that defaults follow
-    """
+    """Return the cells without those that a default, which follows the problem's size, makes equal to one before."""
     resolved: dict[Any, Any] = {}
     first: dict[Any, Cell] = {}
     for cell in cells:
@@ -142,13 +137,7 @@ def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cel
 
 
 def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Task]:
-    """Group the cells of a sweep into tasks, in order of their first cell.
-
-    Parameters
-    ----------
-    cells : of the sweep
-    seeds_together : put all seeds of a group into one task, as a GPU likes it
-    """
+    """Group the cells of a sweep into tasks, in order of their first cell; a GPU has room for all seeds together."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(_group_key(cell, seeds_together), []).append(cell)
@@ -157,11 +146,10 @@ def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Tas
 
 def _group_key(cell: Cell, seeds_together: bool) -> Any:
     solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    budget = (cell.max_calls, cell.max_seconds)
     # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
     # in the place of a number stands for static ones too.
     words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
-    kind = (cell.problem, cell.problem_arguments, cell.solver, budget, jax.tree.structure(solver), words)
+    kind = (cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words)
     if not solver.compiled:
         return (kind, cell.parameters)
     return kind if seeds_together else (kind, cell.seed)
@@ -261,11 +249,10 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    try:
-        own = version("bilevel")
-    except PackageNotFoundError:
-        own = ""  # the source is run without being installed
-    return {"python": platform.python_version(), "jax": version("jax"), "bilevel": own, "revision": _revision()}
+    versions = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": _revision()}
+    with suppress(PackageNotFoundError):  # the source is run without being installed
+        versions["bilevel"] = version("bilevel")
+    return versions
 
 
 def _machine() -> str:

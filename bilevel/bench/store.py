@@ -98,16 +98,11 @@ class Store:
             raise NotADirectoryError(f"`{folder}` is a file; a store is a folder.")
 
     def write(self, rows: Sequence[dict[str, Any]]) -> Path | None:
-        """Write rows of whole cells, without the cells that are finished already.
+        """Write the rows of whole cells that are not finished already, and return the new file, if there is one.
 
         Parameters
         ----------
         rows : one dict per evaluation; a column that is left out is null, one that the schema lacks is a metric
-
-        Returns
-        -------
-        Path or None
-            The new file, or None where every cell was there.
         """
         _check_rows(rows)
         done = self.finished()
