@@ -462,10 +462,10 @@ def test_a_saved_run_with_a_transformation_asks_for_the_solver(tmp_path):
 
 
 def test_configs_and_stores_hold_texts(tmp_path):
+    from bilevel.bench.cells import group_tasks, run_task
     from bilevel.bench.config import load_config
-    from bilevel.bench.select import select, settings
+    from bilevel.bench.select import list_settings, select
     from bilevel.bench.store import Store
-    from bilevel.bench.tasks import rows_of, tasks
 
     file = tmp_path / "auto.toml"
     file.write_text(
@@ -475,11 +475,11 @@ def test_configs_and_stores_hold_texts(tmp_path):
     experiment = load_config(file)
     cells = experiment.cells(341, 228)
     store = Store(tmp_path / "store")
-    for task in tasks(cells):
-        store.write(rows_of(task))
+    for task in group_tasks(cells):
+        store.write(run_task(task))
     table = store.read()
     assert set(table["param_outer_bounds"]) == {"(-5.0, 5.0)"} and set(table["param_outer_optimizer"]) == {"adam"}
     assert sorted(set(table["param_step_size"])) == [0.05, 0.1]
     assert table["rollbacks"].notna().all() and table["step_scale"].notna().all()
-    ((name, pairs),) = settings(select(table, "value"))
+    ((name, pairs),) = list_settings(select(table, "value"))
     assert bilevel.SOLVERS[name](**dict(pairs)).outer_bounds == (-5.0, 5.0)
