@@ -202,4 +202,5 @@ def main():
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

@@ -23,6 +23,8 @@ from estimator_sets import SETS, Effort, Found, rivals
 from markdown import number, table
 from own_process import answer
 
+import bilevel
+
 FULL = Effort((1, 5, 20), (3, 10, 30), 100, 10_000, (10, 100, 1000, 10_000), ("per_feature", "single"))
 QUICK = Effort((1, 60), (3,), 4, 8, (30,), ("per_feature",))
 QUICK_SETS = ("breast cancer", "diabetes")
@@ -268,4 +270,5 @@ def parsed(arguments):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

@@ -12,8 +12,8 @@ import numpy as np
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 
 # The products back with the rows, or all products where D is affine, can serve both points of a difference at once.
 TAKE_DIFFERENCES = (bilevel.SRBA, bilevel.SPABA, bilevel.MRBO, bilevel.VRBO, bilevel.SUSTAIN, bilevel.FSLA)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from markdown import number, table
 
+import bilevel
 from bilevel.bench.config import load_config
 from bilevel.bench.tasks import built, rows_of, tasks
 
@@ -76,4 +77,5 @@ class Found:
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

@@ -91,4 +91,5 @@ def seconds_per_pass(problem):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     print(json.dumps(point(*map(int, sys.argv[1:]))))

@@ -16,9 +16,10 @@ import textbook_methods
 from markdown import number, table
 
 import bilevel
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.result import Status
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import RowwiseOracles
+from bilevel.solvers import Solver
 
 # Microseconds.
 GOALS = {
@@ -31,7 +32,7 @@ GOALS = {
 }
 OURS, TEXTBOOK = "ours", "textbook"
 FEW = ("SRBA", "SABA", "SOBA")
-EVERY = tuple(name for name, cls in bilevel.SOLVERS.items() if cls.compiled)
+EVERY = tuple(name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver))
 
 
 @dataclass

@@ -1,11 +1,11 @@
 """Stochastic bilevel optimization on JAX."""
 
 from bilevel import datasets, problems
-from bilevel._cpu_loops import compile_small_loops_whole
+from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._types import Point
 from bilevel.engine.logs import CSVLog, Log, TensorBoardLog
 from bilevel.engine.result import RunResult, Status
-from bilevel.engine.run import resume, run
+from bilevel.engine.run import Run, resume, run
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import (
     ALSET,
@@ -56,15 +56,15 @@ __all__ = [
     "Exact",
     "Log",
     "Point",
+    "Run",
     "RunResult",
     "Status",
     "StocBiO",
     "TensorBoardLog",
     "datasets",
+    "fuse_cpu_loops",
     "problems",
     "resume",
     "run",
 ]
 __version__ = "0.1.0"
-
-compile_small_loops_whole()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bilevel import datasets
+from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
 
 typer = require("typer", "bench")
@@ -335,5 +336,11 @@ class _Live:
         self.bar.console.print(f"[red]{_markup.escape(title)} failed:[/] {_markup.escape(error)}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command line, with fused loops; before anything is computed."""
+    fuse_cpu_loops()
     app()
+
+
+if __name__ == "__main__":
+    main()

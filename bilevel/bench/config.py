@@ -16,7 +16,7 @@ from typing import Any
 from bilevel._precision import as_float_dtype
 from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs
 from bilevel.problems import PROBLEMS
-from bilevel.solvers import SOLVERS, Solver
+from bilevel.solvers import SOLVERS, SolverBase
 
 METRICS = (
     *("outer_value", "inner_residual_sq", "v_residual_sq", "direction_norm_sq"),
@@ -152,7 +152,7 @@ class Experiment:
 
 
 @functools.cache
-def parameter_types(solver: type[Solver]) -> dict[str, type]:
+def parameter_types(solver: type[SolverBase]) -> dict[str, type]:
     """Return the type of each hyper-parameter, without the None that some allow."""
     hints = typing.get_type_hints(solver)
     names = [field.name for field in dataclasses.fields(solver)]
@@ -332,7 +332,7 @@ def _listed(table: _Table, key: str, types: dict[str, type]) -> list[Any]:
     return [_typed(table, key, value, types.get(key, float)) for value in values]
 
 
-def _setting(table: _Table, solver: type[Solver], parameters: dict[str, Any]) -> Setting:
+def _setting(table: _Table, solver: type[SolverBase], parameters: dict[str, Any]) -> Setting:
     fraction = parameters.pop("period_fraction", None)
     if fraction is not None and not (type(fraction) is float and fraction > 0):
         raise table.error(f"`period_fraction={fraction!r}`: must be a finite number above 0.")
@@ -342,7 +342,7 @@ def _setting(table: _Table, solver: type[Solver], parameters: dict[str, Any]) ->
         raise table.error(str(error)) from error
 
 
-def _stated(solver: Solver) -> Pairs:
+def _stated(solver: SolverBase) -> Pairs:
     """Return all hyper-parameters but those that are None, so that a cell is the same however its config is written."""
     return tuple(sorted((name, value) for name, value in solver.parameters().items() if value is not None))
 

@@ -12,12 +12,12 @@ import numpy as np
 from bilevel._precision import arithmetic
 from bilevel.bench.cells import TIMING, Cell, Pairs
 from bilevel.bench.environment import environment
-from bilevel.engine.driver import check_batch
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
+from bilevel.engine.steps import prepare
 from bilevel.engine.sweep import CellResult, sweep
 from bilevel.problems import PROBLEMS, BilevelProblem
-from bilevel.solvers import SOLVERS, Solver
+from bilevel.solvers import SOLVERS, HostSolver, SolverBase
 
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
 
@@ -64,7 +64,7 @@ def _key(cell: Cell, seeds_together: bool) -> Any:
     # in the place of a number stands for static ones too.
     words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
     kind = (cell.problem, cell.problem_arguments, cell.solver, budget, jax.tree.structure(solver), words)
-    if not solver.compiled:
+    if isinstance(solver, HostSolver):
         return (kind, cell.parameters)
     return kind if seeds_together else (kind, cell.seed)
 
@@ -72,7 +72,7 @@ def _key(cell: Cell, seeds_together: bool) -> Any:
 def _fitting(group: list[Cell]) -> Iterator[list[Cell]]:
     """Split a group so that the states of its runs fit into memory together."""
     solver = _solver(group[0])
-    if not solver.compiled:
+    if isinstance(solver, HostSolver):
         yield group
         return
     problem = built(group[0].problem, group[0].problem_arguments)
@@ -84,23 +84,20 @@ def _fitting(group: list[Cell]) -> Iterator[list[Cell]]:
         yield [cell for cell in group if cell.parameters in chosen]
 
 
-def _state_bytes(problem: BilevelProblem, solver: Solver) -> int:
-    with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
-        state = jax.eval_shape(solver.cast(problem.dtype).init, oracles, problem.start)
+def _state_bytes(problem: BilevelProblem, solver: SolverBase) -> int:
+    _, oracles, start, dtype = prepare(problem, solver)
+    with arithmetic(dtype):
+        state = jax.eval_shape(solver.cast(dtype).init, oracles, start)
     return int(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
 
 
-def _solver(cell: Cell) -> Solver:
+def _solver(cell: Cell) -> SolverBase:
     """Return the solver of a cell with its defaults filled in."""
     return _resolved(built(cell.problem, cell.problem_arguments), cell)
 
 
-def _resolved(problem: BilevelProblem, cell: Cell) -> Solver:
-    solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    check_batch(problem, solver)
-    with arithmetic(problem.dtype):
-        return solver.resolve(problem.oracles.batched(solver.batch_size, solver.sampling))
+def _resolved(problem: BilevelProblem, cell: Cell) -> SolverBase:
+    return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters))).solver
 
 
 def distinct(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
@@ -125,12 +122,14 @@ def rows_of(task: Task, *, seeds_together: bool = False) -> list[dict[str, Any]]
     """Run the cells of a task of the sweep and return the rows of the store."""
     first = task.cells[0]
     problem = built(first.problem, first.problem_arguments)
-    if not _solver(first).compiled:
+    if isinstance(_solver(first), HostSolver):
         return _run_once(problem, task.cells)
     by_parameters = list(dict.fromkeys(cell.parameters for cell in task.cells))
     seeds = sorted({cell.seed for cell in task.cells})
     where = {(cell.seed, cell.parameters): cell for cell in task.cells}
-    solvers = [_solver(next(cell for cell in task.cells if cell.parameters == pairs)) for pairs in by_parameters]
+    solvers: list[Any] = [
+        _solver(next(cell for cell in task.cells if cell.parameters == pairs)) for pairs in by_parameters
+    ]
     assert first.max_calls is not None
     results = sweep(problem, solvers, seeds, first.max_calls, together=seeds_together)
     return [
@@ -157,7 +156,7 @@ def timed_rows(cell: Cell) -> list[dict[str, Any]]:
     return _stored(cell, solver, _run_alone(problem, solver, cell))
 
 
-def _run_alone(problem: BilevelProblem, solver: Solver, cell: Cell) -> CellResult:
+def _run_alone(problem: BilevelProblem, solver: SolverBase, cell: Cell) -> CellResult:
     result = run(problem, solver, seed=cell.seed, max_calls=cell.max_calls, max_seconds=cell.max_seconds)
     if result.status is Status.interrupted:
         raise KeyboardInterrupt  # `run` gives what it has, but half a cell is none
@@ -167,7 +166,7 @@ def _run_alone(problem: BilevelProblem, solver: Solver, cell: Cell) -> CellResul
     return CellResult([{name: value.item() for name, value in row.items()} for row in rows], result.status, memory)
 
 
-def _stored(cell: Cell, solver: Solver, result: CellResult) -> list[dict[str, Any]]:
+def _stored(cell: Cell, solver: SolverBase, result: CellResult) -> list[dict[str, Any]]:
     common = {
         "cell": cell.id,
         "experiment": cell.experiment,

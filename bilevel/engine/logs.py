@@ -7,8 +7,10 @@ A log as a table in a text file.
 A log as event files for TensorBoard.
 """
 
+import contextlib
 import csv
 import io
+import sys
 import time
 import uuid
 import warnings
@@ -22,6 +24,7 @@ from typing import Any, TypeAlias
 from bilevel._io import replacing
 from bilevel._optional import require
 
+_PACKAGE = str(Path(__file__).parents[1])
 Row: TypeAlias = Mapping[str, float]  # what `result.history` holds of one evaluation, by name of the column
 
 
@@ -95,7 +98,15 @@ class Recorder:
             failed.close()
         name = type(failed).__name__
         sentence = f"`log`: {name} failed ({error!r}). The run goes on without it; `result.history` has every row."
-        warnings.warn(sentence, RuntimeWarning, stacklevel=7)
+        warn_user(sentence)
+
+
+def warn_user(sentence: str) -> None:
+    """Warn at the line of the user, outside of this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, contextlib.__file__)):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, RuntimeWarning, stacklevel=level)
 
 
 @contextmanager

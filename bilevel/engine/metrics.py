@@ -4,6 +4,7 @@
 metric of a user's problem needs no entry: `metric` describes it by its name.
 """
 
+from collections.abc import Container
 from typing import Literal, NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ class Metric(NamedTuple):
     better : "lower", "higher", or None where it says nothing about quality
     log_scale : whether its axis is logarithmic
     of_test_rows : whether it reads test rows; such a metric selects nothing
+    summarized : whether the summary of a run shows it
     """
 
     name: str
@@ -35,24 +37,25 @@ class Metric(NamedTuple):
     better: Literal["lower", "higher"] | None = "lower"
     log_scale: bool = True
     of_test_rows: bool = False
+    summarized: bool = False
 
 
 # In the order in which tables and figures offer them.
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("value_gap", "h(x) − min h"),
-        Metric("value", "h(x)"),
-        Metric("hypergrad_norm_sq", "‖∇h(x)‖²"),
-        Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²"),
+        Metric("value_gap", "h(x) − min h", summarized=True),
+        Metric("value", "h(x)", summarized=True),
+        Metric("hypergrad_norm_sq", "‖∇h(x)‖²", summarized=True),
+        Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²", summarized=True),
         Metric("test_error", "test error", log_scale=False, of_test_rows=True),
         Metric("weight_auc", "AUC of the weights", better="higher", log_scale=False),
-        Metric("outer_value", "F(z, x)"),
+        Metric("outer_value", "F(z, x)", summarized=True),
         Metric("inner_distance_sq", "‖z − z*(x)‖²"),
         Metric("v_distance_sq", "‖v − v*(x)‖²"),
         Metric("inner_residual_sq", "‖∇G‖² in z"),
         Metric("v_residual_sq", "‖residual of v‖²"),
-        Metric("direction_norm_sq", "‖direction in x‖²"),
+        Metric("direction_norm_sq", "‖direction in x‖²", summarized=True),
         Metric("certified_error", "certified bound of ‖D_x − ∇h(x)‖"),
         Metric("drift", "drift", better=None, log_scale=False),
         Metric("rollbacks", "rollbacks", better=None, log_scale=False),
@@ -68,9 +71,14 @@ def metric(name: str) -> Metric:
     return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False))
 
 
+def default_metric(known: Container[str]) -> Metric:
+    """Return what a figure or a progress bar shows of a run unless asked otherwise: ‖∇h‖², else F."""
+    return METRICS["hypergrad_norm_sq" if "hypergrad_norm_sq" in known else "outer_value"]
+
+
 @jax.jit
 def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
-    """Return the metrics that need two all-rows passes and no solve."""
+    """Return the metrics that need two full-batch passes and no solve."""
     direction = oracles.direction(point)
     return {
         "outer_value": oracles.outer_value(point),
@@ -83,7 +91,7 @@ def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
 def exact_metrics(
     problem: BilevelProblem, point: Point, guess: ExactSolution | None
 ) -> tuple[dict[str, float], ExactSolution | None]:
-    """Return the metrics at the exact inner solution, and the reference to warm-start the next ones."""
+    """Return the metrics at the exact inner solution, and the exact solution to warm-start the next ones."""
     if problem.exact_solver is None:
         return {}, None
     with np.errstate(all="ignore"):

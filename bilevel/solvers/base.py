@@ -1,14 +1,10 @@
-"""What is proved of a solver: table 1 of the SRBA paper.
-
-The contract of a solver.
+"""The contract of a solver.
 
 A solver is a frozen dataclass of its hyper-parameters and nothing else. Declared with `@solver`, it is a
 pytree: floats and bounds are traced, so many step sizes share one compiled program; the rest is static.
 
-A solver whose work depends on its iterates (line searches, solves to a tolerance) sets ``compiled = False``. `run`
-then calls its `init`, `warm_up` and `step` from Python, with oracles and start in float64 whatever the dtype of the
-problem, ``index`` an int and ``draw`` None. Its state is of NumPy arrays and has a field ``calls`` more, the ledger
-so far by kind; `calls`, `init_calls` and `draw` are not asked.
+`SolverBase` holds what all solvers share. `Solver` is the contract of those whose steps are compiled;
+:class:`bilevel.solvers.host.HostSolver` that of those whose work depends on their iterates.
 """
 
 import dataclasses
@@ -42,12 +38,12 @@ class Complexity(NamedTuple):
 
 State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
 Draw: typing.TypeAlias = Any  # all randomness of one step
-S = TypeVar("S", bound="Solver")
+S = TypeVar("S", bound="SolverBase")
 
 
 @dataclasses.dataclass(frozen=True)
-class Solver(ABC):
-    """Base of all solvers.
+class SolverBase(ABC):
+    """Hyper-parameters with their checks, and what a run reads from a state.
 
     Parameters
     ----------
@@ -63,44 +59,10 @@ class Solver(ABC):
     sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
 
     complexity: ClassVar[Complexity | None] = None  # what is proved, where table 1 of the SRBA paper says it
-    restarts: ClassVar[bool] = False  # does any step begin with an all-rows pass?
-    keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
-    compiled: ClassVar[bool] = True  # are `init` and `step` traced? see the top of this module if not
 
     @abstractmethod
     def init(self, oracles: Oracles, start: Point) -> State:
         """Return the state before the first step."""
-
-    @abstractmethod
-    def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
-        """Return the state after step ``index``, which counts from 0."""
-
-    def calls(self, oracles: Oracles, draw: Draw, refresh: bool) -> Calls:
-        """Return the exact cost of a step, or of a refresh; asked only where `compiled` is true."""
-        raise NotImplementedError
-
-    def warm_up(self, oracles: Oracles, start: Point) -> None:
-        """Compile and import what steps will call, off the clock; asked only where `compiled` is false."""
-        raise NotImplementedError
-
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
-        """Draw all randomness of step ``index``; one batch on each level unless a solver says more.
-
-        Traced parameters must not matter here: the settings of a sweep share their draws.
-        """
-        return oracles.draw(key, index)
-
-    def refreshes(self, index: Array, draw: Draw) -> Array:
-        """Tell whether `refresh` is taken instead of `step`; asked only where `restarts` is true."""
-        raise NotImplementedError
-
-    def refresh(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
-        """Take a step that begins with an all-rows pass."""
-        raise NotImplementedError
-
-    def init_calls(self, oracles: Oracles) -> Calls:
-        """Return the exact cost of `init`."""
-        return Calls()
 
     def resolve(self, oracles: Oracles) -> Self:
         """Return the solver with defaults that depend on the size of the problem filled in."""
@@ -143,6 +105,41 @@ class Solver(ABC):
     def parameters(self) -> dict[str, Any]:
         """Return the hyper-parameters by name, as Python numbers and strings."""
         return {field.name: _plain(field, getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Solver(SolverBase):
+    """A solver whose steps are compiled: `init`, `draw` and `step` are traced, and costs follow from the draws."""
+
+    restarts: ClassVar[bool] = False  # does any step begin with a full-batch pass?
+    keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
+
+    @abstractmethod
+    def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
+        """Return the state after step ``index``, which counts from 0."""
+
+    @abstractmethod
+    def calls(self, oracles: Oracles, draw: Draw, refresh: bool) -> Calls:
+        """Return the exact cost of a step, or of a refresh."""
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
+        """Draw all randomness of step ``index``; one batch on each level unless a solver says more.
+
+        Traced parameters must not matter here: the settings of a sweep share their draws.
+        """
+        return oracles.draw(key, index)
+
+    def refreshes(self, index: Array, draw: Draw) -> Array:
+        """Tell whether `refresh` is taken instead of `step`; asked only where `restarts` is true."""
+        return index < 0
+
+    def refresh(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
+        """Take a step that begins with a full-batch pass."""
+        return self.step(oracles, state, index, draw)
+
+    def init_calls(self, oracles: Oracles) -> Calls:
+        """Return the exact cost of `init`."""
+        return Calls()
 
 
 def _plain(field: dataclasses.Field, value: Any) -> Any:

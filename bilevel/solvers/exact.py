@@ -22,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bilevel._tree import flat
-from bilevel._types import Calls, Count, Point
+from bilevel._types import Calls, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.host import AllRows
+from bilevel.solvers.base import solver
+from bilevel.solvers.host import AllRows, HostSolver
 from bilevel.solvers.parameters import one_of
 
 _OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
@@ -63,7 +63,7 @@ class Evaluation(NamedTuple):
 
 
 @solver
-class Exact(Solver):
+class Exact(HostSolver):
     """L-BFGS with exact hypergradients.
 
     It works in float64 whatever the dtype of the problem, and on all rows: `step_size`, `outer_ratio` and
@@ -78,8 +78,6 @@ class Exact(Solver):
     """
 
     sampling: str = one_of(("full",), default="full", kw_only=True)
-
-    compiled = False
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         """Start where the problem starts; h is first evaluated by the first step."""
@@ -105,7 +103,7 @@ class Exact(Solver):
         rows.product(z, x, v) if z.size > _LARGEST_MATRIX else rows.hessian(z, x)
 
     @np.errstate(all="ignore")  # what overflows is seen in the result
-    def step(self, oracles: Oracles, state: ExactState, index: Count, draw: None) -> ExactState:
+    def step(self, oracles: Oracles, state: ExactState, index: int) -> ExactState:
         """Move along the quasi-Newton direction; where no point on it is better, forget the pairs."""
         rows = AllRows(oracles, state.point, state.calls)
         h = _ValueFunction(rows)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bilevel._tree import flat
-from bilevel._types import Calls, Count, Point
+from bilevel._types import Calls, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.host import AllRows
+from bilevel.solvers.base import solver
+from bilevel.solvers.host import AllRows, HostSolver
 from bilevel.solvers.parameters import fraction, one_of, positive
 
 _SEQUENCES = {
@@ -51,7 +51,7 @@ class HOAGState(NamedTuple):
 
 
 @solver
-class HOAG(Solver):
+class HOAG(HostSolver):
     """Hyperparameter optimization with approximate gradients.
 
     It works in float64 whatever the dtype of the problem, on all rows, and finds its own step: `step_size`,
@@ -75,8 +75,6 @@ class HOAG(Solver):
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
-    compiled = False
-
     def init(self, oracles: Oracles, start: Point) -> HOAGState:
         """Start where the problem starts."""
         lipschitz = 0.0 if self.lipschitz is None else float(self.lipschitz)
@@ -95,7 +93,7 @@ class HOAG(Solver):
             rows.ask(kinds, z, x, v)
 
     @np.errstate(all="ignore")  # a step that overflows ends the run by its result
-    def step(self, oracles: Oracles, state: HOAGState, index: Count, draw: None) -> HOAGState:
+    def step(self, oracles: Oracles, state: HOAGState, index: int) -> HOAGState:
         """Solve both systems to the tolerance of this step, adapt s, and move x."""
         rows = AllRows(oracles, state.point, state.calls)
         z, x, v = (flat(part) for part in state.point)

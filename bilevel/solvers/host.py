@@ -1,5 +1,10 @@
-"""Derivatives over all rows at flat float64 vectors: what SciPy's routines are given."""
+"""Solvers that are not compiled: their work depends on their iterates.
 
+`run` steps a `HostSolver` from Python. SciPy does the work, on full-batch derivatives at flat float64 vectors.
+"""
+
+import dataclasses
+from abc import abstractmethod
 from functools import partial
 
 import jax
@@ -10,8 +15,25 @@ from jax.flatten_util import ravel_pytree
 from bilevel._tree import flat
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
+from bilevel.solvers.base import SolverBase, State
 
 _COLUMNS = 64  # of a Hessian at a time, so that its intermediate arrays stay a few times the data
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSolver(SolverBase):
+    """A solver that `run` steps from Python, with oracles and start in float64 whatever the dtype of the problem.
+
+    Its state is of NumPy arrays and has a field ``calls``: the oracle calls so far, by kind.
+    """
+
+    @abstractmethod
+    def warm_up(self, oracles: Oracles, start: Point) -> None:
+        """Compile and import what steps will call, off the clock."""
+
+    @abstractmethod
+    def step(self, oracles: Oracles, state: State, index: int) -> State:
+        """Return the state after step ``index``, which counts from 0."""
 
 
 class AllRows:

@@ -10,8 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevel._optional import require
-
 Rule = Callable[[Any], str | None]  # the complaint, or None
 
 
@@ -88,7 +86,9 @@ def transformation(names: tuple[str, ...], *, default: None, kw_only: bool) -> A
 
 
 def _transformation_class() -> type:
-    found: type = require("optax", "auto").GradientTransformation
+    import optax
+
+    found: type = optax.GradientTransformation
     return found
 
 

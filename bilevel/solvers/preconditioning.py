@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._optional import require
 from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.solvers.directions import descend, spread
@@ -143,7 +142,9 @@ def _adam() -> Any:
     def rate(count: Array) -> Array:
         return _RATE / jnp.sqrt(1 + count / _REST)
 
-    return require("optax", "auto").adam(rate)
+    import optax
+
+    return optax.adam(rate)
 
 
 def check_steering(solver: Any, start: Point) -> None:

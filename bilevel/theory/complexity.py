@@ -20,7 +20,7 @@ from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem, quadratic
-from bilevel.solvers import SABA, SOBA, SRBA, Exact, Solver
+from bilevel.solvers import SABA, SOBA, SRBA, Exact, HostSolver, SolverBase
 
 DIM_INNER, DIM_OUTER = 10, 5
 SIZES = (256, 1024, 4096, 16384, 65536)
@@ -53,7 +53,7 @@ class Method:
     name: str
     proved_exponent: float  # of N in the number of calls, at a fixed ε
     proved_accuracy_exponent: float  # of 1/ε, at a fixed N
-    solver: Callable[[float, int], Solver]  # from a step at the smallest size, and the size
+    solver: Callable[[float, int], SolverBase]  # from a step at the smallest size, and the size
     steps: tuple[float, ...]  # tried at the smallest size; one value where nothing is to be tuned
     passes: int = 40  # over the data that a run may take on top of its budget of calls
 
@@ -83,12 +83,12 @@ def make_problem(size: int, seed: int = 0) -> BilevelProblem:
 
 
 def calls_to(
-    problem: BilevelProblem, solver: Solver, epsilons: Sequence[float], seed: int, max_calls: int
+    problem: BilevelProblem, solver: SolverBase, epsilons: Sequence[float], seed: int, max_calls: int
 ) -> dict[float, float]:
     """Return the calls at which ||∇h||² first fell to each ε, infinite where the budget ended before."""
     if not epsilons or min(epsilons) <= 0:
         raise ValueError(f"`epsilons={tuple(epsilons)}`: must be numbers above 0.")
-    every = max(50, (problem.n_inner + problem.n_outer) // 50) if solver.compiled else 1
+    every = 1 if isinstance(solver, HostSolver) else max(50, (problem.n_inner + problem.n_outer) // 50)
     result = run(problem, solver, seed=seed, max_calls=max_calls, tolerance=min(epsilons), eval_every=every)
     norms, calls = result.history["hypergrad_norm_sq"], result.history["calls"]
     return {epsilon: min(calls[norms <= epsilon].astype(float), default=np.inf) for epsilon in epsilons}
@@ -107,7 +107,7 @@ def measure_complexity(
     step = _tune(method, sizes[0], max_calls)
     for size in sizes:
         problem, solver = make_problem(size), method.solver(step, size)
-        for seed in seeds if solver.compiled else seeds[:1]:
+        for seed in seeds[:1] if isinstance(solver, HostSolver) else seeds:
             found = calls_to(problem, solver, epsilons, seed, max_calls + method.passes * size)
             for epsilon, calls in found.items():
                 yield Measurement(method.name, size, epsilon, seed, calls)

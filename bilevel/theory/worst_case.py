@@ -26,7 +26,7 @@ from bilevel._types import Point
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem
 from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
 
 # Methods that leave the span of gradients, and how: the bound is not for them.
 OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at once"}
@@ -106,7 +106,7 @@ class Progress(NamedTuple):
 
 
 def measure_progress(
-    problem: BilevelProblem, solver: Solver, *, seed: int = 0, max_calls: int, every: int = 1
+    problem: BilevelProblem, solver: SolverBase, *, seed: int = 0, max_calls: int, every: int = 1
 ) -> Progress:
     """Run a solver on the worst case and measure it against the bound of th:lower_bound.
 

@@ -176,7 +176,7 @@ def test_half_a_cell_is_not_given(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilevel.engine.driver.Runner._advance_to", interrupted)
+    monkeypatch.setattr("bilevel.engine.steps.CompiledSteps.advance", interrupted)
     experiment = tiny.experiment(tmp_path, seconds=tiny.SECONDS)
     parameters = (("batch_size", 8), ("outer_ratio", 1.0), ("sampling", "blocks"), ("step_size", 0.05))
     cell, _ = experiment.timing_cells([("SOBA", parameters)], N_INNER, N_OUTER)

@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.engine import sweep as module
+from bilevel.engine import steps as module
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.engine.sweep import sweep
 from tests import cases

@@ -22,6 +22,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.solvers import HostSolver
 from tests import cases
 from tests.problems import small
 
@@ -160,7 +161,7 @@ def outcome(case):
     if sampling == "judge":
         return judge_case(problem, jax.devices()[: int(devices)])
     sharded = problem.sharded(jax.devices()[: int(devices)])
-    if solver and not bilevel.SOLVERS[solver[0]].compiled:
+    if solver and issubclass(bilevel.SOLVERS[solver[0]], HostSolver):
         return in_python_case(problem, sharded, *solver)
     with arithmetic(problem.dtype):
         return (solver_case if solver else oracles_case)(problem, sharded, sampling, *solver)

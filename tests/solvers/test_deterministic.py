@@ -28,7 +28,7 @@ def path(problem, solver, steps):
         oracles = problem.oracles.astype(np.float64)
         states = [solver.init(oracles, problem.start)]
         for index in range(steps):
-            states.append(solver.step(oracles, states[-1], index, None))
+            states.append(solver.step(oracles, states[-1], index))
     return states[1:]
 
 
@@ -93,7 +93,7 @@ def test_declared_cost_equals_counted_cost(name, monkeypatch):
     with arithmetic(np.float64), jax.disable_jit():
         state = solver.init(counting, problem.start)
         for index in range(3):
-            state = solver.step(counting, state, index, None)
+            state = solver.step(counting, state, index)
             assert dict(zip(Calls._fields, state.calls.tolist(), strict=True)) == counting.counted
 
 
@@ -200,10 +200,10 @@ def test_seconds_end_a_run_that_stays_where_it_is(name):
 def test_ctrl_c_in_a_step_keeps_the_steps_before(monkeypatch):
     problem, plain_step = cases.quadratic(), HOAG.step
 
-    def impatient(self, oracles, state, index, draw):
+    def impatient(self, oracles, state, index):
         if index == 3:
             raise KeyboardInterrupt
-        return plain_step(self, oracles, state, index, draw)
+        return plain_step(self, oracles, state, index)
 
     monkeypatch.setattr(HOAG, "step", impatient)
     result = bilevel.run(problem, HOAG(), max_steps=9)
