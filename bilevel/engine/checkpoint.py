@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,48 +14,45 @@ from bilevel._types import Point
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import SOLVERS
-from bilevel.solvers.base import SolverBase
+from bilevel.solvers.base import SolverBase, State
 
 _FORMAT = 1
 
 
 class Best(NamedTuple):
-    """The best point of a run by its exact value h, and its row in the history."""
+    """The evaluated point with the smallest exact value h, and its row in the history; None without exact values."""
 
-    point: Point
-    value: float
-    row: int
+    point: Point | None = None
+    value: float = np.inf
+    row: int = -1
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """What a file holds."""
+class SavedRun(NamedTuple):
+    """What a file holds; ``state`` is read back as its leaves."""
 
     solver: SolverBase
     seed: int
-    state_leaves: list[np.ndarray]
-    rows: list[dict[str, Any]]
-    best: Best | None
+    state: State
+    history: dict[str, np.ndarray]
+    best: Best
 
 
 def save(path: Path, problem: BilevelProblem, run: SavedRun) -> None:
-    """Write the run; the file appears whole or not at all."""
-    names = list(dict.fromkeys(name for row in run.rows for name in row))
+    """Write a run; the file appears whole or not at all."""
+    solver, seed, state, history, best = run
     about = {
         "format": _FORMAT,
-        "solver": type(run.solver).__name__,
-        "parameters": run.solver.parameters(),
-        "seed": int(run.seed),
+        "solver": type(solver).__name__,
+        "parameters": solver.parameters(),
+        "seed": int(seed),
         "problem": problem.name,
         "fingerprint": problem.fingerprint(),
         "probe": _probe(problem),
-        "columns": names,
-        "best": None if run.best is None else [run.best.value, run.best.row],
+        "columns": list(history),
+        "best": best[1:],
         "jax": jax.__version__,
     }
-    best = [] if run.best is None else jax.tree.leaves(run.best.point)
-    history = [np.array([row.get(name, np.nan) for row in run.rows]) for name in names]
-    groups = {"state": run.state_leaves, "history": history, "best": best}
+    groups = {"state": jax.tree.leaves(state), "history": history.values(), "best": jax.tree.leaves(best.point)}
     arrays = {f"{group}_{i}": np.asarray(leaf) for group, leaves in groups.items() for i, leaf in enumerate(leaves)}
     with replacing(path) as file:
         np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
@@ -73,12 +69,11 @@ def load(path: Path, problem: BilevelProblem, solver: SolverBase | None = None) 
     tolerance = 1e3 * np.finfo(problem.dtype).eps
     if not np.allclose(about["probe"], _probe(problem), rtol=tolerance, atol=tolerance):
         raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
-    state, history, best = ([arrays[name] for name in _numbered(arrays, of)] for of in ("state", "history", "best"))
-    rows = [
-        dict(zip(about["columns"], values, strict=True))
-        for values in zip(*(column.tolist() for column in history), strict=True)
-    ]
-    return SavedRun(_solver(about, solver, path), about["seed"], state, rows, _best(about, best, problem))
+    history = dict(zip(about["columns"], _group(arrays, "history"), strict=True))
+    best, point = Best(), _group(arrays, "best")
+    if point:  # there are none without exact values, or in files of older versions
+        best = Best(jax.tree.unflatten(jax.tree.structure(problem.start), point), *about["best"])
+    return SavedRun(_solver(about, solver, path), about["seed"], _group(arrays, "state"), history, best)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -96,14 +91,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return about, arrays
 
 
-def _numbered(arrays: dict[str, np.ndarray], group: str) -> list[str]:
-    return [f"{group}_{i}" for i in range(sum(name.startswith(f"{group}_") for name in arrays))]
-
-
-def _best(about: dict[str, Any], leaves: list[np.ndarray], problem: BilevelProblem) -> Best | None:
-    if about.get("best") is None:  # no exact values, or a file of a version that kept none
-        return None
-    return Best(jax.tree.unflatten(jax.tree.structure(problem.start), leaves), *about["best"])
+def _group(arrays: dict[str, np.ndarray], name: str) -> list[np.ndarray]:
+    return [arrays[f"{name}_{i}"] for i in range(sum(key.startswith(f"{name}_") for key in arrays))]
 
 
 def _solver(about: dict[str, Any], given: SolverBase | None, path: Path) -> SolverBase:

@@ -5,7 +5,8 @@ It decides how far to go, evaluates off the clock, keeps the rows, and finds whi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,32 +21,43 @@ from bilevel.engine.logs import Recorder, warn_user
 from bilevel.engine.loop import Evaluation
 from bilevel.engine.metrics import default_metric, exact_metrics
 from bilevel.engine.result import Status
-from bilevel.engine.steps import EvaluationSchedule, Steps
+from bilevel.engine.steps import Steps
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
 
 _LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, or at the progress bar
+_PER_DOUBLING = 4  # evaluations per doubling of the calls, from 1/64 of an epoch on
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on a whole run, resumed or not. The calls never exceed theirs: a step that would is not taken."""
+    """Limits on a whole run, resumed or not, and how often it is evaluated.
+
+    The calls never exceed theirs: a step that would is not taken.
+    """
 
     max_steps: int | None = None
     max_calls: int | None = None
     max_seconds: float | None = None
     tolerance: float | None = None
     certified_tolerance: float | None = None
+    eval_every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "max_calls"):
-            _check(name, getattr(self, name), Integral, "an integer of at least 0")
-        for name in ("max_seconds", "tolerance", "certified_tolerance"):
-            _check(name, getattr(self, name), Real, "a finite number of at least 0")
+        for field in fields(self):
+            self._check(field.name, Integral if field.type == int | None else Real)
         if self.max_steps is not None and self.max_steps > INT32_MAX:
             raise ValueError(f"`max_steps={self.max_steps}`: steps are counted in 32 bits, at most {INT32_MAX}.")
         if self.max_steps is None and self.max_calls is None and self.max_seconds is None:
             raise ValueError("no budget: give at least one of `max_steps`, `max_calls`, `max_seconds`.")
+
+    def _check(self, name: str, kind: Any) -> None:
+        value: Any = getattr(self, name)
+        least = 1 if name == "eval_every" else 0
+        if value is None or (isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf):
+            return
+        what = "an integer" if kind is Integral else "a finite number"
+        raise ValueError(f"`{name}={value!r}`: must be {what} of at least {least}, or None.")
 
     @property
     def last_step(self) -> int:
@@ -66,12 +78,21 @@ class Budget:
         used = ((step, self.max_steps), (calls, self.max_calls), (seconds, self.max_seconds))
         return max(now / limit if limit else 1.0 for now, limit in used if limit is not None)
 
+    def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
+        """Return the position on a page at whose end an evaluation is due: `steps.NextEvaluation` once epoch is given.
 
-def _check(name: str, value: Any, kind: type, what: str) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, kind) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"`{name}={value!r}`: must be {what}, or None for no limit.")
+        Without `eval_every` it comes evenly on a log scale of calls, which makes curves of different solvers
+        comparable. No rule looks at the clock, so that the rows of a history are the same in every run.
+        """
+        if self.eval_every is not None:
+            return step - step % self.eval_every + self.eval_every - page_first
+        first = epoch / 64
+        if calls < first:
+            return int(np.searchsorted(calls_after, first)) + 1
+        target = first * 2 ** (math.floor(math.log2(calls / first) * _PER_DOUBLING) / _PER_DOUBLING)
+        while target <= calls:
+            target *= 2 ** (1 / _PER_DOUBLING)
+        return int(np.searchsorted(calls_after, target)) + 1
 
 
 class Driver:
@@ -86,25 +107,25 @@ class Driver:
 
     def __init__(self, problem: BilevelProblem, steps: Steps, *, exact: bool) -> None:
         self.problem, self.steps, self.exact = problem, steps, exact
+        self.epoch = problem.n_inner + problem.n_outer
         self.rows: list[list[list[dict[str, Any]]]] = [
             [[] for _ in range(steps.shape[1])] for _ in range(steps.shape[0])
         ]
         self.kept = steps.points()
         self.running = np.ones(steps.shape, bool)
         self.diverged, self.converged = np.zeros(steps.shape, bool), np.zeros(steps.shape, bool)
-        self.best: Best | None = None
+        self.best = Best()
         self.certifier: Certifier | None = None
-        self.recorder = Recorder(None, 0)
+        self.recorder = Recorder()
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
         own = problem.metrics.items()
         self._compiled_metrics = {} if exact else {name: m for name, m in own if _is_traceable(m, steps.start)}
         self._host_metrics = {name: m for name, m in own if name not in self._compiled_metrics}
 
-    def drive(
-        self, budget: Budget, schedule: EvaluationSchedule, report: Reporter | None = None, *, watched: bool = False
-    ) -> None:
+    def drive(self, budget: Budget, report: Reporter | None = None, *, watched: bool = False) -> None:
         """Step and evaluate until every run has ended."""
+        due = partial(budget.next_evaluation, self.epoch)
         self.running[:] = True
         self._look(self.running, budget)
         while self.running.any():
@@ -117,7 +138,7 @@ class Driver:
             stop = int(lasts[self.running.any(axis=1)].min())
             if watched or budget.max_seconds is not None:
                 stop = min(stop, self._next_look(budget))
-            if self.steps.advance(stop, schedule) or self.steps.diverged:
+            if self.steps.advance(stop, due) or self.steps.diverged:
                 self._look(self.running, budget)
             if report is not None and self.running.any():
                 self._report(report, budget)
@@ -153,8 +174,8 @@ class Driver:
     def _add_rows(self, runs: np.ndarray) -> None:
         found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
         # A point may be finite where F overflows.
-        finite = np.isfinite(found.cheap["outer_value"]) & np.isfinite(found.cheap["direction_norm_sq"])
-        finite &= _is_finite(points)
+        numbers = [found[0]["outer_value"], found[0]["direction_norm_sq"]]
+        finite = np.isfinite(numbers).all(axis=0) & _is_finite(points)
         for i, j in np.argwhere(runs & (finite | self.steps.alone)):
             self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
         for kept, new in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
@@ -166,10 +187,9 @@ class Driver:
         exact = self._exact(point, sound=True) if self.exact else {}
         measured = {name: self._measure(name, point) for name in self._host_metrics}
         row = self._costs(i) | cheap | exact | self.certified(point) | own | measured | diagnostics
-        value, rows = row.get("value", np.nan), self.rows[i][j]
-        if value < (np.inf if self.best is None else self.best.value):
-            self.best = Best(trees.to_numpy(point, self.problem.dtype), value, len(rows))
-        rows.append(row)
+        if row.get("value", np.nan) < self.best.value:
+            self.best = Best(trees.to_numpy(point, self.problem.dtype), row["value"], len(self.rows[i][j]))
+        self.rows[i][j].append(row)
 
     def _costs(self, i: int) -> dict[str, Any]:
         _, step, calls, seconds = self.steps.position
@@ -177,7 +197,7 @@ class Driver:
         # The seconds of a program of many runs belong to none of them.
         row: dict[str, Any] = {"step": step} | ({"seconds": seconds} if self.steps.alone else {})
         row |= {"calls": total, **{f"calls_{kind}": int(n) for kind, n in zip(Calls._fields, calls[i], strict=True)}}
-        return row | {"epochs": total / (self.problem.n_inner + self.problem.n_outer)}
+        return row | {"epochs": total / self.epoch}
 
     def _exact(self, point: Point, *, sound: bool) -> dict[str, float]:
         metrics, reference = exact_metrics(self.problem, point, self._reference)
@@ -219,8 +239,8 @@ class Driver:
     def _report(self, report: Reporter, budget: Budget) -> None:
         row, (_, step, calls, seconds) = self.rows[0][0][-1], self.steps.position
         total, metric = int(calls[0].sum()), default_metric(row)
-        epochs = total / (self.problem.n_inner + self.problem.n_outer)
-        report(budget.fraction(step, total, seconds), f"{epochs:.3g} epochs, {metric.label} {row[metric.name]:.3g}")
+        text = f"{total / self.epoch:.3g} epochs, {metric.label} {row[metric.name]:.3g}"
+        report(budget.fraction(step, total, seconds), text)
 
 
 def _is_traceable(metric: Any, start: Point) -> bool:

@@ -6,7 +6,7 @@ settings.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from bilevel._cpu_loops import may_be_fused
 from bilevel._types import Array, Calls, Point
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
-from bilevel.solvers import SABA
 from bilevel.solvers.base import Draw, Solver, SolverBase, State
+from bilevel.solvers.saba import SABA
 
 
 class Page(NamedTuple):
@@ -125,12 +125,8 @@ class Compiled:
 advance = Compiled(take_steps)
 
 
-class Evaluation(NamedTuple):
-    """Numbers of a state: the cheap metrics, those of the problem that are compiled, those of the solver."""
-
-    cheap: dict[str, Array]
-    own: dict[str, Array]
-    diagnostics: dict[str, Array]
+# Numbers of a state by name: the cheap metrics, those of the problem that are compiled, those of the solver.
+Evaluation: TypeAlias = tuple[dict[str, Array], dict[str, Array], dict[str, Array]]
 
 
 class Programs(NamedTuple):
@@ -155,7 +151,7 @@ def _draw(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Any,
 def _evaluate(solver: SolverBase, oracles: Oracles, metrics: dict[str, Any], state: State) -> Evaluation:
     point = solver.evaluation_point(state)
     own = {name: metric(point) for name, metric in metrics.items()}
-    return Evaluation(cheap_metrics(oracles, point), own, solver.diagnostics(state))
+    return cheap_metrics(oracles, point), own, solver.diagnostics(state)
 
 
 def _point(solver: SolverBase, state: State) -> Point:
@@ -169,12 +165,12 @@ _advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
 SETTINGS = Programs(
-    axes=1,
-    init=jax.jit(_init_settings),
-    draw=_draw,
-    advance=Compiled(_advance_settings),
-    evaluate=jax.jit(_evaluate_settings),
-    points=jax.jit(_point_settings),
+    1,
+    jax.jit(_init_settings),
+    _draw,
+    Compiled(_advance_settings),
+    jax.jit(_evaluate_settings),
+    jax.jit(_point_settings),
 )
 
 _axes_of: Callable[..., Any] = Page

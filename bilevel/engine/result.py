@@ -6,10 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from bilevel import _tree as trees
 from bilevel._optional import require
 from bilevel._types import Calls, Point
 from bilevel.engine.checkpoint import Best, SavedRun, save
@@ -54,7 +52,8 @@ class RunResult:
     history : columns, one entry per evaluation: ``step``, ``seconds`` (of steps alone, without compilation and
         evaluation), ``calls`` (all kinds together), ``calls_<kind>``, ``epochs`` = calls / (n + m), and the
         metrics of :mod:`bilevel.engine.metrics`
-    best : the evaluated point with the smallest exact value h; None where no exact value is known
+    best_point, best_value, best_row : the evaluated point with the smallest exact value h, that value, and its row in
+        the history; None, inf and -1 where no exact value is known
     solver, seed : what ran
     compile_seconds : spent on compilation, which `seconds` leaves out
     """
@@ -67,22 +66,14 @@ class RunResult:
     compile_seconds: float
     problem: BilevelProblem
     state: State
-    best: Best | None = None
+    best_point: Point | None
+    best_value: float
+    best_row: int
 
     @property
     def calls(self) -> Calls:
         """The oracle calls of the run, by kind."""
         return Calls(*(int(self.history[f"calls_{kind}"][-1]) for kind in Calls._fields))
-
-    @property
-    def best_point(self) -> Point | None:
-        """The evaluated point with the smallest exact value h; None where no exact value is known."""
-        return None if self.best is None else self.best.point
-
-    @property
-    def best_value(self) -> float | None:
-        """The exact value h at `best_point`."""
-        return None if self.best is None else self.best.value
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -100,7 +91,7 @@ class RunResult:
             f"steps    {last['step']:,} in {last['seconds']:.3g} s (compilation {self.compile_seconds:.3g} s apart)",
             f"calls    {last['calls']:,} = {last['epochs']:.4g} epochs ({kinds or 'none'})",
         ]
-        shown = [name for name, entry in METRICS.items() if entry.summarized and name in last]
+        shown = [name for name, entry in METRICS.items() if (entry.in_tables or entry.in_summary) and name in last]
         lines += [f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}" for name in shown]
         if self.problem.exact_solver is None:
             lines.append("No exact hypergradient: the problem does not say that its inner loss is strongly convex.")
@@ -126,9 +117,8 @@ class RunResult:
 
     def save(self, path: str | Path) -> None:
         """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit."""
-        names, state = list(self.history), trees.to_numpy(jax.tree.leaves(self.state))
-        rows = [dict(zip(names, values, strict=True)) for values in zip(*self.history.values(), strict=True)]
-        save(Path(path), self.problem, SavedRun(self.solver, self.seed, state, rows, self.best))
+        best = Best(self.best_point, self.best_value, self.best_row)
+        save(Path(path), self.problem, SavedRun(self.solver, self.seed, self.state, self.history, best))
 
     def __repr__(self) -> str:
         return self.summary()

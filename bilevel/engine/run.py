@@ -2,7 +2,7 @@
 
 from numbers import Integral
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from bilevel.engine.checkpoint import SavedRun, load
 from bilevel.engine.driver import Budget, Driver
 from bilevel.engine.logs import About, Log, recording, warn_user
 from bilevel.engine.result import RunResult, Status, columns
-from bilevel.engine.steps import CompiledSteps, EvaluationSchedule, HostSteps, Position, Steps, prepare
+from bilevel.engine.steps import CompiledSteps, HostSteps, Position, Steps, prepare
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certifier
 from bilevel.solvers.base import SolverBase, State
@@ -35,7 +35,7 @@ class Run:
     ----------
     problem, seed : as given
     solver : with its defaults filled in
-    compile_seconds : spent on compilation, which `seconds` leaves out
+    compile_seconds : spent on compilation, off the clock of the run
 
     Examples
     --------
@@ -55,8 +55,9 @@ class Run:
         prepared = prepare(problem, solver)
         self.problem, self.solver, self.seed = problem, prepared.solver, seed
         host = isinstance(prepared.solver, HostSolver)
-        self._steps: Steps = HostSteps(prepared) if host else CompiledSteps(prepared, [seed])
-        self._driver = Driver(problem, self._steps, exact=True)
+        with arithmetic(prepared.dtype):
+            self._steps: Steps = HostSteps(prepared) if host else CompiledSteps(prepared, [seed])
+            self._driver = Driver(problem, self._steps, exact=True)
         self.compile_seconds = self._steps.compile_seconds
 
     @classmethod
@@ -75,9 +76,12 @@ class Run:
     @property
     def point(self) -> Point:
         """The evaluation point: NumPy arrays in the problem's dtype."""
+        return trees.to_numpy(self._evaluation_point, self.problem.dtype)
+
+    @property
+    def _evaluation_point(self) -> Point:
         with arithmetic(self._steps.dtype):
-            points = self._steps.points()
-        return trees.to_numpy(jax.tree.map(lambda leaf: leaf[0, 0], points), self.problem.dtype)
+            return self.solver.evaluation_point(self.state)
 
     @property
     def step(self) -> int:
@@ -90,19 +94,9 @@ class Run:
         return Calls(*(int(count) for count in self._steps.position.calls[0]))
 
     @property
-    def seconds(self) -> float:
-        """The time spent on steps, without compilation and evaluation."""
-        return self._steps.position.seconds
-
-    @property
     def diverged(self) -> bool:
         """Whether the iterates became non-finite; the run is then at its last finite point, and stays there."""
         return bool(self._driver.diverged[0, 0]) or self._steps.diverged
-
-    @property
-    def history(self) -> dict[str, np.ndarray]:
-        """The evaluations so far, in columns."""
-        return columns(self._driver.rows[0][0])
 
     def restart(self) -> None:
         """Go to the start once more, without compiling."""
@@ -136,7 +130,7 @@ class Run:
         return self._result(self._driver.status(0, 0))
 
     def _result(self, status: Status) -> RunResult:
-        rows = self._driver.rows[0][0]
+        rows, best = self._driver.rows[0][0], self._driver.best
         sentence = self.solver.warning(rows[-1], self.problem.dtype)
         if sentence and status is not Status.diverged:
             warn_user(sentence)
@@ -149,26 +143,28 @@ class Run:
             compile_seconds=self.compile_seconds,
             problem=self.problem,
             state=self.state,
-            best=self._driver.best,
+            best_point=best.point,
+            best_value=best.value,
+            best_row=best.row,
         )
 
     def _restore(self, saved: SavedRun) -> None:
         expected, structure = jax.tree.flatten(self.state)
-        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state_leaves]:
+        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state]:
             raise ValueError("the saved state does not fit this solver and problem.")
         with arithmetic(self._steps.dtype):
-            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state_leaves])
-        last = saved.rows[-1]
-        calls = np.array([[last[f"calls_{kind}"] for kind in Calls._fields]], np.int64)
-        self._steps.position = Position(state, int(last["step"]), calls, float(last["seconds"]))
-        self._driver.rows[0][0], self._driver.best = saved.rows, saved.best
+            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state])
+        columns = [column.tolist() for column in saved.history.values()]
+        rows = [dict(zip(saved.history, values, strict=True)) for values in zip(*columns, strict=True)]
+        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
+        self._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
+        self._driver.rows[0][0], self._driver.best = rows, saved.best
 
-    def _finish(self, budget: Budget, schedule: EvaluationSchedule, progress: bool, log: Log | None) -> RunResult:
+    def _finish(self, budget: Budget, certifier: Certifier | None, progress: bool, log: Log | None) -> RunResult:
         driver, oracles = self._driver, self._steps.oracles
-        if budget.certified_tolerance is not None:
-            driver.certifier = _certifier(self.problem)
-            for row in driver.rows[0][0][-1:]:
-                row |= driver.certified(self.point)
+        driver.certifier = certifier
+        for row in driver.rows[0][0][-1:]:
+            row |= driver.certified(self._evaluation_point)
         about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
         log = log if oracles.n_processes == 1 or jax.process_index() == 0 else None
         with (
@@ -178,7 +174,7 @@ class Run:
         ):
             try:
                 # Looks at the clock would make the processes of one run go apart.
-                driver.drive(budget, schedule, report, watched=progress and oracles.n_processes == 1)
+                driver.drive(budget, report, watched=progress and oracles.n_processes == 1)
                 status = driver.status(0, 0)
             except KeyboardInterrupt:
                 driver.evaluate(np.ones((1, 1), bool))
@@ -225,10 +221,10 @@ def run(
         Also when the iterates diverge (status "diverged", the last finite point kept), and after Ctrl-C (status
         "interrupted").
     """
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
+    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
     _check_input(problem, solver, seed)
-    schedule = _check_limits(problem, budget, eval_every, log)
-    return Run(problem, solver, seed=seed)._finish(budget, schedule, progress, log)
+    certifier = _check_limits(problem, budget, log)
+    return Run(problem, solver, seed=seed)._finish(budget, certifier, progress, log)
 
 
 def resume(
@@ -236,14 +232,9 @@ def resume(
     problem: BilevelProblem,
     *,
     solver: SolverBase | None = None,
-    max_steps: int | None = None,
-    max_calls: int | None = None,
-    max_seconds: float | None = None,
-    tolerance: float | None = None,
-    certified_tolerance: float | None = None,
-    eval_every: int | None = None,
     progress: bool = False,
     log: Log | None = None,
+    **limits: Any,
 ) -> RunResult:
     """Go on with a saved run, as if it had never stopped.
 
@@ -252,13 +243,14 @@ def resume(
     path : written by ``result.save``
     problem : the same problem; data, start and values of the losses are compared
     solver : needed only for a solver that is not in ``bilevel.SOLVERS``
-    max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every, progress : as for `run`; budgets
-        count the whole run, with what the file already holds
+    progress : show a bar
     log : as for `run`; the log of the saved run goes on, one that is new gets the rows of the saved run first
+    **limits : ``max_steps``, ``max_calls``, ``max_seconds``, ``tolerance``, ``certified_tolerance`` and ``eval_every``,
+        as for `run`; budgets count the whole run, with what the file already holds
     """
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
-    schedule = _check_limits(problem, budget, eval_every, log)
-    return Run.load(path, problem, solver=solver)._finish(budget, schedule, progress, log)
+    budget = Budget(**limits)
+    certifier = _check_limits(problem, budget, log)
+    return Run.load(path, problem, solver=solver)._finish(budget, certifier, progress, log)
 
 
 def _check_input(problem: BilevelProblem, solver: SolverBase, seed: int) -> None:
@@ -270,9 +262,7 @@ def _check_input(problem: BilevelProblem, solver: SolverBase, seed: int) -> None
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
 
 
-def _check_limits(
-    problem: BilevelProblem, budget: Budget, eval_every: int | None, log: Log | None
-) -> EvaluationSchedule:
+def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> Certifier | None:
     if log is not None and not isinstance(log, Log):
         raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
     if budget.max_seconds is not None and problem.oracles.n_processes > 1:
@@ -285,11 +275,7 @@ def _check_limits(
             "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
             "strongly_convex=True if its inner loss is, or leave `tolerance` out."
         )
-    return EvaluationSchedule(eval_every, epoch=problem.n_inner + problem.n_outer)
-
-
-def _certifier(problem: BilevelProblem) -> Certifier:
-    certifier = Certifier(problem)
-    if not certifier.certified:
+    certifier = None if budget.certified_tolerance is None else Certifier(problem)
+    if certifier is not None and not certifier.certified:
         raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")
     return certifier

@@ -4,13 +4,10 @@
 compiled programs that are not vmapped, a sweep those that are.
 """
 
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -25,7 +22,9 @@ from bilevel.solvers.base import Solver, SolverBase, State
 from bilevel.solvers.host import HostSolver
 
 PAGE_LENGTH = 4096
-_PER_DOUBLING = 4  # evaluations per doubling of the calls, from 1/64 of an epoch on
+# From a step, the calls up to it, the first step of a page, and the calls after each of the page's steps: the position
+# on the page at whose end an evaluation is due; it may lie beyond the page.
+NextEvaluation: TypeAlias = Callable[[int, int, int, np.ndarray], int]
 
 
 class Prepared(NamedTuple):
@@ -56,42 +55,6 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
     return Prepared(solver, oracles, start, dtype)
 
 
-@dataclass(frozen=True)
-class EvaluationSchedule:
-    """At which steps a run is evaluated: each ``every`` steps, or evenly on a log scale of calls.
-
-    The second makes curves of different solvers comparable. Neither looks at the clock, so the rows of a
-    history are the same in every run.
-    """
-
-    every: int | None
-    epoch: int
-
-    def __post_init__(self) -> None:
-        if self.every is None:
-            return
-        if isinstance(self.every, bool) or not isinstance(self.every, Integral) or self.every < 1:
-            raise ValueError(f"`eval_every={self.every!r}`: must be an integer of at least 1, or None.")
-
-    def next_position(self, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
-        """Return the position on the page at whose end the next evaluation is due; it may lie beyond the page.
-
-        ``calls_after[i]`` are all oracle calls after position i of the page.
-        """
-        if self.every is not None:
-            return step - step % self.every + self.every - page_first
-        return int(np.searchsorted(calls_after, self._next_target(calls))) + 1
-
-    def _next_target(self, calls: int) -> float:
-        first = self.epoch / 64
-        if calls < first:
-            return first
-        target = first * 2 ** (math.floor(math.log2(calls / first) * _PER_DOUBLING) / _PER_DOUBLING)
-        while target <= calls:
-            target *= 2 ** (1 / _PER_DOUBLING)
-        return target
-
-
 class Position(NamedTuple):
     """How far runs have come; ``calls`` by seed and kind."""
 
@@ -102,7 +65,10 @@ class Position(NamedTuple):
 
 
 class Steps(ABC):
-    """Takes steps. Making it goes to the start; a single run compiles before, off the clock."""
+    """Takes steps. Making it goes to the start; a single run compiles before, off the clock.
+
+    All is called within `arithmetic(dtype)`.
+    """
 
     programs: Programs = ONE_RUN
     shape: tuple[int, int] = (1, 1)
@@ -113,17 +79,12 @@ class Steps(ABC):
 
     def __init__(self, prepared: Prepared) -> None:
         self.solver, self.oracles, self.start, self.dtype = prepared
-        with arithmetic(self.dtype):
-            if self.alone:
-                self._compile()
-            self.begin()
-
-    def _compile(self) -> None:
-        """Call everything once, so that no compilation falls into the clock."""
-        began = time.perf_counter()
-        self._warm_up()
-        self.evaluate({})
-        self.compile_seconds = time.perf_counter() - began
+        if self.alone:
+            began = time.perf_counter()
+            self._warm_up()
+            self.evaluate({})
+            self.compile_seconds = time.perf_counter() - began
+        self.begin()
 
     @property
     def alone(self) -> bool:
@@ -132,7 +93,7 @@ class Steps(ABC):
 
     @abstractmethod
     def _warm_up(self) -> None:
-        """Go to the start and take no step."""
+        """Call once what is compiled, so that it is not on the clock, and go to the start."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -143,7 +104,7 @@ class Steps(ABC):
         """Return, by seed, a step that it may go to; it is the present one where no further one is affordable."""
 
     @abstractmethod
-    def advance(self, stop: int, schedule: EvaluationSchedule | None) -> bool:
+    def advance(self, stop: int, due: NextEvaluation | None) -> bool:
         """Go towards ``stop``, not past an evaluation, and tell whether one is due."""
 
     def evaluate(self, metrics: dict[str, Any]) -> Evaluation:
@@ -176,7 +137,7 @@ class HostSteps(Steps):
         _, step, calls, _ = self.position
         return np.array([step if max_calls is not None and calls.sum() >= max_calls else step + 1])
 
-    def advance(self, stop: int, schedule: EvaluationSchedule | None) -> bool:
+    def advance(self, stop: int, due: NextEvaluation | None) -> bool:
         """Take one step, and tell whether an evaluation is due."""
         before, began = self.position, time.perf_counter()
         state = self.solver.step(self.oracles, before.state, before.step)
@@ -186,9 +147,7 @@ class HostSteps(Steps):
             return False
         calls = np.array([state.calls])
         self.position = Position(state, before.step + 1, calls, seconds)
-        if schedule is None:
-            return False
-        return schedule.next_position(before.step, int(before.calls.sum()), before.step, calls.sum(axis=1)) == 1
+        return due is not None and due(before.step, int(before.calls.sum()), before.step, calls.sum(axis=1)) == 1
 
 
 class _OpenPage(NamedTuple):
@@ -209,17 +168,16 @@ class CompiledSteps(Steps):
     def __init__(
         self, prepared: Prepared, seeds: Sequence[int], settings: Sequence[Solver] = (), programs: Programs = ONE_RUN
     ) -> None:
-        with arithmetic(prepared.dtype):
-            self._keys = tuple(run_key(seed) for seed in seeds)
-            assert isinstance(prepared.solver, Solver)
-            self._traced = self._settings = prepared.solver.cast(prepared.dtype)
-            if settings:
-                casts = [setting.cast(prepared.dtype) for setting in settings]
-                self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
-                prepared = prepared._replace(solver=self._traced)
-            self._page: _OpenPage | None = None
-            self.programs, self.shape = programs, (len(seeds), max(1, len(settings)))
-            super().__init__(prepared)
+        self._keys = tuple(run_key(seed) for seed in seeds)
+        assert isinstance(prepared.solver, Solver)
+        self._traced = self._settings = prepared.solver.cast(prepared.dtype)
+        if settings:
+            casts = [setting.cast(prepared.dtype) for setting in settings]
+            self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
+            prepared = prepared._replace(solver=self._traced)
+        self._page: _OpenPage | None = None
+        self.programs, self.shape = programs, (len(seeds), max(1, len(settings)))
+        super().__init__(prepared)
 
     def _warm_up(self) -> None:
         self.begin()
@@ -243,14 +201,13 @@ class CompiledSteps(Steps):
         # Short blocks make seeds differ in cost, so each has a last step of its own.
         return page.first + np.array([np.searchsorted(total, max_calls, side="right") for total in page.totals])
 
-    def advance(self, stop: int, schedule: EvaluationSchedule | None) -> bool:
+    def advance(self, stop: int, due: NextEvaluation | None) -> bool:
         """Go to ``stop``, the next evaluation or the end of the page, or to the last finite state before it."""
         page, before = self._open_page(), self.position
-        due = page.last + 1
-        if schedule is not None:
-            calls = int(before.calls[0].sum())
-            due = page.first + schedule.next_position(before.step, calls, page.first, page.totals[0])
-        stop = min(stop, due, page.last)
+        evaluation = page.last + 1
+        if due is not None:
+            evaluation = page.first + due(before.step, int(before.calls[0].sum()), page.first, page.totals[0])
+        stop = min(stop, page.last, evaluation)
         began = time.perf_counter()
         state = self._take(page.draws, before.state, before.step - page.first, stop - page.first)
         elapsed = time.perf_counter() - began
@@ -260,7 +217,7 @@ class CompiledSteps(Steps):
             state, stop = self._last_finite(page, before, stop)
             self.diverged = True
         self.position = Position(state, stop, page.calls[:, stop - page.first], before.seconds + elapsed)
-        return stop == due
+        return stop == evaluation
 
     def _open_page(self) -> _OpenPage:
         """Return the page that holds the next step; drawing it is on the clock."""

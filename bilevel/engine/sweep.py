@@ -16,7 +16,7 @@ from bilevel.engine import steps as pages
 from bilevel.engine.driver import Budget, Driver
 from bilevel.engine.loop import SEEDS_AND_SETTINGS, SETTINGS, draw_page, run_key
 from bilevel.engine.result import Status
-from bilevel.engine.steps import CompiledSteps, EvaluationSchedule, Prepared, prepare
+from bilevel.engine.steps import CompiledSteps, Prepared, prepare
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Solver
 
@@ -50,12 +50,11 @@ def sweep(
         solver.check_start(prepared.start)
     together = together and _refreshes_agree(prepared, solvers[0], seeds)
     groups, programs = ([seeds], SEEDS_AND_SETTINGS) if together else ([[seed] for seed in seeds], SETTINGS)
-    budget, schedule = Budget(max_calls=max_calls), EvaluationSchedule(None, problem.n_inner + problem.n_outer)
     results = []
     with arithmetic(prepared.dtype):
         for group in groups:
             driver = Driver(problem, CompiledSteps(prepared, group, solvers, programs), exact=False)
-            driver.drive(budget, schedule)
+            driver.drive(Budget(max_calls=max_calls))
             results += [[_result(driver, i, j) for j in range(len(solvers))] for i in range(len(group))]
     return results
 

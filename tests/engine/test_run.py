@@ -1,4 +1,4 @@
-"""The run: budgets, clock, ledger, statuses, and that nothing but the seed changes a result."""
+"""The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
 
 import time
 
