@@ -12,14 +12,8 @@ from bilevel._precision import arithmetic
 from bilevel._types import Point, Rows
 from bilevel.engine.loop import run_key
 from tests import cases
-from tests.theory.identities import (
-    every_sequence,
-    neumann_mean,
-    recursive_mse,
-    saba_tables,
-    sampled_direction,
-    shares,
-)
+from tests.theory.identities import neumann_mean, recursive_mse, saba_tables, sampled_direction
+from tests.theory.sequences import every_sequence, shares
 
 pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
 
