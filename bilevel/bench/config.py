@@ -123,7 +123,7 @@ class Experiment:
             return _list_seeds(_convert(entries, _File).seeds)
 
 
-def _list_parameters(solver: Solver) -> Pairs:
+def _list_parameters(solver: SolverBase) -> Pairs:
     """Return all hyper-parameters but those that are None, so that a cell is the same however its config is written."""
     return tuple(sorted((name, value) for name, value in solver.parameters().items() if value is not None))
 
