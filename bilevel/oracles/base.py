@@ -190,18 +190,14 @@ class Oracles(ABC):
 
     def with_batches(self, batch_size: int, sampling: str) -> Self:
         """Return the same oracles, drawing batches of this size in this way."""
-        return replace(
-            self,
-            inner_samples=self.inner_samples.with_batches(batch_size, sampling),
-            outer_samples=self.outer_samples.with_batches(batch_size, sampling),
-        )
+        return self._map_samples(lambda samples: samples.with_batches(batch_size, sampling))
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the same oracles in another floating type."""
-        cast = trees.cast(self, dtype)
-        return replace(
-            cast, inner_samples=cast.inner_samples.astype(dtype), outer_samples=cast.outer_samples.astype(dtype)
-        )
+        return trees.cast(self, dtype)._map_samples(lambda samples: samples.astype(dtype))
+
+    def _map_samples(self, change: Callable[[Samples], Samples]) -> Self:
+        return replace(self, inner_samples=change(self.inner_samples), outer_samples=change(self.outer_samples))
 
     def in_float64(self) -> Self:
         """Return the same oracles computing in float64, the rows held as they are."""

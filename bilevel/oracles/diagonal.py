@@ -35,14 +35,9 @@ def probe_diagonal(product: Callable[[PyTree], PyTree], like: PyTree, index: Cou
 
 def _signs(size: int, index: Count) -> Array:
     """Return (probes, size) signs, the same in every run."""
+    from scipy.linalg import hadamard
+
     flip_key, deal_key = jax.random.split(jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), index))
     columns = jax.random.permutation(deal_key, np.arange(size, dtype=np.int32) % N_PROBES)
     flips = 2 * jax.random.bernoulli(flip_key, shape=(size,)).astype(jnp.int32) - 1
-    return jnp.asarray(_hadamard(N_PROBES))[:, columns] * flips
-
-
-def _hadamard(order: int) -> np.ndarray:
-    matrix = np.ones((1, 1), np.int32)
-    while len(matrix) < order:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix
+    return jnp.asarray(hadamard(N_PROBES, np.int32))[:, columns] * flips

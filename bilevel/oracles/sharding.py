@@ -206,7 +206,17 @@ def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> 
     return _split(oracles, layout, _joint_sizes(oracles, start, n_processes))
 
 
-def contents(array: AnyArray) -> np.ndarray:
+def digest(tree: PyTree, prefix: str = "") -> bytes:
+    """Return a digest of types, shapes and contents of the leaves."""
+    found = hashlib.sha256(prefix.encode())
+    for leaf in jax.tree.leaves(tree):
+        array = _contents(leaf)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array.data)
+    return found.digest()
+
+
+def _contents(array: AnyArray) -> np.ndarray:
     """Return an array in NumPy, or digests of its parts where other processes hold some; all must then ask."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         return np.ascontiguousarray(array)
@@ -235,7 +245,7 @@ def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int,
         return own
     from jax.experimental.multihost_utils import process_allgather
 
-    if len(np.unique(process_allgather(_digest(start)), axis=0)) > 1:
+    if len(np.unique(process_allgather(np.frombuffer(digest(start), np.uint8)), axis=0)) > 1:
         raise ValueError("`own_rows=True`: the problems of the processes differ in start or in sizes; give the same.")
     by_process = process_allgather(np.array(own, np.int32))
     totals = by_process.sum(axis=0)
@@ -246,13 +256,6 @@ def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int,
             f"rows[process::{n_processes}], or give each as many."
         )
     return int(totals[0]), int(totals[1])
-
-
-def _digest(start: Point) -> np.ndarray:
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(start):
-        digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
-    return np.frombuffer(digest.digest(), np.uint8)
 
 
 def _split(oracles: Oracles, layout: Layout, sizes: tuple[int, int]) -> ShardedOracles:

@@ -1,6 +1,5 @@
 """A bilevel problem: oracles, a start, and what is known of it: exact solutions, constants, certificate bounds."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -15,7 +14,7 @@ from bilevel._types import Point, PyTree
 from bilevel.oracles import AutodiffOracles, Oracles, Samples
 from bilevel.oracles.autodiff import Loss
 from bilevel.oracles.samples import NARROW
-from bilevel.oracles.sharding import contents, shard, shard_own
+from bilevel.oracles.sharding import digest, shard, shard_own
 from bilevel.problems.certificate import Certifier, PointBounds
 from bilevel.problems.checks import check_bounds, check_data, check_derivatives, check_start, check_variable
 from bilevel.problems.constants import Constants, ConstantsRule, complete
@@ -133,22 +132,13 @@ class BilevelProblem:
         if not own_rows:
             return replace(self, oracles=shard(self.oracles, devices), find_constants=None, certificate_bounds=None)
         oracles = shard_own(self.oracles, self.start, devices)
-        exact_solver = None if self.exact_solver is None else IterativeExactSolver(oracles, self.start)
-        return replace(
-            self, oracles=oracles, exact_solver=exact_solver, info={}, find_constants=None, certificate_bounds=None
-        )
+        solver = None if self.exact_solver is None else IterativeExactSolver(oracles, self.start)
+        return BilevelProblem(oracles, self.start, solver, self.name, self.metrics, is_certified=self.is_certified)
 
     def check(self, *, seed: int = 0) -> dict[str, float]:
-        """Compare every derivative with finite differences in float64, at random points near the start.
+        """Return the relative error of every derivative against finite differences in float64, near the start.
 
-        Returns
-        -------
-        The relative error of each kind of derivative.
-
-        Raises
-        ------
-        ValueError
-            Naming the derivative that disagrees or is not finite.
+        A derivative that disagrees or is not finite is named by a ValueError.
         """
         return check_derivatives(self.oracles, self.start, seed)
 
@@ -165,11 +155,6 @@ class BilevelProblem:
         box : (lower, upper) for x, numbers or like x; by default the bounds of the problem where they are finite, else
             1 around the start. Data cleaning needs none
         seed : of the samples, where the constants are sampled
-
-        Raises
-        ------
-        ValueError
-            When the problem does not say that its inner level is strongly convex, or the region makes no sense.
         """
         if self.exact_solver is None:
             raise ValueError(
@@ -187,12 +172,7 @@ class BilevelProblem:
 
     def fingerprint(self) -> str:
         """Return a digest of the start, the kind of oracles and all that they hold."""
-        digest = hashlib.sha256(type(self.oracles).__name__.encode())
-        for leaf in jax.tree.leaves((self.oracles, self.start)):
-            array = contents(leaf)
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(array.data)
-        return digest.hexdigest()
+        return digest((self.oracles, self.start), type(self.oracles).__name__).hex()
 
 
 def _check_loss(name: str, loss: Loss, start: Point, samples: Samples) -> None:

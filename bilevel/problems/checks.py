@@ -3,21 +3,19 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import Point, PyTree
+from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 
 
 def check_data(name: str, data: PyTree) -> PyTree:
     """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite."""
-    leaves, structure = jax.tree.flatten(data)
-    if not leaves:
-        raise ValueError(f"`{name}` holds no array; give a pytree of arrays whose first axis is the samples.")
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays, structure = _arrays(name, data, "give a pytree of arrays whose first axis is the samples")
     for array in arrays:
         if array.dtype.kind not in "fiub":
             raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; encode it as numbers first.")
@@ -28,24 +26,30 @@ def check_data(name: str, data: PyTree) -> PyTree:
         raise ValueError(f"`{name}`: leaves have {lengths} samples; the first axes must agree.")
     if lengths[0] == 0:
         raise ValueError(f"`{name}` is empty; at least one sample is needed.")
-    for array in arrays:
-        if not np.all(np.isfinite(array)):
-            raise ValueError(f"`{name}` holds NaN or infinite values; remove or impute those rows.")
+    _check_finite(name, arrays, "remove or impute those rows")
     return jax.tree.unflatten(structure, arrays)
 
 
 def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     """Return the variable in ``dtype``, refusing integers and what is not finite."""
-    leaves, structure = jax.tree.flatten(variable)
-    if not leaves:
-        raise ValueError(f"`{name}` holds no array; give the start as an array or a pytree of arrays.")
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays, structure = _arrays(name, variable, "give the start as an array or a pytree of arrays")
     for array in arrays:
         if array.dtype.kind != "f":
             raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; variables are real: use floats.")
-        if not np.all(np.isfinite(array)):
-            raise ValueError(f"`{name}` holds NaN or infinite values; give a finite start.")
+    _check_finite(name, arrays, "give a finite start")
     return jax.tree.unflatten(structure, [array.astype(dtype) for array in arrays])
+
+
+def _arrays(name: str, tree: PyTree, way_out: str) -> tuple[list[np.ndarray], Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        raise ValueError(f"`{name}` holds no array; {way_out}.")
+    return [np.asarray(leaf) for leaf in leaves], structure
+
+
+def _check_finite(name: str, arrays: list[np.ndarray], way_out: str) -> None:
+    if not all(np.all(np.isfinite(array)) for array in arrays):
+        raise ValueError(f"`{name}` holds NaN or infinite values; {way_out}.")
 
 
 def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
@@ -134,10 +138,10 @@ def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -
     return labels.astype(np.int32)
 
 
-def check_groups(groups: Any, n_members: int, member: str = "feature") -> np.ndarray | None:
-    """Return the group of each feature (or other member) as int32; groups are 0, 1, … and none is empty."""
+def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[Array | None, int]:
+    """Return the group of each feature (or other member), and their number; groups are 0, 1, … and none is empty."""
     if groups is None:
-        return None
+        return None, n_members
     numbers = np.asarray(groups)
     if numbers.shape != (n_members,) or numbers.dtype.kind not in "iu":
         raise ValueError(
@@ -149,7 +153,7 @@ def check_groups(groups: Any, n_members: int, member: str = "feature") -> np.nda
             f"`groups` must be numbered 0, 1, … without gaps, got {found[:5].tolist()}…; "
             "number them with np.unique(groups, return_inverse=True)[1]."
         )
-    return numbers.astype(np.int32)
+    return jnp.asarray(numbers.astype(np.int32)), len(found)
 
 
 def check_sizes(**sizes: int) -> None:

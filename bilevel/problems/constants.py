@@ -85,7 +85,9 @@ class Constants:
     region: Region
 
     def __str__(self) -> str:
-        rows = [f"{name:<9} {_shown(getattr(self, name)):>10}  {self.how[name]}" for name in ASSUMED + DERIVED]
+        values = {name: getattr(self, name) for name in ASSUMED + DERIVED}
+        shown = {name: "none" if value is None else f"{value:.4g}" for name, value in values.items()}
+        rows = [f"{name:<9} {value:>10}  {self.how[name]}" for name, value in shown.items()]
         return "\n".join([*rows, f"on {self.region}"])
 
 
@@ -117,10 +119,6 @@ def complete(values: Values, how: dict[str, str], region: Region) -> Constants:
     worst = "estimate" if "estimate" in how.values() else "bound"
     merged: dict[str, Any] = follows | values
     return Constants(**merged, how=dict.fromkeys(follows, worst) | how, region=region)
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"
 
 
 def radius_with_start(problem: "BilevelProblem", radius: float) -> float:

@@ -92,16 +92,9 @@ def data_cleaning(
         "inner_strong_convexity": 2 * regularization,
         "v_radius": float(np.sqrt(2) * longest / (2 * regularization)),
     }
-    return BilevelProblem(
-        oracles,
-        start,
-        IterativeExactSolver(oracles, start, residual=1e-10),
-        "data_cleaning",
-        metrics,
-        info,
-        find_constants=cleaning_constants,
-        certificate_bounds=CleaningBounds,
-    )
+    solver = IterativeExactSolver(oracles, start, residual=1e-10)
+    known: dict[str, Any] = {"find_constants": cleaning_constants, "certificate_bounds": CleaningBounds}
+    return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, **known)
 
 
 def _test_metrics(X_test: Any, y_test: Any, shape: tuple[int, int], dtype: np.dtype) -> dict[str, Partial]:
@@ -247,7 +240,7 @@ class CleaningBounds:
         self._oracles, self._mu = oracles.in_float64(), 2 * float(oracles.regularization)
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds in the Euclidean metric."""
+        """Return the bounds at a point."""
         delta = float(np.linalg.norm(direction.inner_var)) / self._mu
         a, b, c_sq, e_sq = (largest(matrix) for matrix in _moves(self._oracles, point, np.float64(delta)))
         v_residual = float(np.linalg.norm(direction.v))

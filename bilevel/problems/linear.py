@@ -19,7 +19,6 @@ z a score stays within ||d̃|| t. Two metrics are tried, and the smaller error i
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -31,27 +30,16 @@ import numpy as np
 from bilevel._precision import arithmetic
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.rowwise import RowwiseOracles
-from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.certificate import (
-    DENSE,
-    NOTHING,
-    Bounds,
-    Metric,
-    ball,
-    largest,
-    norms,
-    penalty_bounds,
-    second_moment,
-    whiten,
-)
-from bilevel.problems.checks import check_groups
-from bilevel.problems.constants import ConstantsRule
+from bilevel.problems import certificate
+from bilevel.problems.base import BilevelProblem
+from bilevel.problems.certificate import Bounds, Metric
 from bilevel.problems.exact import ExactSolution, cholesky
 from bilevel.problems.losses import Curve
 
 # Beside curvatures of data near 1, a penalty below the lower one is as good as none, and one above the upper as good
 # as leaving the feature out.
 LOG_PENALTIES = (-20.0, 20.0)
+EVERY_WIDTH = 2**62  # the closed form wants features first, however many there are
 
 
 def expand_groups(per_group: Array, groups: Array | None) -> Array:
@@ -62,35 +50,6 @@ def expand_groups(per_group: Array, groups: Array | None) -> Array:
 def sum_groups(per_member: Array, groups: Array | None, n_groups: int) -> Array:
     """Return the sum over the members of each group."""
     return per_member if groups is None else jax.ops.segment_sum(per_member, groups, num_segments=n_groups)
-
-
-def penalty_selection(
-    kind: "type[LinearOracles]",
-    data: tuple[PyTree, PyTree],
-    starts: tuple[Any, Any],
-    default_starts: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
-    groups: Any,
-    outer_bounds: Any,
-    dtype: np.dtype,
-    rng: np.random.Generator,
-    *,
-    name: str,
-    exact_solver: "type[LinearExactSolver]",
-    find_constants: ConstantsRule | None = None,
-) -> BilevelProblem:
-    """Build the selection of penalties for a linear model from the checked rows of both levels.
-
-    ``default_starts`` gives those of z and x from the numbers of features and of penalties.
-    """
-    dim = jax.tree.leaves(data)[0].shape[1]
-    groups = check_groups(groups, dim)
-    defaults = default_starts(dim, dim if groups is None else int(groups.max()) + 1)
-    # The closed form wants features first, however many there are.
-    parts, start = lay_out(data, starts, defaults, outer_bounds, dtype, rng, narrow=2**62)
-    oracles = kind(**parts, groups=None if groups is None else jnp.asarray(groups))
-    return BilevelProblem(
-        oracles, start, exact_solver(oracles), name, find_constants=find_constants, certificate_bounds=LinearBounds
-    )
 
 
 @dataclass(frozen=True)
@@ -221,11 +180,11 @@ class LinearBounds:
         self._groups = np.arange(size) if oracles.groups is None else np.asarray(oracles.groups)
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds in the better of the two metrics."""
+        """Return the bounds at a point."""
         penalties = np.exp(point.outer_var)[self._groups]
         plain = Metric.diagonal(penalties)
         found = self._bounds(plain, point, direction, plain.dual_norm(direction.inner_var), 1.0)
-        if penalties.size > DENSE:
+        if penalties.size > certificate.DENSE:
             return found
         try:
             local = self._local(point, direction, penalties)
@@ -236,8 +195,8 @@ class LinearBounds:
     def _local(self, point: Point, direction: Point, penalties: np.ndarray) -> Bounds:
         metric = Metric.dense(self._least_hessian(point.inner_var, penalties, np.ones(len(penalties)), 0.0))
         within = partial(self._least_hessian, point.inner_var, penalties, metric.inverse_root)
-        found = ball(metric, metric.dual_norm(direction.inner_var), within)
-        return NOTHING if found is None else self._bounds(metric, point, direction, *found)
+        found = certificate.ball(metric, metric.dual_norm(direction.inner_var), within)
+        return certificate.NOTHING if found is None else self._bounds(metric, point, direction, *found)
 
     def _least_hessian(
         self, z: np.ndarray, penalties: np.ndarray, inverse_root: np.ndarray, radius: float
@@ -247,8 +206,8 @@ class LinearBounds:
 
     def _bounds(self, metric: Metric, point: Point, direction: Point, delta: float, mu: float) -> Bounds:
         moves = _moves(self._oracles, point.inner_var, point.v, metric.inverse_root, np.float64(delta))
-        a, b = map(largest, moves)
-        return penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
+        a, b = map(certificate.largest, moves)
+        return certificate.penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
 
 
 @jax.jit
@@ -257,7 +216,7 @@ def _least_fit_curvature(oracles: LinearOracles, z: Array, inverse_root: Array, 
 
     def of_piece(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
-        reach = norms(whiten(rows, inverse_root)) * radius
+        reach = certificate.norms(certificate.whiten(rows, inverse_root)) * radius
         return (rows * (weights * oracles.curve.least_second(z @ rows, reach))) @ rows.T
 
     return oracles.inner_samples.mean(of_piece)
@@ -269,13 +228,14 @@ def _moves(oracles: LinearOracles, z: Array, v: Array, inverse_root: Array, delt
 
     def bend(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
-        whitened = whiten(rows, inverse_root)
-        third = oracles.curve.largest_third(z @ rows, norms(whitened) * delta)
-        return second_moment(whitened, weights * third * abs(v @ rows))
+        whitened = certificate.whiten(rows, inverse_root)
+        third = oracles.curve.largest_third(z @ rows, certificate.norms(whitened) * delta)
+        return certificate.second_moment(whitened, weights * third * abs(v @ rows))
 
     def slope(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
-        whitened = whiten(rows, inverse_root)
-        return second_moment(whitened, weights * oracles.curve.largest_second(z @ rows, norms(whitened) * delta))
+        whitened = certificate.whiten(rows, inverse_root)
+        second = oracles.curve.largest_second(z @ rows, certificate.norms(whitened) * delta)
+        return certificate.second_moment(whitened, weights * second)
 
     return oracles.inner_samples.mean(bend), oracles.outer_samples.mean(slope)

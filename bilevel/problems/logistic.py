@@ -1,7 +1,4 @@
-"""Selection of penalties for logistic regression: l = log(1 + exp(-y d'z)), see :mod:`bilevel.problems.linear`.
-
-    G = mean log(1 + exp(-y d'z)) + ½ sum_k exp(x_g(k)) z_k²  on training rows
-    F = mean log(1 + exp(-y d'z))                             on validation rows
+"""Selection of penalties for logistic regression: l = log(1 + exp(-y d'z)) in :mod:`bilevel.problems.linear`.
 
 The rows held are y d: the label is part of the data. Constants are proved on a ball of z and a box of x.
 """
@@ -18,11 +15,11 @@ from numpy.typing import DTypeLike
 from bilevel._precision import resolve_dtype
 from bilevel._types import Array
 from bilevel.oracles import Samples
-from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_signs, check_tables
+from bilevel.problems.base import BilevelProblem, lay_out
+from bilevel.problems.checks import check_groups, check_signs, check_tables
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
 from bilevel.problems.exact import ExactSolution, newton_to_rounding
-from bilevel.problems.linear import Fit, LinearExactSolver, LinearOracles, penalty_selection
+from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
 from bilevel.problems.losses import LOGISTIC, SIGMOID, STEEPEST, logistic, sigmoid
 
 
@@ -60,19 +57,14 @@ def logistic_selection(
     train = rows * check_signs("y_train", labels)[:, None]
     validation = outer_rows * check_signs("y_val", outer_labels)[:, None]
     rng = np.random.default_rng(seed)
-    return penalty_selection(
-        LogisticOracles,
-        (train, validation),
-        (inner_var, outer_var),
-        lambda dim, n_penalties: (rng.standard_normal((dim,)), np.log(rng.uniform(size=(n_penalties,)))),
-        groups,
-        outer_bounds,
-        dtype,
-        rng,
-        name="logistic_selection",
-        exact_solver=LogisticExactSolver,
-        find_constants=logistic_constants,
-    )
+    dim = rows.shape[1]
+    groups, n_penalties = check_groups(groups, dim)
+    defaults = rng.standard_normal((dim,)), np.log(rng.uniform(size=(n_penalties,)))
+    starts = inner_var, outer_var
+    parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
+    oracles = LogisticOracles(**parts, groups=groups)
+    known: dict[str, Any] = {"find_constants": logistic_constants, "certificate_bounds": LinearBounds}
+    return BilevelProblem(oracles, start, LogisticExactSolver(oracles), "logistic_selection", **known)
 
 
 @jax.tree_util.register_dataclass

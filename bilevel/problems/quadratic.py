@@ -92,14 +92,9 @@ def quadratic(
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
     exact_solver = QuadraticExactSolver(inner_means, outer_means)
     curvature = float(np.linalg.eigvalsh(inner_means.a_inner)[-1])
-    return BilevelProblem(
-        QuadraticOracles(inner_samples, outer_samples, curvature=curvature),
-        start,
-        exact_solver,
-        "quadratic",
-        find_constants=quadratic_constants,
-        certificate_bounds=QuadraticBounds,
-    )
+    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=curvature)
+    known: dict[str, Any] = {"find_constants": quadratic_constants, "certificate_bounds": QuadraticBounds}
+    return BilevelProblem(oracles, start, exact_solver, "quadratic", **known)
 
 
 def _draw_factors(
@@ -252,7 +247,7 @@ class QuadraticExactSolver:
         self.minimizer = -np.linalg.solve(self.hessian, self._gradient(np.zeros(len(self.hessian))))
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        """Return the solution at ``outer_var``; no guess is needed."""
+        """Return the solution at ``outer_var``."""
         x = np.asarray(outer_var, np.float64)
         z, v = self._solutions(x)
         inner, outer = self.inner, self.outer
@@ -345,6 +340,6 @@ class QuadraticBounds:
         self._c, self._e = self._metric.operator_norm(outer.b), self._metric.operator_norm(inner.b)
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds in the metric of the inner Hessian."""
+        """Return the bounds at a point."""
         delta, v_residual = self._metric.dual_norm(direction.inner_var), self._metric.dual_norm(direction.v)
         return Bounds(delta, 1.0, v_residual, 0.0, self._b, self._c, self._e, self._metric.least)

@@ -152,24 +152,20 @@ def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:
 def _standardize(
     dtype: DTypeLike | None, train: np.ndarray, *others: np.ndarray, floor: float = 0.0
 ) -> list[np.ndarray]:
-    """Center and scale columns by mean and deviation of the training rows; a constant column becomes 0."""
+    """Center and scale columns by mean and deviation of the training rows; a constant column becomes 0.
+
+    No copy of a whole table in float64 is made.
+    """
     mean = train.mean(0, dtype=np.float64)
-    deviation = np.maximum(_deviation(train, mean), floor)
+    deviation = np.sqrt(sum(np.square(train[part] - mean).sum(0) for part in _chunks(len(train))) / len(train))
+    deviation = np.maximum(deviation, floor)
     scale = np.where(deviation > 0, deviation, 1.0)
-    return [_scale(rows, mean, scale, resolve_dtype(dtype, train)) for rows in (train, *others)]
+    tables = [np.empty(rows.shape, resolve_dtype(dtype, train)) for rows in (train, *others)]
+    for table, rows in zip(tables, (train, *others), strict=True):
+        for part in _chunks(len(rows)):
+            table[part] = (rows[part] - mean) / scale
+    return tables
 
 
 def _chunks(n: int) -> Iterator[slice]:
-    """Cut n rows in pieces, so that no wide copy of a whole table is made."""
     return (slice(begin, begin + _CHUNK) for begin in range(0, n, _CHUNK))
-
-
-def _deviation(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    return np.sqrt(sum(np.square(rows[part] - mean).sum(0) for part in _chunks(len(rows))) / len(rows))
-
-
-def _scale(rows: np.ndarray, mean: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    out = np.empty(rows.shape, dtype)
-    for part in _chunks(len(rows)):
-        out[part] = (rows[part] - mean) / scale
-    return out

@@ -1,10 +1,4 @@
-"""Selection of penalties for least squares: l = ½ (d'z - t)², see :mod:`bilevel.problems.linear`.
-
-    G = mean ½ (d'z - t)² + ½ sum_k exp(x_g(k)) z_k²  on training rows
-    F = mean ½ (d'z - t)²                             on validation rows
-
-Constants are sampled.
-"""
+"""Selection of penalties for least squares: l = ½ (d'z - y)² in :mod:`bilevel.problems.linear`."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,10 +11,10 @@ from numpy.typing import DTypeLike
 from bilevel._precision import resolve_dtype
 from bilevel._types import AnyArray, Array
 from bilevel.oracles import Samples
-from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_data, check_tables
+from bilevel.problems.base import BilevelProblem, lay_out
+from bilevel.problems.checks import check_data, check_groups, check_tables
 from bilevel.problems.exact import ExactSolution, cholesky
-from bilevel.problems.linear import Fit, LinearExactSolver, LinearOracles, penalty_selection
+from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
 from bilevel.problems.losses import SQUARED
 
 
@@ -59,18 +53,14 @@ def ridge_selection(
     targets = check_data("y_train", y_train), check_data("y_val", y_val)
     tables = check_tables(X_train, targets[0], X_val, targets[1])
     train, validation = (Regression(*(part.astype(np.float64, copy=False) for part in table)) for table in tables)
-    return penalty_selection(
-        RidgeOracles,
-        (train, validation),
-        (inner_var, outer_var),
-        lambda dim, n_penalties: (np.zeros(dim), np.full(n_penalties, -2.0)),
-        groups,
-        outer_bounds,
-        dtype,
-        np.random.default_rng(seed),
-        name="ridge_selection",
-        exact_solver=RidgeExactSolver,
-    )
+    dim = train.features.shape[1]
+    groups, n_penalties = check_groups(groups, dim)
+    defaults, rng = (np.zeros(dim), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
+    starts = inner_var, outer_var
+    parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
+    oracles = RidgeOracles(**parts, groups=groups)
+    solver = RidgeExactSolver(oracles)
+    return BilevelProblem(oracles, start, solver, "ridge_selection", certificate_bounds=LinearBounds)
 
 
 class Regression(NamedTuple):

@@ -17,10 +17,10 @@ from bilevel._precision import arithmetic
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.problems.certificate import NOTHING, Bounds
+from bilevel.problems.constants import Found, Region, Values, box_around, radius_with_start
 
 if TYPE_CHECKING:
     from bilevel.problems.base import BilevelProblem
-from bilevel.problems.constants import Found, Region, Values, box_around, radius_with_start
 
 _DRAWS, _ASCENTS = 512, 12
 

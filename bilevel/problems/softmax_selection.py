@@ -34,19 +34,9 @@ from bilevel._precision import resolve_dtype
 from bilevel._types import Array, InnerPass, Point
 from bilevel.oracles import Samples
 from bilevel.oracles.samples import STATIC
-from bilevel.problems import softmax
+from bilevel.problems import certificate, softmax
 from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.certificate import (
-    DENSE,
-    Bounds,
-    Metric,
-    ball,
-    largest,
-    norms,
-    penalty_bounds,
-    second_moment,
-    whiten,
-)
+from bilevel.problems.certificate import Bounds, Metric
 from bilevel.problems.checks import check_choice, check_groups
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.linear import LOG_PENALTIES, expand_groups, sum_groups
@@ -90,18 +80,12 @@ def softmax_selection(
     check_choice("per", per, PENALTIES)
     data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
     n_members = shape[1] if per == "class" else shape[0]
-    groups = check_groups(groups, n_members, per)
-    defaults = np.zeros(shape), np.full(n_members if groups is None else groups.max() + 1, -2.0)
-    rng = np.random.default_rng(seed)
+    groups, n_penalties = check_groups(groups, n_members, per)
+    defaults, rng = (np.zeros(shape), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
-    oracles = SoftmaxSelectionOracles(**parts, per=per, groups=None if groups is None else jnp.asarray(groups))
-    return BilevelProblem(
-        oracles,
-        start,
-        IterativeExactSolver(oracles, start),
-        "softmax_selection",
-        certificate_bounds=SoftmaxSelectionBounds,
-    )
+    oracles = SoftmaxSelectionOracles(**parts, per=per, groups=groups)
+    solver = IterativeExactSolver(oracles, start)
+    return BilevelProblem(oracles, start, solver, "softmax_selection", certificate_bounds=SoftmaxSelectionBounds)
 
 
 @jax.tree_util.register_dataclass
@@ -171,10 +155,10 @@ class SoftmaxSelectionBounds:
         members = np.indices(problem.start.inner_var.shape)[1 - PENALTIES.index(oracles.per)].ravel()
         self._groups = members if oracles.groups is None else np.asarray(oracles.groups)[members]
         size = problem.start.inner_var.size
-        self._dense = size <= DENSE and max(oracles.n_inner, oracles.n_outer) * size**2 <= _MOST_WORK
+        self._dense = size <= certificate.DENSE and max(oracles.n_inner, oracles.n_outer) * size**2 <= _MOST_WORK
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds in the better of the two metrics."""
+        """Return the bounds at a point."""
         found = self._among_penalties(point, direction)
         if not self._dense:
             return found
@@ -183,7 +167,7 @@ class SoftmaxSelectionBounds:
             a, b, delta, mu = local.moves(direction)
         except np.linalg.LinAlgError:
             return found
-        near = penalty_bounds(local.metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
+        near = certificate.penalty_bounds(local.metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
         return min(found, near, key=lambda bounds: bounds.error)
 
     def _among_penalties(self, point: Point, direction: Point) -> Bounds:
@@ -191,8 +175,9 @@ class SoftmaxSelectionBounds:
         weakest = penalties.reshape(point.inner_var.shape).min(axis=1)
         metric = Metric.diagonal(penalties)
         delta = metric.dual_norm(direction.inner_var.ravel())
-        a, b = (largest(matrix) for matrix in _moves(self._oracles, point, 1 / np.sqrt(weakest), np.float64(delta)))
-        return penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=1.0, a=a, b=b)
+        moves = _moves(self._oracles, point, 1 / np.sqrt(weakest), np.float64(delta))
+        a, b = map(certificate.largest, moves)
+        return certificate.penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=1.0, a=a, b=b)
 
 
 @jax.jit
@@ -201,16 +186,16 @@ def _moves(oracles: SoftmaxSelectionOracles, point: Point, inverse_root: Array, 
 
     def curvatures(data: Labeled, whitened: Array) -> Array:
         p = softmax.probabilities(data.features @ point.inner_var)
-        return softmax.largest_curvatures(p, norms(whitened) * delta)
+        return softmax.largest_curvatures(p, certificate.norms(whitened) * delta)
 
     def inner(data: Labeled, weights: Array) -> Array:
-        whitened = whiten(data.features.T, inverse_root)
+        whitened = certificate.whiten(data.features.T, inverse_root)
         bends = softmax.largest_bends(data.features @ point.v, curvatures(data, whitened))
-        return second_moment(whitened, weights * bends)
+        return certificate.second_moment(whitened, weights * bends)
 
     def outer(data: Labeled, weights: Array) -> Array:
-        whitened = whiten(data.features.T, inverse_root)
-        return second_moment(whitened, weights * curvatures(data, whitened))
+        whitened = certificate.whiten(data.features.T, inverse_root)
+        return certificate.second_moment(whitened, weights * curvatures(data, whitened))
 
     return oracles.inner_samples.mean(inner), oracles.outer_samples.mean(outer)
 
@@ -228,7 +213,7 @@ class LocalMetric:
 
     def moves(self, direction: Point) -> tuple[float, float, float, float]:
         """Return a, b, δ and μ; LinAlgError where no ball is known to hold z*."""
-        found = ball(self.metric, self.metric.dual_norm(direction.inner_var.ravel()), self._least_hessian)
+        found = certificate.ball(self.metric, self.metric.dual_norm(direction.inner_var.ravel()), self._least_hessian)
         if found is None:
             raise np.linalg.LinAlgError("no ball")
         a, b = (self.metric.largest(self._curvature(kind, found[0])) for kind in ("bend", "slope"))

@@ -107,16 +107,10 @@ def worst_case(
     amplitude, width, _ = scales
     oracles = kind(inner, outer, alpha=ALPHA, amplitude=amplitude, width=width, curvature=curvature)
     start = Point(*(np.zeros(dim, dtype) for _ in Point._fields))
-    given = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon}
-    return BilevelProblem(
-        oracles,
-        start,
-        WorstCaseExactSolver(oracles),
-        f"worst_case ({normalization})",
-        info=given | _known(n_outer, scales),
-        find_constants=worst_case_constants,
-        certificate_bounds=WorstCaseBounds,
-    )
+    info = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon} | _numbers(n_outer, scales)
+    known: dict[str, Any] = {"find_constants": worst_case_constants, "certificate_bounds": WorstCaseBounds}
+    solver, name = WorstCaseExactSolver(oracles), f"worst_case ({normalization})"
+    return BilevelProblem(oracles, start, solver, name, info=info, **known)
 
 
 class Scales(NamedTuple):
@@ -143,7 +137,7 @@ def _scales(m: int, epsilon: float, each: float, gap: float) -> Scales:
     return Scales(amplitude, sqrt(5 * amplitude / each), floor(budget / epsilon))
 
 
-def _known(m: int, scales: Scales) -> dict[str, float]:
+def _numbers(m: int, scales: Scales) -> dict[str, float]:
     """Return what is known in closed form of m chains with these scales."""
     smoothness = scales.amplitude / scales.width**2 * _chain_smoothness(scales.length)
     chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * scales.length * GAMMA_AT_0
@@ -284,7 +278,7 @@ class WorstCaseExactSolver:
         self._in_float64 = cache(partial(oracles.astype, np.float64))  # made when first asked for
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        """Return the solution at ``outer_var``; no guess is needed."""
+        """Return the solution at ``outer_var``."""
         x = np.asarray(outer_var, np.float64)
         with arithmetic(np.float64):
             value, outer = _outer_value_and_grads(self._in_float64(), Point(x, x, x))
@@ -343,6 +337,6 @@ class WorstCaseBounds:
         self._mu, self._smoothness = problem.oracles.curvature, problem.info["outer_smoothness"]
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds in the Euclidean metric."""
+        """Return the bounds at a point."""
         delta = float(np.linalg.norm(direction.inner_var)) / self._mu
         return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), 0.0, self._smoothness, 0.0, self._mu)
