@@ -174,10 +174,10 @@ def select_(store: ResultsFolder, metric: SelectionMetric = None) -> None:
         best = select(results.read(), metric or "value")
     setting = _table.Column("setting", overflow="fold")
     columns = ("experiment", "solver", setting, best["metric"].iloc[0], "20 – 80 %", "seeds", "diverged")
-    _print_table(columns, map(_selected, best.to_dict("records")))
+    _print_table(columns, map(_describe_selection, best.to_dict("records")))
 
 
-def _selected(row: dict[str, Any]) -> tuple[str, ...]:
+def _describe_selection(row: dict[str, Any]) -> tuple[str, ...]:
     named = {name.removeprefix("param_"): value for name, value in row.items() if name.startswith("param_")}
     numbers = {name: value for name, value in named.items() if isinstance(value, int | float) and value == value}
     setting = ", ".join(f"{name}={value:g}" for name, value in numbers.items() if not isinstance(value, bool))

@@ -83,7 +83,7 @@ def file_names(shown: Sequence[Section]) -> list[str]:
 
 def draw(section: Section, looks: dict[str, Look]) -> Figure:
     """Draw one metric against seconds and against oracle calls, where each is known, one panel below the other."""
-    metric = section.metric if section.metric in section.drawn(0) else section.drawn(0)[0]
+    metric = section.metric if section.metric in section.with_curves(0) else section.with_curves(0)[0]
     known = {axis for name, axis, _ in section.curves if name == metric}
     panels = [axis for axis in ("seconds", "calls") if axis in known]
     solvers = [solver for solver in looks if any(key[0] == metric and key[2] == solver for key in section.curves)]

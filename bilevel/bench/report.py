@@ -108,7 +108,7 @@ def _draw(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
         "id": name,
         "metrics": [
             {"name": name, "label": section.metrics[name].label, "log": section.on_log_scale(name)}
-            for name in section.drawn(0)
+            for name in section.with_curves(0)
         ],
         "settings": {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders},
         "curves": [
@@ -132,7 +132,7 @@ def _describe(section: Section) -> dict[str, Any]:
         "heading": f"{section.problem} ({section.experiment})",
         "arguments": ", ".join(f"{name} {value}" for name, value in section.arguments.items()),
         "selected_by": describe(section.metric).label,
-        "axes": {axis: AXES[axis] for axis in section.drawn(1)},
+        "axes": {axis: AXES[axis] for axis in section.with_curves(1)},
         "tabled_metrics": [section.metrics[name].label for name in tabled],
         "finals": [_final_row(one, tabled, section) for one in ranked],
         "reached": describe(_REACHED).label,

@@ -138,7 +138,7 @@ class Store:
 
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
-        return {cell for table in self._tables(["cell", "final"]) for cell in _finished(table)}
+        return {cell for table in self._tables(["cell", "final"]) for cell in _list_finished(table)}
 
     def read(self, phase: str | None = None) -> Frame:
         """Return all rows, those of a cell that two processes wrote once.
@@ -257,14 +257,14 @@ def _set_aside(path: Path, problem: str) -> None:
     warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
 
 
-def _finished(table: Arrow) -> list[str]:
+def _list_finished(table: Arrow) -> list[str]:
     return table.filter(table["final"])["cell"].to_pylist()
 
 
 def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
     """Keep each cell in one table: the first where it is finished, or else the first."""
     home: dict[str, int] = {}
-    for cells_of in (_finished, lambda table: table["cell"].to_pylist()):
+    for cells_of in (_list_finished, lambda table: table["cell"].to_pylist()):
         for place, table in enumerate(tables):
             for cell in cells_of(table):
                 home.setdefault(cell, place)
