@@ -3,7 +3,7 @@
     python benchmarks/auto.py [--sets IJCNN1,separable] [--seconds 3] [--folder results/auto]
 
 Each data set is a unit of its own and leaves a JSON file in the folder; whatever lies there is joined into the tables,
-written to auto.md beside the files, and the figure docs/auto.png. IJCNN1 and Covertype are looked for as
+written to auto.md beside the files, and the figure reports/auto.png. IJCNN1 and Covertype are looked for as
 `bilevel.datasets` does.
 
 Seconds are those of stepping alone; baselines have ten times as many. The plain methods are tuned by a sweep, which
@@ -34,7 +34,7 @@ BASELINES = (*TUNED, "Exact")
 STEPS, RATIOS = np.geomspace(1 / 32, 16, 10), np.geomspace(1e-3, 1, 7)  # steps are relative to 1 / L
 TOLERANCES = {"1 %": 1e-2, "0.1 %": 1e-3}
 SETTLED, PATIENCE = 3, 10  # times the seconds, for the longer run and for the baselines
-FIGURE = Path(__file__).parents[1] / "docs" / "auto.png"
+FIGURE = Path(__file__).parents[1] / "reports" / "auto.png"
 
 
 def measured(name, seconds, known):
@@ -73,7 +73,7 @@ def tuned(problem, cls, calls):
     """The best of the grid after so many calls, by h."""
     curvature = largest_curvature(problem)
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(64, "blocks")
+        oracles = problem.oracles.with_batches(64, "blocks")
         settings = [cls(step / curvature, ratio).resolve(oracles) for step, ratio in product(STEPS, RATIOS)]
     (cells,) = sweep(problem, settings, [0], calls)
     values = [cell.rows[-1].get("value", np.nan) if cell.status != "diverged" else np.nan for cell in cells]
@@ -202,4 +202,5 @@ def main():
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

@@ -4,7 +4,7 @@
 
 Each data set and seed is measured in a process of its own, one at a time. Each data set leaves a JSON file in
 the folder; seeds that it holds are not measured again (delete it to do so), and whatever lies there is joined into the
-tables, written to estimators.md beside the files, and into the figure docs/estimators.png. IJCNN1 and Covertype are
+tables, written to estimators.md beside the files, and into the figure reports/estimators.png. IJCNN1 and Covertype are
 left out where `bilevel.datasets` has no file of them. Needs pip install 'bilevel[compare]'.
 
 Of what a method has found within some seconds, the model counts that is best by the method's own score: the loss on
@@ -23,6 +23,8 @@ from estimator_sets import SETS, Effort, Found, baselines
 from markdown import number, table
 from own_process import answer
 
+import bilevel
+
 FULL = Effort((1, 5, 20), (3, 10, 30), 100, 10_000, (10, 100, 1000, 10_000), ("per_feature", "single"))
 QUICK = Effort((1, 60), (3,), 4, 8, (30,), ("per_feature",))
 QUICK_SETS = ("breast cancer", "diabetes")
@@ -38,7 +40,7 @@ COLOURS = (
     "RidgeCV",
     "LassoCV",
 )
-FIGURE = Path(__file__).parents[1] / "docs" / "estimators.png"
+FIGURE = Path(__file__).parents[1] / "reports" / "estimators.png"
 
 
 def measured(name, seed, effort):
@@ -268,4 +270,5 @@ def parsed(arguments):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

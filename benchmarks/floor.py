@@ -12,8 +12,8 @@ import numpy as np
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 
 # The products back with the rows, or all products where D is affine, can serve both points of a difference at once.
 TAKE_DIFFERENCES = (bilevel.SRBA, bilevel.SPABA, bilevel.MRBO, bilevel.VRBO, bilevel.SUSTAIN, bilevel.FSLA)
@@ -40,7 +40,7 @@ class CountedDraws:
 def floor_seconds(shape, solver, speed):
     """Seconds per step, full-batch passes spread over the steps between them."""
     with arithmetic(shape.problem.dtype):
-        oracles = shape.problem.oracles.batched(solver.batch_size, solver.sampling)
+        oracles = shape.problem.oracles.with_batches(solver.batch_size, solver.sampling)
         solver = solver.resolve(oracles).cast(shape.problem.dtype)
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         state = jax.eval_shape(initial_state, solver, oracles, shape.problem.start)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from markdown import number, table
 
+import bilevel
 from bilevel.bench.cells import build_problem, group_tasks, run_task
 from bilevel.bench.config import load_config
 
@@ -76,4 +77,5 @@ class Found:
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

@@ -55,7 +55,7 @@ def point(n, p):
     """Seconds per epoch, seconds per full-batch pass, and megabytes at the peak, building included."""
     before = peak_with_jax()
     data = shapes.signed_rows(n // 2, n - n // 2, p)
-    problem = bilevel.problems.logistic_selection(*data, **shapes.logistic_start(p))
+    problem = bilevel.problems.logistic_selection(*data, **shapes.logistic_start(p), dtype="float32")
     del data
     problem = shapes.without_exact_solver(problem)
     return seconds_per_epoch(problem), seconds_per_pass(problem), (peak_bytes() - before) / 1e6
@@ -79,7 +79,7 @@ def seconds_per_epoch(problem):
 def seconds_per_pass(problem):
     """The best of some passes."""
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(shapes.BATCH, "blocks")
+        oracles = problem.oracles.with_batches(shapes.BATCH, "blocks")
         direction = jax.jit(lambda oracles, point: oracles.direction(point))
         jax.block_until_ready(direction(oracles, problem.start))
         times = []
@@ -91,4 +91,5 @@ def seconds_per_pass(problem):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     print(json.dumps(point(*map(int, sys.argv[1:]))))

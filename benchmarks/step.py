@@ -16,9 +16,10 @@ import textbook_methods
 from markdown import number, table
 
 import bilevel
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.result import Status
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import RowwiseOracles
+from bilevel.solvers import Solver
 
 # Microseconds.
 GOALS = {
@@ -31,7 +32,7 @@ GOALS = {
 }
 OURS, TEXTBOOK = "ours", "textbook"
 FEW = ("SRBA", "SABA", "SOBA")
-EVERY = tuple(name for name, cls in bilevel.SOLVERS.items() if cls.compiled)
+EVERY = tuple(name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver))
 
 
 @dataclass
@@ -114,7 +115,7 @@ def solver_of(name, shape, batch):
 
 def period_of(shape, solver):
     """Steps from one full-batch pass to the next; 1 where there is none."""
-    resolved = solver.resolve(shape.problem.oracles.batched(solver.batch_size, solver.sampling))
+    resolved = solver.resolve(shape.problem.oracles.with_batches(solver.batch_size, solver.sampling))
     return resolved.parameters().get("period") or 1
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import jax
 
 from bilevel import datasets
+from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
 from bilevel.bench.config import load_config
 from bilevel.bench.execute import Where, execute
@@ -229,14 +230,14 @@ def complexity(
     n_seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of each stochastic solver at each size")] = 5,
 ) -> None:
     """Measure how oracle calls to a stationary point grow with n + m and with 1/epsilon, beside what is proved."""
-    from bilevel.theory.complexity import METHODS, SIZES, Measurement, figure, measure, table
+    from bilevel.theory.complexity import METHODS, SIZES, Measurement, figure, measure_complexity, table
 
     sizes = [size for size in SIZES if size <= largest]
     found: list[Measurement] = []
     with _errors_in_a_line(), _progress.Progress(console=err) as bar:
         for method in METHODS:
             task = bar.add_task(method.name, total=None)
-            found += measure(method, sizes, seeds=range(n_seeds))
+            found += measure_complexity(method, sizes, seeds=range(n_seeds))
             bar.update(task, total=1, completed=1)
         figure(found, out_folder / "complexity.png")
     lines = [",".join(Measurement._fields), *(",".join(map(str, row)) for row in found)]
@@ -295,5 +296,11 @@ class _Live:
         self.bar.console.print(f"[red]{_markup.escape(title)} failed:[/] {_markup.escape(error)}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command line, with fused loops; before anything is computed."""
+    fuse_cpu_loops()
     app()
+
+
+if __name__ == "__main__":
+    main()

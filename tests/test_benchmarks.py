@@ -12,6 +12,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import run_key
+from bilevel.solvers import Solver
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 BATCH, STEPS, STEP_SIZE, OUTER_RATIO = 8, 12, 0.05, 0.1
@@ -23,7 +24,7 @@ TINY = {
 BASELINES = ("SABA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
 QUICK = [("IJCNN1", "SRBA"), ("IJCNN1", "SOBA")]
 PAIRS = [(problem, solver) for problem in TINY for solver in ("SRBA", "SOBA", *BASELINES)]
-COMPILED = [name for name, cls in bilevel.SOLVERS.items() if cls.compiled]
+COMPILED = [name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver)]
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def textbook_point(script, shape, solver):
     """The point of the textbook version after some steps on the library's blocks."""
     textbook, methods = script("textbook"), script("textbook_methods").METHODS
     with arithmetic(np.float64):
-        oracles = shape.problem.oracles.batched(BATCH, "blocks")
+        oracles = shape.problem.oracles.with_batches(BATCH, "blocks")
 
     def same_blocks(method, key, index):
         inner, outer = method.batches()

@@ -21,12 +21,12 @@ import jax
 import numpy as np
 
 from bilevel._precision import arithmetic
-from bilevel.engine.driver import check_batch
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
+from bilevel.engine.steps import prepare
 from bilevel.engine.sweep import CellResult, sweep
 from bilevel.problems import PROBLEMS, BilevelProblem
-from bilevel.solvers import SOLVERS, Solver
+from bilevel.solvers import SOLVERS, HostSolver, SolverBase
 
 Pairs: TypeAlias = tuple[tuple[str, Any], ...]
 Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
@@ -101,27 +101,21 @@ class Task:
 @functools.lru_cache(maxsize=2)
 def build_problem(problem: str, arguments: Pairs) -> BilevelProblem:
     """Return the problem of a cell; the last ones are remembered."""
-    built = PROBLEMS[problem](**dict(arguments))
-    # A compiled sweep takes metrics as pytrees; a plain function is none.
-    plain = {name: jax.tree_util.Partial(of) for name, of in built.metrics.items() if jax.tree_util.all_leaves([of])}
-    return dataclasses.replace(built, metrics={**built.metrics, **plain}) if plain else built
+    return PROBLEMS[problem](**dict(arguments))
 
 
 @functools.cache
-def parameter_types(solver: type[Solver]) -> dict[str, type]:
+def parameter_types(solver: type[SolverBase]) -> dict[str, type]:
     """Return the type of each hyper-parameter, without the None that some allow."""
     hints = typing.get_type_hints(solver)
     names = [field.name for field in dataclasses.fields(solver)]
     return {name: (*typing.get_args(hints[name]), hints[name])[0] for name in names}
 
 
-def _build_solver(cell: Cell, problem: BilevelProblem | None = None) -> Solver:
+def _build_solver(cell: Cell, problem: BilevelProblem | None = None) -> SolverBase:
     """Return the solver of a cell with its defaults filled in, those of the cell's problem where none is given."""
     problem = problem or build_problem(cell.problem, cell.problem_arguments)
-    solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    check_batch(problem, solver)
-    with arithmetic(problem.dtype):
-        return solver.resolve(problem.oracles.batched(solver.batch_size, solver.sampling))
+    return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters))).solver
 
 
 def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
@@ -150,7 +144,7 @@ def _group_key(cell: Cell, seeds_together: bool) -> Any:
     # in the place of a number stands for static ones too.
     words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
     kind = (cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words)
-    if not solver.compiled:
+    if isinstance(solver, HostSolver):
         return (kind, cell.parameters)
     return kind if seeds_together else (kind, cell.seed)
 
@@ -158,7 +152,7 @@ def _group_key(cell: Cell, seeds_together: bool) -> Any:
 def _split(group: list[Cell]) -> Iterator[list[Cell]]:
     """Split a group so that the states of its runs fit into memory together."""
     solver = _build_solver(group[0])
-    if not solver.compiled:
+    if isinstance(solver, HostSolver):
         yield group
         return
     problem = build_problem(group[0].problem, group[0].problem_arguments)
@@ -170,10 +164,10 @@ def _split(group: list[Cell]) -> Iterator[list[Cell]]:
         yield [cell for cell in group if cell.parameters in chosen]
 
 
-def _state_bytes(problem: BilevelProblem, solver: Solver) -> int:
-    with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
-        state = jax.eval_shape(solver.cast(problem.dtype).init, oracles, problem.start)
+def _state_bytes(problem: BilevelProblem, solver: SolverBase) -> int:
+    _, oracles, start, dtype = prepare(problem, solver)
+    with arithmetic(dtype):
+        state = jax.eval_shape(solver.cast(dtype).init, oracles, start)
     return int(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
 
 
@@ -181,10 +175,10 @@ def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
     """Run the cells of a task of the sweep and return their rows."""
     first = task.cells[0]
     problem = build_problem(first.problem, first.problem_arguments)
-    if not _build_solver(first).compiled:
+    if isinstance(_build_solver(first), HostSolver):
         return _run_once(problem, task.cells)
     settings = {cell.parameters: cell for cell in task.cells}
-    solvers = {pairs: _build_solver(cell) for pairs, cell in settings.items()}
+    solvers: dict[Pairs, Any] = {pairs: _build_solver(cell) for pairs, cell in settings.items()}
     seeds = sorted({cell.seed for cell in task.cells})
     where = {(cell.seed, cell.parameters): cell for cell in task.cells}
     assert first.max_calls is not None
@@ -213,7 +207,7 @@ def time_cell(cell: Cell) -> Rows:
     return make_rows(cell, solver, _run_alone(problem, solver, cell))
 
 
-def _run_alone(problem: BilevelProblem, solver: Solver, cell: Cell) -> CellResult:
+def _run_alone(problem: BilevelProblem, solver: SolverBase, cell: Cell) -> CellResult:
     result = run(problem, solver, seed=cell.seed, max_calls=cell.max_calls, max_seconds=cell.max_seconds)
     if result.status is Status.interrupted:
         raise KeyboardInterrupt  # `run` gives what it has, but half a cell is none
@@ -223,7 +217,7 @@ def _run_alone(problem: BilevelProblem, solver: Solver, cell: Cell) -> CellResul
     return CellResult(rows, result.status, memory)
 
 
-def make_rows(cell: Cell, solver: Solver, result: CellResult) -> Rows:
+def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> Rows:
     """Return the rows of a cell as the store keeps them, the last one final."""
     common = {
         "cell": cell.id,

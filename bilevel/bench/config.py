@@ -21,7 +21,7 @@ from bilevel._precision import as_float_dtype
 from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs, Setting, parameter_types
 from bilevel.engine.metrics import METRICS
 from bilevel.problems import PROBLEMS
-from bilevel.solvers import SOLVERS, Solver
+from bilevel.solvers import SOLVERS, SolverBase
 
 Seeds: TypeAlias = int | Collection[int]  # how many, or which
 
@@ -123,7 +123,7 @@ class Experiment:
             return _list_seeds(_convert(entries, _File).seeds)
 
 
-def _list_parameters(solver: Solver) -> Pairs:
+def _list_parameters(solver: SolverBase) -> Pairs:
     """Return all hyper-parameters but those that are None, so that a cell is the same however its config is written."""
     return tuple(sorted((name, value) for name, value in solver.parameters().items() if value is not None))
 
@@ -259,7 +259,8 @@ def _parse_problem(values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
         if new_per_seed and "seed" in given:
             raise ValueError("`seed` and `new_problem_per_seed = true` exclude each other; leave one out.")
         arguments = msgspec.structs.asdict(_convert(given, _arguments_table(name), "argument"))
-        arguments["dtype"] = as_float_dtype(arguments["dtype"]).name
+        # A cell states its dtype: what JAX's flag makes of the data is no part of a config.
+        arguments["dtype"] = as_float_dtype(arguments["dtype"] or "float32").name
     return name, tuple(sorted(arguments.items()))
 
 
@@ -273,7 +274,7 @@ def _parse_solvers(entries: Any) -> Iterator[Setting]:
             yield from _parse_grid(SOLVERS[name], grid)
 
 
-def _parse_grid(solver: type[Solver], grid: dict[str, Any]) -> Iterator[Setting]:
+def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Setting]:
     """Yield the settings of a grid; hyper-parameters are checked by the solver, which is its own config."""
     types = parameter_types(solver)
     if "period_fraction" in grid and "period" not in types:

@@ -25,7 +25,7 @@ from bilevel.bench.cells import SWEEP, TIMING, parameter_types
 from bilevel.bench.config import Experiment, find_config, load_config
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status
-from bilevel.solvers import SOLVERS, Solver
+from bilevel.solvers import SOLVERS, SolverBase
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
 Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
@@ -44,7 +44,7 @@ def SCHEMA() -> Arrow:
 
 
 @functools.cache
-def _schema(solvers: tuple[type[Solver], ...], metrics: tuple[str, ...]) -> Arrow:
+def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> Arrow:
     pa = require("pyarrow", "bench")
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
@@ -57,7 +57,7 @@ def _schema(solvers: tuple[type[Solver], ...], metrics: tuple[str, ...]) -> Arro
     return pa.schema([(name, pa.type_for_alias(_NAMES[kind])) for name, kind in columns.items()])
 
 
-def _parameters(solvers: tuple[type[Solver], ...]) -> dict[str, type]:
+def _parameters(solvers: tuple[type[SolverBase], ...]) -> dict[str, type]:
     types: dict[str, type] = {}
     for solver in solvers:
         for name, kind in parameter_types(solver).items():

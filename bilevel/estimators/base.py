@@ -20,7 +20,8 @@ from bilevel.engine.run import run
 from bilevel.estimators.rows import Scaling, Split, check_validation_rows, split
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import SRBA, Exact
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
+from bilevel.solvers.host import HostSolver
 
 _EVALUATIONS = 10
 _BATCH = 64
@@ -76,7 +77,7 @@ def find_start(problem: BilevelProblem, candidates: list[np.ndarray], lead: int 
     return Start(replace(problem, start=start), candidates[best], solutions[best].value)
 
 
-def choose_solver(problem: BilevelProblem, *, exact_if_small: bool) -> Solver:
+def choose_solver(problem: BilevelProblem, *, exact_if_small: bool) -> SolverBase:
     """Return a solver that needs no tuning: stochastic, or exact where that takes a second in all."""
     if exact_if_small and problem.n_inner * problem.start.inner_var.size**2 <= _SMALL:
         return Exact()
@@ -90,7 +91,7 @@ class BilevelEstimator(BaseEstimator):
     fit_intercept: bool = True
     standardize: bool = True
     validation_fraction: float = 0.25
-    solver: Solver | None = None
+    solver: SolverBase | None = None
     max_iter: int = 3000
     tol: float = 1e-3
     random_state: Any = None
@@ -118,7 +119,7 @@ class BilevelEstimator(BaseEstimator):
         check_bools(self, "fit_intercept", "standardize")
         if not isinstance(self.verbose, Integral) or self.verbose < 0:
             refuse(self, "verbose", "an int in the range [0, inf)")
-        if self.solver is not None and not isinstance(self.solver, Solver):
+        if self.solver is not None and not isinstance(self.solver, SolverBase):
             refuse(self, "solver", "None or a solver of `bilevel`, such as bilevel.SRBA(step_size=0.1)")
 
     def _prepare(self, X: Any, y: Any, X_val: Any, y_val: Any, seed: int) -> tuple[Split, Scaling]:
@@ -145,34 +146,29 @@ class BilevelEstimator(BaseEstimator):
         X = validate_data(self, X, reset=False, accept_sparse="csr")
         return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
 
-    def _solve(self, start: Start, seed: int, untuned: Solver) -> np.ndarray:
+    def _solve(self, start: Start, seed: int, untuned: SolverBase) -> np.ndarray:
         """Return the best x found by the solver, or by the untuned one, and note how the run went."""
         solver = untuned if self.solver is None else self.solver
-        visited: list[Point] = []
-
-        def remember(point: Point) -> float:
-            visited.append(point)
-            return 0.0
-
         with warnings.catch_warnings():
             # The best x, by exact values, is kept, however far estimates have drifted since.
             warnings.filterwarnings("ignore", "SRBA's recursive estimate", RuntimeWarning)
             result = run(
-                replace(start.problem, metrics={"moved": remember}),
+                start.problem,
                 solver,
                 seed=seed,
                 max_steps=self.max_iter,
                 tolerance=(self.tol * start.value) ** 2,
-                eval_every=max(1, self.max_iter // _EVALUATIONS) if solver.compiled else 1,
+                eval_every=1 if isinstance(solver, HostSolver) else max(1, self.max_iter // _EVALUATIONS),
                 progress=self.verbose > 0,
             )
         self.history_ = result.history
         self.n_calls_ = sum(result.calls)
         self.n_iter_ = max(1, int(result.history["step"][-1]))
         self.status_ = str(result.status)
-        values = np.nan_to_num(result.history["value"], nan=np.inf)
-        best = visited[int(values.argmin())] if values.min() < start.value else None
-        return start.outer_var if best is None else np.asarray(best.outer_var, np.float64)
+        best = result.best_point
+        if best is None or not np.nanmin(result.history["value"]) < start.value:
+            return start.outer_var
+        return np.asarray(best.outer_var, np.float64)
 
     def _report_status(self) -> None:
         """Warn of a run that did not end well; pass Ctrl-C on, now that what it found is kept."""

@@ -175,7 +175,7 @@ def test_half_a_cell_is_not_given(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilevel.engine.driver.Runner._advance_to", interrupted)
+    monkeypatch.setattr("bilevel.engine.steps.CompiledSteps.advance", interrupted)
     experiment = tiny.experiment(tmp_path, seconds=tiny.SECONDS)
     parameters = (("batch_size", 8), ("outer_ratio", 1.0), ("sampling", "blocks"), ("step_size", 0.05))
     cell, _ = experiment.timing_cells([("SOBA", parameters)], N_INNER, N_OUTER)
@@ -210,7 +210,7 @@ period = PERIOD
 
 def test_a_default_and_the_number_it_comes_to_are_one_cell(tmp_path):
     problem = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, dtype="float64")
-    oracles = problem.oracles.batched(8, "blocks")
+    oracles = problem.oracles.with_batches(8, "blocks")
     period = bilevel.SRBA(0.05, 1.0, 8).resolve(oracles).period
     counts = []
     for number in (period, period + 1):
