@@ -23,10 +23,11 @@ import numpy as np
 from bilevel._precision import arithmetic
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
-from bilevel.engine.steps import prepare
+from bilevel.engine.steps import Prepared, prepare
 from bilevel.engine.sweep import CellResult, sweep
 from bilevel.problems import PROBLEMS, BilevelProblem
-from bilevel.solvers import SOLVERS, HostSolver, SolverBase
+from bilevel.solvers import SOLVERS, SolverBase
+from bilevel.solvers.host import HostSolver
 
 Pairs: TypeAlias = tuple[tuple[str, Any], ...]
 Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
@@ -112,10 +113,10 @@ def parameter_types(solver: type[SolverBase]) -> dict[str, type]:
     return {name: (*typing.get_args(hints[name]), hints[name])[0] for name in names}
 
 
-def _build_solver(cell: Cell, problem: BilevelProblem | None = None) -> SolverBase:
+def _prepare(cell: Cell, problem: BilevelProblem | None = None) -> Prepared:
     """Return the solver of a cell with its defaults filled in, those of the cell's problem where none is given."""
     problem = problem or build_problem(cell.problem, cell.problem_arguments)
-    return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters))).solver
+    return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters)))
 
 
 def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
@@ -125,7 +126,7 @@ def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cel
     for cell in cells:
         stated = cell.solver, cell.parameters
         if stated not in resolved:
-            resolved[stated] = tuple(sorted(_build_solver(cell, problem).parameters().items(), key=str))
+            resolved[stated] = tuple(sorted(_prepare(cell, problem).solver.parameters().items(), key=str))
         first.setdefault((cell.solver, resolved[stated], cell.seed), cell)
     return tuple(first.values())
 
@@ -151,21 +152,20 @@ def _group_key(cell: Cell, seeds_together: bool) -> Any:
 
 def _split(group: list[Cell]) -> Iterator[list[Cell]]:
     """Split a group so that the states of its runs fit into memory together."""
-    solver = _build_solver(group[0])
-    if isinstance(solver, HostSolver):
+    prepared = _prepare(group[0])
+    if isinstance(prepared.solver, HostSolver):
         yield group
         return
-    problem = build_problem(group[0].problem, group[0].problem_arguments)
     settings = list(dict.fromkeys(cell.parameters for cell in group))
     n_seeds = len({cell.seed for cell in group})
-    largest = max(1, MAX_STATE_BYTES // (n_seeds * _state_bytes(problem, solver)))
+    largest = max(1, MAX_STATE_BYTES // (n_seeds * _state_bytes(prepared)))
     for begin in range(0, len(settings), largest):
         chosen = set(settings[begin : begin + largest])
         yield [cell for cell in group if cell.parameters in chosen]
 
 
-def _state_bytes(problem: BilevelProblem, solver: SolverBase) -> int:
-    _, oracles, start, dtype = prepare(problem, solver)
+def _state_bytes(prepared: Prepared) -> int:
+    solver, oracles, start, dtype = prepared
     with arithmetic(dtype):
         state = jax.eval_shape(solver.cast(dtype).init, oracles, start)
     return int(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
@@ -175,10 +175,10 @@ def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
     """Run the cells of a task of the sweep and return their rows."""
     first = task.cells[0]
     problem = build_problem(first.problem, first.problem_arguments)
-    if isinstance(_build_solver(first), HostSolver):
+    if issubclass(SOLVERS[first.solver], HostSolver):
         return _run_once(problem, task.cells)
     settings = {cell.parameters: cell for cell in task.cells}
-    solvers: dict[Pairs, Any] = {pairs: _build_solver(cell) for pairs, cell in settings.items()}
+    solvers: dict[Pairs, Any] = {pairs: _prepare(cell).solver for pairs, cell in settings.items()}
     seeds = sorted({cell.seed for cell in task.cells})
     where = {(cell.seed, cell.parameters): cell for cell in task.cells}
     assert first.max_calls is not None
@@ -194,7 +194,7 @@ def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
 
 def _run_once(problem: BilevelProblem, cells: Sequence[Cell]) -> Rows:
     """Run a deterministic solver once, for all its seeds."""
-    solver = _build_solver(cells[0])
+    solver = _prepare(cells[0]).solver
     result = _run_alone(problem, solver, cells[0])
     unclocked = [{name: value for name, value in row.items() if name != "seconds"} for row in result.rows]
     return [row for cell in cells for row in make_rows(cell, solver, result._replace(rows=unclocked))]
@@ -203,7 +203,7 @@ def _run_once(problem: BilevelProblem, cells: Sequence[Cell]) -> Rows:
 def time_cell(cell: Cell) -> Rows:
     """Run a cell alone, against the clock, and return its rows."""
     assert cell.phase == TIMING
-    problem, solver = build_problem(cell.problem, cell.problem_arguments), _build_solver(cell)
+    problem, solver = build_problem(cell.problem, cell.problem_arguments), _prepare(cell).solver
     return make_rows(cell, solver, _run_alone(problem, solver, cell))
 
 
