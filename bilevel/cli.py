@@ -17,8 +17,7 @@ from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
 from bilevel.bench.config import load_config
 from bilevel.bench.execute import Where, execute
-from bilevel.bench.figures import write_figures
-from bilevel.bench.report import write_report
+from bilevel.bench.report import write_figures, write_report
 from bilevel.bench.select import select
 from bilevel.bench.store import Store
 from bilevel.engine.metrics import METRICS
