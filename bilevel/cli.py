@@ -17,8 +17,7 @@ from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
 from bilevel.bench.config import load_config
 from bilevel.bench.execute import Where, execute
-from bilevel.bench.figures import write_figures
-from bilevel.bench.report import write_report
+from bilevel.bench.report import write_figures, write_report
 from bilevel.bench.select import select
 from bilevel.bench.store import Store
 from bilevel.engine.metrics import METRICS
@@ -31,9 +30,7 @@ _markup = require("rich.markup", "bench")
 _progress = require("rich.progress", "bench")
 _table = require("rich.table", "bench")
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Stochastic bilevel optimization: benchmark, select, report."
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Benchmarks of stochastic bilevel optimization.")
 out = _console.Console()
 err = _console.Console(stderr=True)
 
@@ -173,15 +170,14 @@ def select_(store: ResultsFolder, metric: SelectionMetric = None) -> None:
     with _errors_in_a_line():
         results, metric = _open_store(store, metric)
         best = select(results.read(), metric or "value")
-    setting = _table.Column("setting", overflow="fold")
-    columns = ("experiment", "solver", setting, best["metric"].iloc[0], "20 – 80 %", "seeds", "diverged")
-    _print_table(columns, map(_selected, best.to_dict("records")))
+    columns = ["experiment", "solver", _table.Column("setting", overflow="fold"), best["metric"].iloc[0]]
+    _print_table([*columns, "20 – 80 %", "seeds", "diverged"], map(_describe_selection, best.to_dict("records")))
 
 
-def _selected(row: dict[str, Any]) -> tuple[str, ...]:
+def _describe_selection(row: dict[str, Any]) -> tuple[str, ...]:
     named = {name.removeprefix("param_"): value for name, value in row.items() if name.startswith("param_")}
-    numbers = {name: value for name, value in named.items() if isinstance(value, int | float) and value == value}
-    setting = ", ".join(f"{name}={value:g}" for name, value in numbers.items() if not isinstance(value, bool))
+    numbers = {name: value for name, value in named.items() if type(value) in (int, float) and value == value}
+    setting = ", ".join(f"{name}={value:g}" for name, value in numbers.items())
     spread = (f"{row['median']:.6g}", f"{row['p20']:.4g} – {row['p80']:.4g}")
     return row["experiment"], row["solver"], setting, *spread, str(row["n_seeds"]), str(row["n_diverged"])
 

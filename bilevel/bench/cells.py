@@ -102,10 +102,7 @@ class Task:
 @functools.lru_cache(maxsize=2)
 def build_problem(problem: str, arguments: Pairs) -> BilevelProblem:
     """Return the problem of a cell; the last ones are remembered."""
-    built = PROBLEMS[problem](**dict(arguments))
-    # A compiled sweep takes metrics as pytrees; a plain function is none.
-    plain = {name: jax.tree_util.Partial(of) for name, of in built.metrics.items() if jax.tree_util.all_leaves([of])}
-    return dataclasses.replace(built, metrics={**built.metrics, **plain}) if plain else built
+    return PROBLEMS[problem](**dict(arguments))
 
 
 @functools.cache

@@ -178,7 +178,7 @@ class Section:
             if (curve := make_curve(contender.rows, axis, metric)).is_drawable
         }
 
-    def drawn(self, position: int) -> list[str]:
+    def with_curves(self, position: int) -> list[str]:
         """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 

@@ -25,7 +25,7 @@ from bilevel.bench.cells import SWEEP, TIMING, parameter_types
 from bilevel.bench.config import Experiment, find_config, load_config
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status
-from bilevel.solvers import SOLVERS, Solver
+from bilevel.solvers import SOLVERS, SolverBase
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
 Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
@@ -44,7 +44,7 @@ def SCHEMA() -> Arrow:
 
 
 @functools.cache
-def _schema(solvers: tuple[type[Solver], ...], metrics: tuple[str, ...]) -> Arrow:
+def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> Arrow:
     pa = require("pyarrow", "bench")
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
@@ -57,7 +57,7 @@ def _schema(solvers: tuple[type[Solver], ...], metrics: tuple[str, ...]) -> Arro
     return pa.schema([(name, pa.type_for_alias(_NAMES[kind])) for name, kind in columns.items()])
 
 
-def _parameters(solvers: tuple[type[Solver], ...]) -> dict[str, type]:
+def _parameters(solvers: tuple[type[SolverBase], ...]) -> dict[str, type]:
     types: dict[str, type] = {}
     for solver in solvers:
         for name, kind in parameter_types(solver).items():
@@ -138,7 +138,7 @@ class Store:
 
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
-        return {cell for table in self._tables(["cell", "final"]) for cell in _finished(table)}
+        return {cell for table in self._tables(["cell", "final"]) for cell in _list_finished(table)}
 
     def read(self, phase: str | None = None) -> Frame:
         """Return all rows, those of a cell that two processes wrote once.
@@ -257,14 +257,14 @@ def _set_aside(path: Path, problem: str) -> None:
     warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
 
 
-def _finished(table: Arrow) -> list[str]:
+def _list_finished(table: Arrow) -> list[str]:
     return table.filter(table["final"])["cell"].to_pylist()
 
 
 def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
     """Keep each cell in one table: the first where it is finished, or else the first."""
     home: dict[str, int] = {}
-    for cells_of in (_finished, lambda table: table["cell"].to_pylist()):
+    for cells_of in (_list_finished, lambda table: table["cell"].to_pylist()):
         for place, table in enumerate(tables):
             for cell in cells_of(table):
                 home.setdefault(cell, place)

@@ -10,8 +10,7 @@ import bilevel
 from bilevel.bench import execute as module
 from bilevel.bench.config import ConfigError
 from bilevel.bench.execute import Where, execute
-from bilevel.bench.figures import assign_looks, draw
-from bilevel.bench.report import write_report
+from bilevel.bench.report import assign_looks, draw_figure, write_report
 from bilevel.bench.sections import make_sections
 from bilevel.bench.store import Store
 from tests.bench import tiny
@@ -174,7 +173,7 @@ def test_a_metric_of_the_users_own_is_stored_selected_by_drawn_and_reported(tmp_
     assert watcher.advanced[1][-1] == finals["squared_size"].min()
     (section,) = make_sections(table, "squared_size")
     assert ("squared_size", "seconds", "SOBA") in section.curves
-    assert draw(section, assign_looks(["SOBA"])).axes[0].get_ylabel() == "squared size"
+    assert draw_figure(section, assign_looks(["SOBA"])).axes[0].get_ylabel() == "squared size"
     page = write_report(table, tmp_path / "page", metric="squared_size").read_text()
     assert "Settings selected by the final squared size." in page
     assert '<th scope="col" class="number">squared size</th>' in page

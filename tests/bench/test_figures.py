@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bilevel.bench.figures import COLORS, FONT_SIZE, WIDTH, assign_looks, draw, file_names, write_figures
+from bilevel.bench.report import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
 from bilevel.bench.sections import make_sections
 from tests.bench import tables
 
@@ -72,7 +72,7 @@ def test_two_problems_with_the_same_name_get_different_files(table):
 
 
 def test_a_figure_fits_a_column_and_has_a_panel_for_seconds_and_one_for_calls(table):
-    figure = draw(make_sections(table)[1], assign_looks(table["solver"]))
+    figure = draw_figure(make_sections(table)[1], assign_looks(table["solver"]))
     assert figure.get_figwidth() == WIDTH <= 3.3
     assert [axes.get_xlabel() for axes in figure.axes] == ["seconds", "oracle calls"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
@@ -82,7 +82,7 @@ def test_a_figure_fits_a_column_and_has_a_panel_for_seconds_and_one_for_calls(ta
 
 def test_lines_are_the_median_curves_in_the_colors_of_their_solvers(table):
     section, faces = make_sections(table)[1], assign_looks(table["solver"])
-    for line, solver in zip(draw(section, faces).axes[1].lines, ("SABA", "SOBA", "SRBA"), strict=True):
+    for line, solver in zip(draw_figure(section, faces).axes[1].lines, ("SABA", "SOBA", "SRBA"), strict=True):
         curve = section.curves["value_gap", "calls", solver]
         np.testing.assert_array_equal(line.get_xydata(), np.stack([curve.x, curve.median], axis=1))
         assert line.get_color() == faces[solver].color
@@ -90,7 +90,7 @@ def test_lines_are_the_median_curves_in_the_colors_of_their_solvers(table):
 
 def test_without_a_timing_phase_there_is_no_panel_for_seconds(table):
     section = make_sections(table[table.phase == "sweep"], "outer_value")[0]
-    assert [axes.get_xlabel() for axes in draw(section, assign_looks(table["solver"])).axes] == ["oracle calls"]
+    assert [axes.get_xlabel() for axes in draw_figure(section, assign_looks(table["solver"])).axes] == ["oracle calls"]
 
 
 def test_a_problem_without_a_finite_curve_gets_no_figure(table, tmp_path):

@@ -11,7 +11,8 @@ import pytest
 
 from bilevel.bench.config import load_config
 from bilevel.bench.select import list_settings, select
-from bilevel.bench.store import Store
+from bilevel.bench.store import SCHEMA, Store
+from bilevel.engine.metrics import METRICS, Metric
 
 INF, NAN = math.inf, math.nan
 COUNTS = ["n_converged", "n_out_of_budget", "n_diverged", "n_interrupted"]
@@ -132,6 +133,29 @@ def test_the_largest_area_under_the_curve_wins():
     assert found["param_step_size"] == 0.2
     assert [found["p20"], found["median"], found["p80"]] == pytest.approx([0.74, 0.8, 0.86])
     assert only(select(table(lost), "weight_auc"))["median"] == -INF
+
+
+def test_a_metric_of_the_users_own_is_better_lower_unless_the_registry_says_otherwise(monkeypatch):
+    whole = table(*(rows("SRBA", {"step_size": step}, [0.0], fairness=step) for step in (0.1, 0.2)))
+    assert only(select(whole, "fairness"))["param_step_size"] == 0.1
+    monkeypatch.setitem(METRICS, "fairness", Metric("fairness", "fairness", better="higher"))
+    assert only(select(whole, "fairness"))["param_step_size"] == 0.2
+    assert "fairness" in SCHEMA().names
+
+
+def test_a_column_that_is_no_metric_selects_nothing():
+    whole = table(rows("SRBA", {"step_size": 0.1}, [1.0]))
+    for name in ("seed", "calls", "status", "param_step_size"):
+        with pytest.raises(ValueError, match=re.escape(f"`metric={name!r}`: ")):
+            select(whole, name)
+
+
+def test_a_parameter_that_the_solver_has_no_more_still_tells_settings_apart():
+    whole = table(
+        rows("SRBA", {"step_size": 0.1, "old": "a"}, [2.0, 2.0]),
+        rows("SRBA", {"step_size": 0.1, "old": "b"}, [1.0, 1.0]),
+    )
+    assert list_settings(select(whole, "value")) == (("SRBA", (("old", "b"), ("step_size", 0.1))),)
 
 
 def test_only_final_rows_of_the_sweep_count():
