@@ -4,8 +4,8 @@
 
 The digits of scikit-learn, part of whose training labels are redrawn. The inner problem fits a network to weighted
 training rows; the outer problem chooses the weights, one per row, for a low loss on clean validation rows. Variables
-are pytrees: the network's own parameters inside, {"trust": one number per row} outside. The inner loss is not
-convex, so there is no exact reference; what counts is the test error and how well the weights tell clean rows from
+are pytrees: the network's own parameters inside, {"logits": one number per row} outside. The inner loss is not
+convex, so there is no exact solution; what counts is the test error and how well the weights tell clean rows from
 corrupted ones.
 """
 
@@ -47,7 +47,7 @@ def build(corruption):
     def inner_loss(weights, outer, sample):
         image, label, index = sample
         decay = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(weights))
-        return jax.nn.sigmoid(outer["trust"][index]) * entropy(weights, image, label) + WEIGHT_DECAY * decay
+        return jax.nn.sigmoid(outer["logits"][index]) * entropy(weights, image, label) + WEIGHT_DECAY * decay
 
     def outer_loss(weights, outer, sample):
         return entropy(weights, *sample)
@@ -63,8 +63,8 @@ def build(corruption):
         (X, y, np.arange(N_TRAIN, dtype=np.int32)),
         (X_val, y_val),
         weights,
-        {"trust": np.zeros(N_TRAIN)},
-        metrics={"test_error": test_error, "auc": lambda point: roc_auc_score(~wrong, point.outer_var["trust"])},
+        {"logits": np.zeros(N_TRAIN)},
+        metrics={"test_error": test_error, "auc": lambda point: roc_auc_score(~wrong, point.outer_var["logits"])},
         name="neural cleaning",
     )
 
