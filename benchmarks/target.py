@@ -31,7 +31,7 @@ def measure(quick):
     """The table, or why there is none."""
     if datasets.locate("ijcnn1") is None:
         return "Not measured: there is no IJCNN1; put it into the folder that BILEVEL_DATA names (docs/problems.md)."
-    problem = problems.ijcnn1()
+    problem = problems.ijcnn1(dtype="float32")
     limit, repeats = (0.5, 1) if quick else (15.0, 5)
     rows = []
     for name, solver in SOLVERS.items():

@@ -116,7 +116,7 @@ def indices(samples, rows):
 def trajectory(problem, solver, steps, seed=0, page_length=64):
     """Iterates, states and draws of the first steps, one compiled step at a time."""
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
         traced = solver.resolve(oracles).cast(problem.dtype)
         page = draw_page(traced, oracles, run_key(seed), np.int32(0), page_length)
         states = [initial_state(traced, oracles, problem.start)]

@@ -46,7 +46,7 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
         )
     dtype = np.dtype(np.float64) if isinstance(solver, HostSolver) else problem.dtype
     with arithmetic(dtype):
-        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
         solver = solver.resolve(oracles)
         start = trees.to_numpy(problem.start, dtype)
         solver.check_start(start)

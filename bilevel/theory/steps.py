@@ -262,7 +262,7 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
     point = trees.to_numpy(point, np.float64)
     solution = problem.exact_solver(point.outer_var, None)
     with arithmetic(np.float64):
-        gaps = _gaps(problem.oracles.widened(), trees.cast(point, np.float64), solution.inner_var, solution.v)
+        gaps = _gaps(problem.oracles.in_float64(), trees.cast(point, np.float64), solution.inner_var, solution.v)
     phi_z, phi_v = (float(gap) for gap in gaps)
     total = solution.value + steps.psi_z * phi_z + steps.psi_v * phi_v
     hypergrad = trees.flat(solution.hypergrad)

@@ -79,11 +79,11 @@ def test_too_late_is_an_error_that_says_what_to_do(monkeypatch):
 
 def programs():
     """The compiled steps of a linear model, by solver."""
-    problem = bilevel.problems.logistic_selection(*cases.logistic_data(4000, 3000, dim=22))
+    problem = bilevel.problems.logistic_selection(*cases.logistic_data(4000, 3000, dim=22), dtype="float32")
     found = {}
     for name in ("SRBA", "SABA", "SOBA"):
         with arithmetic(problem.dtype):
-            oracles = problem.oracles.batched(64, "blocks")
+            oracles = problem.oracles.with_batches(64, "blocks")
             solver = bilevel.SOLVERS[name]().resolve(oracles).cast(problem.dtype)
             page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
             state = initial_state(solver, oracles, problem.start)

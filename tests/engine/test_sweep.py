@@ -30,7 +30,7 @@ def problem_of(name):
 
 def grid(name, *step_sizes):
     problem, solver = problem_of("quadratic"), cases.SOLVERS[name]
-    resolved = solver.resolve(problem.oracles.batched(solver.batch_size, solver.sampling))
+    resolved = solver.resolve(problem.oracles.with_batches(solver.batch_size, solver.sampling))
     return [replace(resolved, step_size=step_size) for step_size in step_sizes]
 
 

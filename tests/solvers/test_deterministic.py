@@ -9,8 +9,7 @@ from scipy.optimize import minimize
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.solvers import exact, hoag
-from bilevel.solvers import host as all_rows
+from bilevel.solvers import exact, hoag, host
 from bilevel.solvers.exact import Exact
 from bilevel.solvers.hoag import HOAG
 from tests import cases
@@ -44,8 +43,8 @@ def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
     problem = cases.logistic_selection()
 
     def value_and_grad(x):
-        reference = problem.exact_solver(x, None)
-        return reference.value, reference.hypergrad
+        exact_solution = problem.exact_solver(x, None)
+        return exact_solution.value, exact_solution.hypergrad
 
     options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 1000}
     found = minimize(value_and_grad, problem.start.outer_var, jac=True, method="L-BFGS-B", options=options)
@@ -83,7 +82,7 @@ def test_declared_cost_equals_counted_cost(name, monkeypatch):
     def by_columns(oracles, point):
         return np.stack([oracles.hvp(point._replace(v=unit)) for unit in np.eye(point.v.size)])
 
-    monkeypatch.setattr(all_rows, "_hessian", by_columns)
+    monkeypatch.setattr(host, "_hessian", by_columns)
     if name == "Exact by conjugate gradients":
         monkeypatch.setattr(exact, "_LARGEST_MATRIX", 0)
     if name == "HOAG, last steps":
@@ -281,8 +280,8 @@ def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
     assert result.status == "converged"
 
     def value_and_grad(x):
-        reference = problem.exact_solver(x, None)
-        return reference.value, reference.hypergrad
+        exact_solution = problem.exact_solver(x, None)
+        return exact_solution.value, exact_solution.hypergrad
 
     box = list(zip(np.full(4, -3.0), np.broadcast_to(upper, 4), strict=True))
     options = {"ftol": 0.0, "gtol": 1e-10}

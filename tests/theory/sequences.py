@@ -98,7 +98,7 @@ def every_draw(oracles: Oracles, steps: int) -> Sequences:
 
 
 def widen(problem: BilevelProblem, batch_size: int, sampling: str) -> tuple[Oracles, Point]:
-    oracles = problem.oracles.astype(np.float64).batched(batch_size, sampling)
+    oracles = problem.oracles.astype(np.float64).with_batches(batch_size, sampling)
     return oracles, trees.to_numpy(problem.start, np.float64)
 
 

@@ -82,7 +82,7 @@ def test_the_librarys_solver_takes_the_enumerated_steps(mild_case):
     solver = steps.solver()
     ours = paths(scalars, STARTS[0], steps.rho, steps.gamma, 3)
     with arithmetic(np.float64):
-        oracles = problem.oracles.batched(1, "iid")
+        oracles = problem.oracles.with_batches(1, "iid")
         traced = solver.cast(np.float64)
         for path, (first, second) in zip(ours, itertools.product(scalars.draws, repeat=2), strict=True):
             state = traced.refresh(oracles, traced.init(oracles, problem.start), np.int32(0), None)
