@@ -52,7 +52,7 @@ def test_the_metric_is_the_error_of_the_network_written_out(example, problem):
     assert wrong.mean() < 0.5
 
 
-def test_it_prints_every_rival(tmp_path):
+def test_it_prints_every_baseline(tmp_path):
     command = [sys.executable, str(EXAMPLE), "--steps", "300"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stderr

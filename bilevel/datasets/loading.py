@@ -81,8 +81,7 @@ def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         for remote in known.files:
-            with TemporaryDirectory() as folder:
-                arrays |= _fetch(remote, Path(folder), progress)
+            arrays |= _fetch(remote, progress)
         files.verify(arrays, known)
     except (DownloadError, ValueError) as error:
         reason = error if isinstance(error, DownloadError) else f"its source has changed: {error}"
@@ -94,15 +93,18 @@ def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _fetch(remote: RemoteFile, folder: Path, progress: bool) -> dict[str, np.ndarray]:
+def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
     """Return the arrays from the first host that serves them: pooch knows only one address of a file."""
     pooch, failures = require("pooch", "data"), []
     for url in remote.urls:
         name = url.rpartition("/")[2]
-        store = pooch.create(folder, "", registry={name: remote.digest}, urls={name: url}, retry_if_failed=_RETRIES)
+        addresses: dict[str, Any] = {"base_url": "", "urls": {name: url}, "registry": {name: remote.digest}}
         try:
-            packed = store.fetch(name, downloader=partial(_receive, remote, progress))
-            return _parse(_unpack(Path(packed), remote.max_bytes), remote)
+            # A folder for each host: pooch would take a file that another host left for its own.
+            with TemporaryDirectory() as folder:
+                store = pooch.create(folder, retry_if_failed=_RETRIES, **addresses)
+                packed = store.fetch(name, downloader=partial(_receive, remote, progress))
+                return _parse(_unpack(Path(packed), remote.max_bytes), remote)
         except (OSError, ValueError, EOFError, zlib.error) as error:  # of pooch, a host, a decompressor or a parser
             failures.append(f"{url}: {str(error) or type(error).__name__}")
     raise DownloadError("; ".join(failures))

@@ -166,7 +166,7 @@ class BilevelEstimator(BaseEstimator):
         self.n_iter_ = max(1, int(result.history["step"][-1]))
         self.status_ = str(result.status)
         best = result.best_point
-        if best is None or not np.nanmin(result.history["value"]) < start.value:
+        if best is None or not result.best_value < start.value:
             return start.outer_var
         return np.asarray(best.outer_var, np.float64)
 

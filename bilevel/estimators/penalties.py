@@ -28,11 +28,6 @@ class PenaltyGroups(NamedTuple):
     unit: float
 
     @property
-    def n_penalties(self) -> int:
-        """Number of groups."""
-        return int(self.groups.max()) + 1
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """The groups, the start and the bounds of x, as problems take them."""
         bounds = self._fill(_LEAST), self._fill(_MOST)
@@ -46,10 +41,10 @@ class PenaltyGroups(NamedTuple):
     @property
     def lead(self) -> int:
         """How many decades above the best single penalty to start: ∇h hardly tells weak penalties from none."""
-        return 0 if self.n_penalties == 1 + self.has_constant else 2
+        return 0 if self.groups.max() == self.has_constant else 2
 
     def _fill(self, penalty: float) -> np.ndarray:
-        logarithms = np.full(self.n_penalties, np.log(penalty * self.unit))
+        logarithms = np.full(self.groups.max() + 1, np.log(penalty * self.unit))
         if self.has_constant:
             logarithms[-1] = np.log(_FREE)
         return logarithms

@@ -70,28 +70,16 @@ def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.n
 
 
 class Progress(NamedTuple):
-    """A run on the worst case, one entry per evaluation.
-
-    Attributes
-    ----------
-    step : steps taken
-    queries : rows of F read, the oracle calls ``outer_grad``
-    reached : coordinates reached in all, of each chain in that of z, x and v which is furthest
-    allowed : how many the queries allow
-    completed : chains completed in x
-    completed_allowed : how many the queries allow
-    hypergrad_norm_sq : ||∇h||²
-    floor : what it is at least, with so many chains completed
-    """
+    """A run on the worst case, one entry per evaluation."""
 
     step: np.ndarray
-    queries: np.ndarray
-    reached: np.ndarray
-    allowed: np.ndarray
-    completed: np.ndarray
-    completed_allowed: np.ndarray
+    queries: np.ndarray  # rows of F read: the oracle calls `outer_grad`
+    reached: np.ndarray  # coordinates in all, of each chain in that of z, x and v which is furthest
+    allowed: np.ndarray  # how many the queries allow
+    completed: np.ndarray  # chains, in x
+    completed_allowed: np.ndarray  # how many the queries allow
     hypergrad_norm_sq: np.ndarray
-    floor: np.ndarray
+    floor: np.ndarray  # what it is at least, with so many chains completed
 
     @property
     def is_within(self) -> bool:

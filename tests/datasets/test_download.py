@@ -78,9 +78,9 @@ def test_a_host_that_fails_twice_is_asked_a_third_time(served, server):
 @pytest.mark.parametrize("body", [BODY + b" ", bz2.compress(b"<html>")], ids=["other digest", "other form"])
 def test_the_second_host_is_asked_where_the_first_serves_something_else(body, served, server, register):
     digest = f"sha256:{hashlib.sha256(BODY).hexdigest()}" if body.startswith(BODY) else None
-    server.serve("/other.bz2", body)
+    server.serve("/other/tiny.bz2", body)
     first, *rest = served.files
-    urls = (f"{server.url}/other.bz2", *first.urls)
+    urls = (f"{server.url}/other/tiny.bz2", *first.urls)
     register(replace(served, files=(replace(first, urls=urls, digest=digest), *rest)))
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
     assert "/tiny.bz2" in server.requests
@@ -95,9 +95,9 @@ def test_a_file_of_another_digest_is_refused(served, server, folders, register):
 
 
 def test_nothing_of_a_failed_host_gets_into_the_file_of_the_next(served, server, register):
-    server.serve("/half.bz2", bz2.compress(OTHER * 1000) + BODY[:-30])
+    server.serve("/half/tiny.bz2", bz2.compress(OTHER * 1000) + BODY[:-30])
     first, *rest = tiny.libsvm_set(server.url, max_bytes=10**6).files
-    register(replace(served, files=(replace(first, urls=(f"{server.url}/half.bz2", *first.urls)), *rest)))
+    register(replace(served, files=(replace(first, urls=(f"{server.url}/half/tiny.bz2", *first.urls)), *rest)))
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
 
 

@@ -39,10 +39,10 @@ def test_the_fit_is_better_than_on_the_rows_as_they_are_and_than_on_the_trusted_
     X, y, train, val, test, told = noisy
     errors = {"cleaned": 1 - fitted.score(X[test], y[test])}
     for name, rows, labels in (("as they are", train, told), ("trusted alone", val, y[val])):
-        rivals = (
+        baselines = (
             make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=5000)) for C in 10.0 ** np.arange(-3, 2)
         )
-        errors[name] = min(1 - rival.fit(X[rows], labels).score(X[test], y[test]) for rival in rivals)
+        errors[name] = min(1 - baseline.fit(X[rows], labels).score(X[test], y[test]) for baseline in baselines)
     assert errors["cleaned"] < min(errors["as they are"], errors["trusted alone"])
 
 
@@ -53,13 +53,14 @@ def test_rows_are_ranked_from_the_least_trusted(fitted):
     assert fitted.held_out_.size == 0
 
 
-def test_the_model_minimises_the_weighted_loss(noisy, fitted):
+def test_the_model_minimizes_the_weighted_loss(noisy, fitted):
     X, _, train, _, test, told = noisy
     scaler = StandardScaler().fit(X[train])
     # scikit-learn: sum weight loss + ||coef||² / 2C, so C = 1 / (2 n regularization); our intercept counts a little.
-    rival = LogisticRegression(C=1 / (2 * 900 * fitted.regularization), max_iter=9999, tol=1e-9)
-    rival.fit(scaler.transform(X[train]), told, sample_weight=fitted.sample_weights_)
-    np.testing.assert_allclose(fitted.predict_proba(X[test]), rival.predict_proba(scaler.transform(X[test])), atol=0.01)
+    baseline = LogisticRegression(C=1 / (2 * 900 * fitted.regularization), max_iter=9999, tol=1e-9)
+    baseline.fit(scaler.transform(X[train]), told, sample_weight=fitted.sample_weights_)
+    expected = baseline.predict_proba(scaler.transform(X[test]))
+    np.testing.assert_allclose(fitted.predict_proba(X[test]), expected, atol=0.01)
 
 
 def test_held_out_rows_count_fully_and_are_not_suspected(noisy):

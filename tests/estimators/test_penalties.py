@@ -57,7 +57,7 @@ def squared(scores, y):
     return (scores - y) ** 2 / 2, scores - y
 
 
-def test_the_model_minimises_the_penalised_loss_on_all_rows(cancer, fitted):
+def test_the_model_minimizes_the_penalized_loss_on_all_rows(cancer, fitted):
     X, X_test, y, _ = cancer
     # Penalties act on features scaled as the training rows of the split are.
     train, _ = split_of(fitted, y)
@@ -93,10 +93,10 @@ def test_a_single_penalty_is_as_good_as_the_best_of_a_fine_grid(cancer):
     scaler = StandardScaler().fit(X)
     losses = []
     for penalty in np.geomspace(1e-5, 1, 60):
-        rival = LogisticRegression(C=1 / (len(y) * penalty), solver="newton-cholesky", tol=1e-8).fit(
+        baseline = LogisticRegression(C=1 / (len(y) * penalty), solver="newton-cholesky", tol=1e-8).fit(
             scaler.transform(X), y
         )
-        losses.append(log_loss(y_val, rival.predict_proba(scaler.transform(X_val))))
+        losses.append(log_loss(y_val, baseline.predict_proba(scaler.transform(X_val))))
     assert model.history_["value"].min() <= min(losses) + 1e-4
 
 
@@ -158,16 +158,16 @@ def test_scales_of_features_make_no_difference(cancer, fitted):
     scales, shifts = 10.0 ** np.array([-6, 3, 0, 5, -2, 1]), np.array([0, 1, -5, 0, 2, 0])
     moved = BilevelLogisticRegression(random_state=0, max_iter=500, tol=0.05).fit(X * scales + shifts, y)
     np.testing.assert_allclose(moved.penalty_, fitted.penalty_, rtol=0.05)
-    chances = moved.predict_proba(X_test * scales + shifts)
-    np.testing.assert_allclose(chances, fitted.predict_proba(X_test), atol=0.01)
+    probabilities = moved.predict_proba(X_test * scales + shifts)
+    np.testing.assert_allclose(probabilities, fitted.predict_proba(X_test), atol=0.01)
 
 
 def test_probabilities_and_scores_agree(cancer, fitted):
     X_test = cancer[1]
-    chances = fitted.predict_proba(X_test)
-    np.testing.assert_allclose(chances.sum(axis=1), 1)
-    np.testing.assert_allclose(np.log(chances), fitted.predict_log_proba(X_test), atol=1e-12)
-    np.testing.assert_array_equal(fitted.predict(X_test), fitted.classes_[chances.argmax(axis=1)])
+    probabilities = fitted.predict_proba(X_test)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    np.testing.assert_allclose(np.log(probabilities), fitted.predict_log_proba(X_test), atol=1e-12)
+    np.testing.assert_array_equal(fitted.predict(X_test), fitted.classes_[probabilities.argmax(axis=1)])
 
 
 def test_more_than_two_classes_are_fitted_by_softmax():
@@ -178,13 +178,13 @@ def test_more_than_two_classes_are_fitted_by_softmax():
     assert model.coef_.shape == (3, 13) and model.intercept_.shape == (3,)
     train, _ = split_of(model, y)
     scaler = StandardScaler().fit(X[train])
-    rival = LogisticRegression(C=1 / (len(train) * model.penalty_[0]), max_iter=9999, tol=1e-10)
-    rival.fit(scaler.transform(X[train]), y[train])
-    np.testing.assert_allclose(model.predict_proba(X_test), rival.predict_proba(scaler.transform(X_test)), atol=1e-3)
+    baseline = LogisticRegression(C=1 / (len(train) * model.penalty_[0]), max_iter=9999, tol=1e-10)
+    baseline.fit(scaler.transform(X[train]), y[train])
+    np.testing.assert_allclose(model.predict_proba(X_test), baseline.predict_proba(scaler.transform(X_test)), atol=1e-3)
     assert model.score(X_test, y_test) > 0.9
 
 
-def test_ridge_is_the_penalised_least_squares_fit_of_its_penalties():
+def test_ridge_is_the_penalized_least_squares_fit_of_its_penalties():
     X, y = load_diabetes(return_X_y=True)
     X, X_val, y, y_val = train_test_split(X, y, random_state=0)
     model = BilevelRidge(random_state=0, refit=False).fit(X, y, X_val, y_val)

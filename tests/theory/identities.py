@@ -72,7 +72,7 @@ def recursive_mse(problem: BilevelProblem, solver: SRBA, steps: int) -> Sides:
 
         E||D^k - D(u^k)||²  =  sum_{r<=k} E||D^r - D^(r-1)||²  -  sum_{r<=k} E||D(u^r) - D(u^(r-1))||²
 
-    for each part of D, the sums running from the last all-rows pass. It holds when the draw of a step is independent
+    for each part of D, the sums running from the last full-batch pass. It holds when the draw of a step is independent
     of those before: under "iid" and "blocks", with or without a projection of v, and not under "reshuffle".
 
     Parameters
@@ -87,7 +87,7 @@ def recursive_mse(problem: BilevelProblem, solver: SRBA, steps: int) -> Sides:
         Points of arrays (steps,): entry k is at u^k, before the move of step k.
     """
     if not isinstance(solver, SRBA):
-        raise ValueError(f"`solver={solver!r}`: must be SRBA, whose passes over all rows come at known steps.")
+        raise ValueError(f"`solver={solver!r}`: must be SRBA, whose full-batch passes come at known steps.")
     with arithmetic(np.float64):
         oracles, start, traced = prepare(problem, solver)
         drawn = every_draw(oracles, steps)

@@ -125,7 +125,7 @@ def test_runs_descend_in_the_mean_over_seeds_at_every_refresh(quadratic_case):
     assert np.all(fall >= promised) and np.all(promised > 0)
 
 
-def test_runs_on_all_rows_descend_at_every_step(quadratic_case):
+def test_full_batch_runs_descend_at_every_step(quadratic_case):
     problem, found = quadratic_case
     steps = step_sizes(found, problem.n_inner, problem.n_outer, 1)
     solver = dataclasses.replace(steps.solver(), sampling="full")
