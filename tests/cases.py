@@ -10,6 +10,7 @@ import pytest
 
 import bilevel
 from bilevel._precision import arithmetic
+from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.oracles import AutodiffOracles
 from bilevel.problems.losses import logistic
@@ -112,7 +113,7 @@ def indices(samples, rows):
     return np.arange(begin, min(begin + samples.batch_size, samples.n))
 
 
-def trajectory(problem, solver, steps, seed=0, page_length=64):
+def trajectory(problem, solver, steps, seed=0, page_length=PAGE_LENGTH):
     """Iterates, states and draws of the first steps, one compiled step at a time."""
     with arithmetic(problem.dtype):
         oracles = problem.oracles.batched(solver.batch_size, solver.sampling)

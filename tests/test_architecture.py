@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "bilevel"
 ROOMS = [
     ["_types", "_optional", "_io", "_cpu_loops"],
-    ["_precision", "_tree"],
+    ["_precision", "_threefry", "_tree"],
     ["datasets"],
     ["oracles"],
     ["problems"],

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Count, PyTree
 
@@ -33,7 +34,7 @@ _ROUNDS = 16  # of the Feistel network; with 4 the orders of few blocks are visi
 
 def uniform_rows(key: Array, shape: tuple[int, ...], n: int) -> Array:
     """Draw rows of {0, …, n-1} uniformly; the dtype is named so that x64 on or off draws the same."""
-    return jax.random.randint(key, shape, 0, n, dtype=jnp.int32)
+    return _threefry.integers(key, shape, n)
 
 
 def permuted(key: Array, position: Array, n: int) -> Array:
@@ -208,14 +209,14 @@ class Samples:
             return None
         if self.sampling == "reshuffle":
             return self._next_of_pass(key, index, count)
-        step_key = jax.random.fold_in(key, index)
+        step_key = _threefry.fold_in(key, index)
         if self.sampling == "iid":
             return uniform_rows(step_key, (*shape, self.batch_size), self.n)
         return uniform_rows(step_key, shape, self.n) // self.batch_size
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
-            pass_key = jax.random.fold_in(key, position // self.n_blocks)
+            pass_key = _threefry.fold_in(key, position // self.n_blocks)
             return permuted(pass_key, position % self.n_blocks, self.n_blocks)
 
         if count is None:

@@ -9,6 +9,7 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
+from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import draw_page, run_key
 from bilevel.oracles.samples import Samples, permuted
 from tests import cases
@@ -119,7 +120,7 @@ def test_x64_on_or_off_draws_the_same_rows(sampling):
         solver = bilevel.SOBA(batch_size=cases.BATCH, sampling=sampling)
         with arithmetic(dtype):
             oracles = problem.oracles.batched(solver.batch_size, sampling)
-            pages.append(draw_page(solver.cast(dtype), oracles, run_key(7), np.int32(0), 64).draws)
+            pages.append(draw_page(solver.cast(dtype), oracles, run_key(7), np.int32(0), PAGE_LENGTH).draws)
     cases.assert_trees_equal(*pages)
 
 
