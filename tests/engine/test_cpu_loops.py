@@ -72,7 +72,7 @@ def ends():
 @pytest.mark.slow
 def test_whole_loops_compute_what_their_pieces_compute():
     """XLA has been seen to miscompile nested loops when they are compiled whole and copies are placed differently."""
-    script = "import pickle, sys; from tests.test_whole_loops import ends; pickle.dump(ends(), sys.stdout.buffer)"
+    script = f"import pickle, sys; from {__name__} import ends; pickle.dump(ends(), sys.stdout.buffer)"
     environment = {
         "XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0",
         "JAX_ENABLE_X64": "1",
