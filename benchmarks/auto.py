@@ -1,15 +1,15 @@
-"""The untuned setting of SRBA against tuned rivals: seconds and calls until h is near the best value known.
+"""The untuned setting of SRBA against tuned baselines: seconds and calls until h is near the best value known.
 
     python benchmarks/auto.py [--sets IJCNN1,separable] [--seconds 3] [--folder results/auto]
 
 Each data set is a unit of its own and leaves a JSON file in the folder; whatever lies there is joined into the tables,
-written to auto.md beside the files, and the figure docs/auto.png. IJCNN1 and Covertype are looked for as
+written to auto.md beside the files, and the figure reports/auto.png. IJCNN1 and Covertype are looked for as
 `bilevel.datasets` does.
 
-Seconds are those of stepping alone; rivals have ten times as many. The plain methods are tuned by a sweep, which costs
-them nothing here: of 70 pairs of step and ratio the best after as many calls as the untuned setting took; what a file
-of the folder says is not tuned again. Exact has nothing to tune. The best known h of a set is the least of all these
-runs and of a longer one of the untuned setting, with another seed.
+Seconds are those of stepping alone; baselines have ten times as many. The plain methods are tuned by a sweep, which
+costs them nothing here: of 70 pairs of step and ratio the best after as many calls as the untuned setting took; what a
+file of the folder says is not tuned again. Exact has nothing to tune. The best known h of a set is the least of all
+these runs and of a longer one of the untuned setting, with another seed.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from bilevel.engine.sweep import sweep
 
 AUTO, LONG = "SRBA auto", "SRBA auto, longer"
 TUNED = {"SRBA tuned": bilevel.SRBA, "SABA tuned": bilevel.SABA, "AmIGO tuned": bilevel.AmIGO}
-RIVALS = (*TUNED, "Exact")
+BASELINES = (*TUNED, "Exact")
 STEPS, RATIOS = np.geomspace(1 / 32, 16, 10), np.geomspace(1e-3, 1, 7)  # steps are relative to 1 / L
 TOLERANCES = {"1 %": 1e-2, "0.1 %": 1e-3}
-SETTLED, PATIENCE = 3, 10  # times the seconds, for the longer run and for the rivals
-FIGURE = Path(__file__).parents[1] / "docs" / "auto.png"
+SETTLED, PATIENCE = 3, 10  # times the seconds, for the longer run and for the baselines
+FIGURE = Path(__file__).parents[1] / "reports" / "auto.png"
 
 
 def measured(name, seconds, known):
@@ -73,7 +73,7 @@ def tuned(problem, cls, calls):
     """The best of the grid after so many calls, by h."""
     curvature = largest_curvature(problem)
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(64, "blocks")
+        oracles = problem.oracles.with_batches(64, "blocks")
         settings = [cls(step / curvature, ratio).resolve(oracles) for step, ratio in product(STEPS, RATIOS)]
     (cells,) = sweep(problem, settings, [0], calls)
     values = [cell.rows[-1].get("value", np.nan) if cell.status != "diverged" else np.nan for cell in cells]
@@ -108,7 +108,7 @@ def reached(run, target):
 def set_table(found):
     """The runs of one data set."""
     best, rows = best_known(found), []
-    for solver in (AUTO, *RIVALS):
+    for solver in (AUTO, *BASELINES):
         run = found["runs"][solver]
         cells = [reached(run, best * (1 + tolerance)) for tolerance in TOLERANCES.values()]
         numbers = [number(cell[part]) if cell else None for part in (0, 1) for cell in cells]
@@ -119,10 +119,10 @@ def set_table(found):
     return f"{title}\n\n{table([*columns, 'last h', 'status', 'setting'], rows)}"
 
 
-def ratio(found, rival, tolerance):
-    """time(auto) / time(rival); a rival that never arrives counts with all its seconds, auto as infinite."""
+def ratio(found, baseline, tolerance):
+    """time(auto) / time(baseline); a baseline that never arrives counts with all its seconds, auto as infinite."""
     target = best_known(found) * (1 + tolerance)
-    ours, theirs = (reached(found["runs"][solver], target) for solver in (AUTO, rival))
+    ours, theirs = (reached(found["runs"][solver], target) for solver in (AUTO, baseline))
     if ours is None:
         return np.inf
     return ours[0] / (PATIENCE * found["seconds"] if theirs is None else theirs[0])
@@ -131,13 +131,13 @@ def ratio(found, rival, tolerance):
 def summary(everything):
     """Medians over the sets."""
     rows = []
-    for rival, (title, tolerance) in product(RIVALS, TOLERANCES.items()):
-        ratios = [ratio(found, rival, tolerance) for found in everything]
-        never = sum(reached(f["runs"][rival], best_known(f) * (1 + tolerance)) is None for f in everything)
-        rows.append([rival, title, number(float(np.median(ratios))), f"{never} of {len(everything)}"])
-    columns = ["rival", "to within", "median of time(auto) / time(rival)", "sets where the rival never arrived"]
+    for baseline, (title, tolerance) in product(BASELINES, TOLERANCES.items()):
+        ratios = [ratio(found, baseline, tolerance) for found in everything]
+        never = sum(reached(f["runs"][baseline], best_known(f) * (1 + tolerance)) is None for f in everything)
+        rows.append([baseline, title, number(float(np.median(ratios))), f"{never} of {len(everything)}"])
+    columns = ["baseline", "to within", "median of time(auto) / time(baseline)", "sets where it never arrived"]
     ended = [
-        f"{found['set']}: {found['runs'][AUTO]['status']}, gone back {found['runs'][AUTO]['rollbacks']:g} times"
+        f"{found['set']}: {found['runs'][AUTO]['status']}, {found['runs'][AUTO]['rollbacks']:g} rollbacks"
         for found in everything
     ]
     return table(columns, rows) + "\n\nHow the untuned runs ended: " + "; ".join(ended) + "."
@@ -152,7 +152,7 @@ def draw(everything, path):
     axes = figure.subplots(-(-len(everything) // across), across, squeeze=False).ravel()
     for axis, found in zip(axes, everything, strict=False):
         best = best_known(found)
-        for solver in (AUTO, *RIVALS):
+        for solver in (AUTO, *BASELINES):
             history = found["runs"][solver]["history"]
             gap = np.array(history.get("value", [])) / best - 1
             axis.loglog(history.get("seconds", []), np.maximum(gap, 1e-5), label=solver)
@@ -160,7 +160,7 @@ def draw(everything, path):
         axis.set(title=found["set"], xlabel="seconds", ylabel="h / best − 1")
     for axis in axes[len(everything) :]:
         axis.set_axis_off()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 + len(RIVALS))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 + len(BASELINES))
     figure.savefig(path, dpi=110)
 
 
@@ -184,7 +184,7 @@ def chosen(names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default=",".join(SETS), help="names with commas between; '' only joins what is there")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of the untuned run; rivals have ten times as many")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of the untuned run; baselines have ten times these")
     parser.add_argument("--folder", type=Path, default=Path("results/auto"))
     parser.add_argument("--figure", type=Path, default=FIGURE)
     arguments = parser.parse_args()
@@ -202,4 +202,5 @@ def main():
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

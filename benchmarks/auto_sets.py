@@ -30,7 +30,9 @@ def ten_digits():
     order = np.random.default_rng(0).permutation(len(data.X_train))
     images, labels = data.X_train[order].reshape(len(order), -1) / 16.0, data.y_train[order].astype(np.int32)
     cut = 2 * len(order) // 3
-    return problems.softmax_selection(images[:cut], labels[:cut], images[cut:], labels[cut:], per="feature")
+    return problems.softmax_selection(
+        images[:cut], labels[:cut], images[cut:], labels[cut:], per="feature", dtype="float32"
+    )
 
 
 def useless(n=4000, dim=500, useful=20):
@@ -63,14 +65,14 @@ def separable(n=3000, dim=20, noise=0.05):
     features += 0.1 * signs[:, None] * truth / np.linalg.norm(truth)
     cut = 2 * n // 3
     noisy = np.where(rng.random(n - cut) < noise, -1, 1) * signs[cut:]
-    return problems.logistic_selection(features[:cut], signs[:cut], features[cut:], noisy)
+    return problems.logistic_selection(features[:cut], signs[:cut], features[cut:], noisy, dtype="float32")
 
 
 def halves(features, signs):
     """Logistic penalty selection, two thirds of the rows for training."""
     order = np.random.default_rng(0).permutation(len(features))
     train, val = np.split(order, [2 * len(order) // 3])
-    return problems.logistic_selection(features[train], signs[train], features[val], signs[val])
+    return problems.logistic_selection(features[train], signs[train], features[val], signs[val], dtype="float32")
 
 
 def labeled(features, truth, rng):

@@ -26,6 +26,8 @@ import step
 import sweep
 import target
 
+import bilevel
+
 PARTS = {
     "step": ("Time per step", step.measure),
     "memory": ("Memory", memory.measure),
@@ -79,4 +81,5 @@ def chosen(text):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

@@ -1,6 +1,6 @@
 """What estimators are compared on, and what a scikit-learn user would take instead of them.
 
-A rival is a generator of `Found`: what it has after so many seconds of fitting, and how it judges that itself. All but
+A baseline is a generator of `Found`: what it has after so many seconds of fitting, and its own score of that. All but
 `bilevel`'s own estimators, which do so inside, get columns standardized by a pipeline.
 """
 
@@ -139,8 +139,8 @@ SETS = {
 }
 
 
-def rivals(kind, n_features):
-    """The rivals of a set, by name: functions of rows, seed and effort."""
+def baselines(kind, n_features):
+    """The baselines of a set, by name: functions of rows, seed and effort."""
     named = {"Optuna, one penalty": by_trials(kind, one_penalty), "GridSearchCV": by_size(grid(kind))}
     if n_features <= MOST_FEATURES:
         named["Optuna, per feature"] = by_trials(kind, each_penalty)

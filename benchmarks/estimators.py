@@ -4,7 +4,7 @@
 
 Each data set and seed is measured in a process of its own, one at a time. Each data set leaves a JSON file in
 the folder; seeds that it holds are not measured again (delete it to do so), and whatever lies there is joined into the
-tables, written to estimators.md beside the files, and into the figure docs/estimators.png. IJCNN1 and Covertype are
+tables, written to estimators.md beside the files, and into the figure reports/estimators.png. IJCNN1 and Covertype are
 left out where `bilevel.datasets` has no file of them. Needs pip install 'bilevel[compare]'.
 
 Of what a method has found within some seconds, the model counts that is best by the method's own score: the loss on
@@ -19,9 +19,11 @@ from pathlib import Path
 
 import machine
 import numpy as np
-from estimator_sets import SETS, Effort, Found, rivals
+from estimator_sets import SETS, Effort, Found, baselines
 from markdown import number, table
 from own_process import answer
+
+import bilevel
 
 FULL = Effort((1, 5, 20), (3, 10, 30), 100, 10_000, (10, 100, 1000, 10_000), ("per_feature", "single"))
 QUICK = Effort((1, 60), (3,), 4, 8, (30,), ("per_feature",))
@@ -38,7 +40,7 @@ COLOURS = (
     "RidgeCV",
     "LassoCV",
 )
-FIGURE = Path(__file__).parents[1] / "docs" / "estimators.png"
+FIGURE = Path(__file__).parents[1] / "reports" / "estimators.png"
 
 
 def measured(name, seed, effort):
@@ -52,8 +54,8 @@ def measured(name, seed, effort):
     jax.config.update("jax_enable_compilation_cache", False)  # what an earlier process has compiled does not count
     kind = SETS[name]
     rows = kind.rows(seed)
-    # Rivals first: they need not share the process with the threads of JAX.
-    found = {rival: list(points(rows, seed, effort)) for rival, points in rivals(kind, rows.X.shape[1]).items()}
+    # Baselines first: they need not share the process with the threads of JAX.
+    found = {name: list(points(rows, seed, effort)) for name, points in baselines(kind, rows.X.shape[1]).items()}
     compiling = {}
     for penalty in effort.penalties:
         warm, compiling[penalty] = ours(kind, penalty, rows, seed, effort)
@@ -144,7 +146,7 @@ def set_table(name, runs, effort):
 
 
 def summary(everything, effort):
-    """A row per set: ours and the best rival, by test loss at the last budget."""
+    """A row per set: ours and the best baseline, by test loss at the last budget."""
     rows = []
     for name, runs in everything.items():
         losses = {m: float(np.median(over_seeds(runs, m, effort.seconds, 0))) for m in runs[0]["curves"]}
@@ -154,7 +156,7 @@ def summary(everything, effort):
         plain = next(method for method in others if method.endswith("CV"))
         rows.append([name, measures(name)[0], *own, number(others[plain], 4), f"{number(others[best], 4)}, {best}"])
     columns = ["set", f"after {effort.seconds:g} s", *map(title, effort.penalties), "LogisticRegressionCV, RidgeCV"]
-    return table([*columns, "best rival"], rows)
+    return table([*columns, "best baseline"], rows)
 
 
 def draw(everything, effort, path):
@@ -268,4 +270,5 @@ def parsed(arguments):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

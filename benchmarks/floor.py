@@ -1,7 +1,7 @@
 """About the time below which no program can take a step: rows, state and arithmetic at the machine's speeds.
 
-Drawn rows are read once from where all rows fit, in all-rows passes whole and else in the part that every derivative
-needs; the state is read and written once in the cache; each derivative of the ledger takes the operations that no
+Drawn rows are read once from where all rows fit, in full-batch passes whole and else in the part that every derivative
+needs; the state is read and written once in the cache; each derivative counted takes the operations that no
 sharing between kinds saves, or half of them where a method takes differences between two points. The longest of the
 three counts, as if they ran at once.
 """
@@ -12,8 +12,8 @@ import numpy as np
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 
 # The products back with the rows, or all products where D is affine, can serve both points of a difference at once.
 TAKE_DIFFERENCES = (bilevel.SRBA, bilevel.SPABA, bilevel.MRBO, bilevel.VRBO, bilevel.SUSTAIN, bilevel.FSLA)
@@ -38,9 +38,9 @@ class CountedDraws:
 
 
 def floor_seconds(shape, solver, speed):
-    """Seconds per step, all-rows passes spread over the steps between them."""
+    """Seconds per step, full-batch passes spread over the steps between them."""
     with arithmetic(shape.problem.dtype):
-        oracles = shape.problem.oracles.batched(solver.batch_size, solver.sampling)
+        oracles = shape.problem.oracles.with_batches(solver.batch_size, solver.sampling)
         solver = solver.resolve(oracles).cast(shape.problem.dtype)
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         state = jax.eval_shape(initial_state, solver, oracles, shape.problem.start)
@@ -77,7 +77,7 @@ def _nbytes(tree):
 
 
 def _passes_per_step(oracles, page):
-    """All-rows passes per step; a refresh of SABA sums tables and reads no row."""
+    """Full-batch passes per step; a refresh of SABA sums tables and reads no row."""
     refreshes = np.asarray(page.refreshes)
     if not refreshes.any():
         return 0.0

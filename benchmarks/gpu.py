@@ -55,7 +55,7 @@ def batches_table(quick, device):
 
 
 def seconds_per_step(problem, solver, steps=2000):
-    """Seconds of the library's clock, without the all-rows pass of the first step."""
+    """Seconds of the library's clock, without the full-batch pass of the first step."""
     history = bilevel.run(problem, solver, max_steps=2 * steps, eval_every=steps).history
     return (history["seconds"][2] - history["seconds"][1]) / (history["step"][2] - history["step"][1])
 

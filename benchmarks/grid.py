@@ -13,22 +13,23 @@ import jax
 import numpy as np
 from markdown import number, table
 
+import bilevel
+from bilevel.bench.cells import build_problem, group_tasks, run_task
 from bilevel.bench.config import load_config
-from bilevel.bench.tasks import built, rows_of, tasks
 
 
 def main():
     arguments = parsed()
     began = time.perf_counter()
     experiment = load_config(f"configs/{arguments.config}.toml")
-    problem = built(experiment.problem, experiment.problem_arguments)
+    problem = build_problem(experiment.problem, experiment.problem_arguments)
     cells = experiment.cells(problem.n_inner, problem.n_outer, arguments.seeds, arguments.solvers)
     on_gpu = jax.default_backend() != "cpu"
-    programs = sorted(tasks(cells, on_gpu), key=length_of_series)
+    programs = sorted(group_tasks(cells, on_gpu), key=length_of_series)
     found = Found()
     for done, program in enumerate(programs, start=1):
         at = time.perf_counter()
-        rows = rows_of(program, seeds_together=on_gpu)
+        rows = run_task(program, seeds_together=on_gpu)
         found.add(program.cells[0].solver, rows, time.perf_counter() - at)
         spent = time.perf_counter() - began
         print(f"{done}/{len(programs)} {program.title}: {len(program.cells)} runs; {spent:.0f} s in all", flush=True)
@@ -76,4 +77,5 @@ class Found:
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel.bench.environment import environment
+from bilevel.bench.cells import environment
 
 BUSY = 0.5  # processes of others, on average over a minute
 
@@ -26,7 +26,7 @@ def facts():
 def load(own=0):
     """The load average over a minute, with a warning where more than our own processes must have been at work."""
     average = os.getloadavg()[0]
-    return f"{average:.2f}" + (" **(busy: do not trust these times)**" if average > own + BUSY else "")
+    return f"{average:.2f}" + (" **(busy: these times mean little)**" if average > own + BUSY else "")
 
 
 def load_after():

@@ -42,4 +42,5 @@ def peaks(name, solver):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     print(json.dumps(peaks(*sys.argv[1:])))

@@ -1,6 +1,6 @@
 """Time and memory against the number of rows and of features: logistic selection, half of the rows on each level.
 
-An epoch is n + m calls of SRBA with its default period, all-rows passes included. Each point is measured in a process
+An epoch is n + m calls of SRBA with its default period, full-batch passes included. Each point is measured in a process
 of its own; slopes are those of a line through the points on a log-log scale, and of the steepest piece between two.
 """
 
@@ -20,7 +20,7 @@ from bilevel._precision import arithmetic
 FEATURES, ROWS = 22, 10_000  # of the sweep over the other
 OVER_ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 OVER_FEATURES = (10, 30, 100, 300, 1_000, 3_000, 10_000)
-MEASURED = ["s per epoch", "s per all-rows pass", "peak MB"]
+MEASURED = ["s per epoch", "s per full-batch pass", "peak MB"]
 SECONDS = 0.3  # of stepping that a point is measured over, at least
 
 
@@ -52,12 +52,12 @@ def slopes(sizes, lines):
 
 
 def point(n, p):
-    """Seconds per epoch, seconds per all-rows pass, and megabytes at the peak, building included."""
+    """Seconds per epoch, seconds per full-batch pass, and megabytes at the peak, building included."""
     before = peak_with_jax()
     data = shapes.signed_rows(n // 2, n - n // 2, p)
-    problem = bilevel.problems.logistic_selection(*data, **shapes.logistic_start(p))
+    problem = bilevel.problems.logistic_selection(*data, **shapes.logistic_start(p), dtype="float32")
     del data
-    problem = shapes.without_referee(problem)
+    problem = shapes.without_exact_solver(problem)
     return seconds_per_epoch(problem), seconds_per_pass(problem), (peak_bytes() - before) / 1e6
 
 
@@ -79,7 +79,7 @@ def seconds_per_epoch(problem):
 def seconds_per_pass(problem):
     """The best of some passes."""
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(shapes.BATCH, "blocks")
+        oracles = problem.oracles.with_batches(shapes.BATCH, "blocks")
         direction = jax.jit(lambda oracles, point: oracles.direction(point))
         jax.block_until_ready(direction(oracles, problem.start))
         times = []
@@ -91,4 +91,5 @@ def seconds_per_pass(problem):
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     print(json.dumps(point(*map(int, sys.argv[1:]))))

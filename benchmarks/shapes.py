@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 def logistic_problem(n_train=49_990, n_val=91_701, dim=22, dtype="float32"):
     """Penalty selection in the shape of IJCNN1."""
     rows = signed_rows(n_train, n_val, dim)
-    return without_referee(bilevel.problems.logistic_selection(*rows, **logistic_start(dim), dtype=dtype))
+    return without_exact_solver(bilevel.problems.logistic_selection(*rows, **logistic_start(dim), dtype=dtype))
 
 
 def logistic_like(dtype="float32", **sizes):
@@ -98,7 +98,7 @@ def signed_rows(n_train, n_val, dim, seed=0):
 
 def quadratic_problem(n_inner=32_768, n_outer=1_024, p=100, d=10, dtype="float32"):
     """The quadratics of the paper."""
-    return without_referee(bilevel.problems.quadratic(n_inner, n_outer, p, d, dtype=dtype))
+    return without_exact_solver(bilevel.problems.quadratic(n_inner, n_outer, p, d, dtype=dtype))
 
 
 def quadratic_like(**sizes):
@@ -129,7 +129,7 @@ def cleaning_problem(n_train=20_000, n_val=5_000, dim=784, classes=10, dtype="fl
     for n in (n_train, n_val):
         data += [rng.standard_normal((n, dim), dtype=np.float32), rng.integers(0, classes, n).astype(np.int32)]
     data[1][:classes] = np.arange(classes)
-    return without_referee(bilevel.problems.data_cleaning(*data, regularization=RIDGE, dtype=dtype))
+    return without_exact_solver(bilevel.problems.data_cleaning(*data, regularization=RIDGE, dtype=dtype))
 
 
 def cleaning_like(**sizes):
@@ -151,8 +151,8 @@ def cleaning_like(**sizes):
     return Shape("cleaning", problem, inner_loss, outer_loss, *levels, 0.001, flops)
 
 
-def without_referee(problem):
-    """The same problem, judged by cheap metrics alone: references would take far longer than the steps."""
+def without_exact_solver(problem):
+    """The same problem, evaluated by cheap metrics alone: exact solutions would take far longer than the steps."""
     return bilevel.BilevelProblem(problem.oracles, problem.start, name=problem.name)
 
 

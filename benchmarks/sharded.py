@@ -28,7 +28,7 @@ def build(n, features, devices):
         return rows, np.where(rows[:, 0] + rng.logistic(size=n) > 0, 1, -1)
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        problem = bilevel.problems.logistic_selection(*level(), *level())
+        problem = bilevel.problems.logistic_selection(*level(), *level(), dtype="float32")
     return problem.sharded(devices, own_rows=True)
 
 
@@ -45,7 +45,7 @@ def best_seconds(work, repeats):
 
 def step_seconds(problem, solver, steps, repeats):
     """Of one step between two passes over all rows."""
-    oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+    oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
     traced = solver.resolve(oracles).cast(problem.dtype)
     page = draw_page(traced, oracles, run_key(0), np.int32(0), steps + 1)
     state = initial_state(traced, oracles, problem.start)
@@ -101,4 +101,5 @@ def main():
 
 
 if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
     main()

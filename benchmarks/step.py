@@ -1,7 +1,7 @@
 """Time per step of every compiled solver on three problems, beside its textbook version, a floor and a goal.
 
-All-rows passes and draws are included, evaluations are not. The solvers of a problem take turns within one process, so
-that what counts are their ratios. T = Q = 10 where a method has loops.
+Full-batch passes and draws are included, evaluations are not. The solvers of a problem take turns within one process:
+what counts are their ratios. T = Q = 10 where a method has loops.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,9 +16,10 @@ import textbook_methods
 from markdown import number, table
 
 import bilevel
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.result import Status
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import RowwiseOracles
+from bilevel.solvers import Solver
 
 # Microseconds.
 GOALS = {
@@ -31,7 +32,7 @@ GOALS = {
 }
 OURS, TEXTBOOK = "ours", "textbook"
 FEW = ("SRBA", "SABA", "SOBA")
-EVERY = tuple(name for name, cls in bilevel.SOLVERS.items() if cls.compiled)
+EVERY = tuple(name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver))
 
 
 @dataclass
@@ -113,8 +114,8 @@ def solver_of(name, shape, batch):
 
 
 def period_of(shape, solver):
-    """Steps from one all-rows pass to the next; 1 where there is none."""
-    resolved = solver.resolve(shape.problem.oracles.batched(solver.batch_size, solver.sampling))
+    """Steps from one full-batch pass to the next; 1 where there is none."""
+    resolved = solver.resolve(shape.problem.oracles.with_batches(solver.batch_size, solver.sampling))
     return resolved.parameters().get("period") or 1
 
 
@@ -134,10 +135,10 @@ def timed_run(problem, solver):
 def row(shape, batch, label, found, speed):
     """One line of the table; the ratio is that of the medians."""
     name = label.partition(",")[0]
-    ours, rival = found[label, OURS].micros, found.get((name, TEXTBOOK))
+    ours, baseline = found[label, OURS].micros, found.get((name, TEXTBOOK))
     theirs = [None] * 3
-    if rival is not None:
-        theirs = [min(rival.micros), np.median(rival.micros), np.median(rival.micros) / np.median(ours)]
+    if baseline is not None:
+        theirs = [min(baseline.micros), np.median(baseline.micros), np.median(baseline.micros) / np.median(ours)]
     least = 1e6 * floor.floor_seconds(shape, solver_of(name, shape, batch), speed)
     goal = GOALS[shape.name].get(label)
     numbers = min(ours), np.median(ours), *theirs, least

@@ -1,7 +1,7 @@
 """Many cells in one program against the same cells one after another: cell-steps per second, as a ratio.
 
 SRBA on data of the shape of IJCNN1, batch 64, float32. Both ways evaluate the cheap metrics at the same steps; seconds
-are those of the wall, with draws, all-rows passes and evaluations, without compilation. The two ways take turns, and
+are those of the wall, with draws, full-batch passes and evaluations, without compilation. The two ways take turns, and
 the results are compared.
 """
 
@@ -29,7 +29,7 @@ def measure(quick):
     halves = [[int(seed) for seed in half] for half in np.array_split(np.arange(n_seeds), 2)]
     ways = {"one by one": alone, "together": together}
     for way in ways.values():
-        way(problem, solvers, halves[0][:1], 5 * epoch)  # compiles: an all-rows pass and some steps
+        way(problem, solvers, halves[0][:1], 5 * epoch)  # compiles: a full-batch pass and some steps
     found = {name: [] for name in ways}
     for half, (name, way) in product(halves, ways.items()):
         found[name].append(way(problem, solvers, half, calls))

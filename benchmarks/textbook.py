@@ -1,7 +1,7 @@
 """How a method is written in JAX straight from its paper: what all textbook versions have in common.
 
 Rows × features, blocks drawn inside the loop, a loss on a batch differentiated by `grad`, `jvp` and `vjp`, `cond` where
-a step may begin with an all-rows pass, no compiler options. The methods themselves are in `textbook_methods.py`.
+a step may begin with a full-batch pass, no compiler options. The methods themselves are in `textbook_methods.py`.
 """
 
 import time

@@ -1,13 +1,12 @@
-"""Libraries that are imported when used.
-
-A progress bar for one long piece of work.
-"""
+"""Libraries that are imported when used, and a progress bar that needs one of them."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Protocol
+from typing import TypeAlias
+
+Reporter: TypeAlias = Callable[[float, str], None]  # takes the share of the work done so far, and a few words
 
 
 def require(module: str, extra: str) -> ModuleType:
@@ -16,13 +15,6 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"This needs `{module}`: pip install 'bilevel[{extra}]'") from error
-
-
-class Reporter(Protocol):
-    """Takes the share of the work done so far, and a few words."""
-
-    def __call__(self, fraction: float, text: str) -> None:
-        """Show it."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-FLOATS = (np.dtype("float32"), np.dtype("float64"))
+from bilevel._types import PyTree
 
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype:
@@ -16,9 +16,22 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype:
         resolved = np.dtype(dtype)
     except TypeError:
         resolved = None
-    if resolved not in FLOATS:
+    if resolved not in (np.dtype("float32"), np.dtype("float64")):
         raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
     return resolved
+
+
+def resolve_dtype(dtype: DTypeLike | None, *data: PyTree) -> np.dtype:
+    """Return ``dtype``, or where it is None the one that JAX would give to the data.
+
+    That is float64 where a floating leaf is float64 and JAX's x64 flag is on, else float32; for data without floating
+    leaves the flag alone decides.
+    """
+    if dtype is not None:
+        return as_float_dtype(dtype)
+    found = {np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)}
+    floats = {found_dtype for found_dtype in found if found_dtype.kind == "f"} or {np.dtype("float64")}
+    return jax.dtypes.canonicalize_dtype(np.result_type("float32", *floats))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ name               meaning
 ``inner_value``    G                       ``outer_value``        F
 =================  =======================================================================
 
-Each name from ``inner_grad`` on is a method of the oracles and a column of the ledger.
+Each name from ``inner_grad`` on is a method of the oracles and a kind of oracle call, which `Calls` counts.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -58,7 +58,7 @@ class OuterPass(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """The ledger: rows read, by kind of derivative."""
+    """Oracle calls: rows read, by kind of derivative."""
 
     inner_grad: Count = 0
     inner_grad_outer: Count = 0

@@ -1,17 +1,29 @@
-"""The command line: ``bilevel list | run | select | report | figure | check``."""
+"""The command line: ``bilevel list | run | select | report | figure | complexity | check``."""
 
 import contextlib
 import inspect
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
+
 from bilevel import datasets
+from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
+from bilevel.bench.config import load_config
+from bilevel.bench.execute import Where, execute
+from bilevel.bench.figures import write_figures
+from bilevel.bench.report import write_report
+from bilevel.bench.select import select
+from bilevel.bench.store import Store
+from bilevel.engine.metrics import METRICS
+from bilevel.problems import PROBLEMS
+from bilevel.solvers import SOLVERS
 
 typer = require("typer", "bench")
 _console = require("rich.console", "bench")
@@ -20,13 +32,17 @@ _progress = require("rich.progress", "bench")
 _table = require("rich.table", "bench")
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Stochastic bilevel optimization: benchmark and report."
+    add_completion=False, no_args_is_help=True, help="Stochastic bilevel optimization: benchmark, select, report."
 )
 out = _console.Console()
 err = _console.Console(stderr=True)
 
-
+_MISSING = "no file: will be downloaded"
+_MODULES = (*("sklearn", "pyarrow", "pandas", "msgspec", "jinja2", "plotly"), *("matplotlib", "joblib", "distributed"))
 _LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
+
+ResultsFolder = Annotated[Path, typer.Argument(help="folder of results, the --store of a run")]
+SelectionMetric = Annotated[str | None, typer.Option(help="metric to select settings by; the config's by default")]
 
 
 class Kind(StrEnum):
@@ -35,6 +51,7 @@ class Kind(StrEnum):
     solvers = "solvers"
     problems = "problems"
     datasets = "datasets"
+    metrics = "metrics"
 
 
 class Device(StrEnum):
@@ -45,55 +62,48 @@ class Device(StrEnum):
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def _errors_in_a_line() -> Iterator[None]:
     """Turn errors of input into one line and exit code 2; warnings into one line each."""
-    from bilevel.bench.config import ConfigError
-
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: err.print(f"[yellow]{_markup.escape(str(message))}[/]")
         try:
             yield
-        except (ConfigError, ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError, ImportError) as error:
             err.print(f"[red]error:[/] {_markup.escape(str(error))}", soft_wrap=True)
             raise typer.Exit(2) from error
 
 
 @app.command("list")
-def list_(
-    kind: Annotated[Kind | None, typer.Argument(help="solvers, problems or datasets; all by default")] = None,
-) -> None:
-    """Show what there is: solvers, problems, data sets."""
+def list_(kind: Annotated[Kind | None, typer.Argument(help="all by default")] = None) -> None:
+    """Show what there is: solvers, problems, data sets, metrics."""
     for chosen in (kind,) if kind else tuple(Kind):
-        {Kind.solvers: _list_solvers, Kind.problems: _list_problems, Kind.datasets: _list_datasets}[chosen]()
+        _print_table(*_listing(chosen), title="data sets" if chosen is Kind.datasets else chosen.value)
 
 
-def _list_solvers() -> None:
-    from bilevel.solvers import SOLVERS
-
-    table = _table.Table("solver", "what it is", "parameters", title="solvers")
-    for name, solver in SOLVERS.items():
-        table.add_row(name, _first_line(solver), ", ".join(inspect.signature(solver).parameters))
-    out.print(table)
-
-
-def _list_problems() -> None:
-    from bilevel.problems import PROBLEMS
-
-    table = _table.Table("problem", "what it is", "arguments", title="problems")
-    for name, problem in PROBLEMS.items():
-        table.add_row(name, _first_line(problem), ", ".join(inspect.signature(problem).parameters))
-    out.print(table)
+def _listing(kind: Kind) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+    """Return columns and rows, read from a registry."""
+    if kind is Kind.solvers:
+        return ("solver", "what it is", "parameters"), map(_document, SOLVERS.items())
+    if kind is Kind.problems:
+        return ("problem", "what it is", "arguments"), map(_document, PROBLEMS.items())
+    if kind is Kind.datasets:
+        return ("data set", "where"), ((name, str(datasets.locate(name) or _MISSING)) for name in datasets.names())
+    return ("metric", "what it is", "better"), ((one.name, one.label, one.better or "–") for one in METRICS.values())
 
 
-def _first_line(documented: Any) -> str:
-    return (inspect.getdoc(documented) or "").partition("\n")[0]
+def _document(entry: tuple[str, Any]) -> tuple[str, str, str]:
+    name, documented = entry
+    return (
+        name,
+        (inspect.getdoc(documented) or "").partition("\n")[0],
+        ", ".join(inspect.signature(documented).parameters),
+    )
 
 
-def _list_datasets() -> None:
-    table = _table.Table("data set", "found", title="data sets")
-    for name in datasets.names():
-        place = datasets.locate(name)
-        table.add_row(name, "no file: will be downloaded" if place is None else str(place))
+def _print_table(columns: Sequence[Any], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    table = _table.Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*row)
     out.print(table)
 
 
@@ -108,30 +118,28 @@ def run(
     device: Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")] = None,
 ) -> None:
     """Run an experiment: sweep its grid, select, time the selected settings. What is in the store is not run again."""
-    from bilevel.bench.config import load_config
-    from bilevel.bench.execute import Where, execute
-    from bilevel.bench.store import Store
-
-    with _refusing():
+    with _errors_in_a_line():
         experiment = load_config(config)
         chosen = _seed_range(seeds)
         where = Where(jobs, dask, device.value if device else None)
         folder = store or Path("results") / experiment.name
-        results = Store(folder)
-        processes = jobs if jobs > 1 else None
-        again = _command("run", config, store=folder, only=only, seeds=seeds, jobs=processes, dask=dask, device=device)
-        with _Live(experiment.metric) as watcher:
+        options = {"only": only, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "dask": dask, "device": device}
+        again = _command("run", config, store=folder, **options)
+        watcher = _Live(experiment.metric)
+        with watcher.bar:
             try:
                 failures = execute(
-                    experiment, results, watcher, seeds=chosen, only=only or None, where=where, config=config
+                    experiment, Store(folder), watcher, seeds=chosen, only=only or None, where=where, config=config
                 )
             except KeyboardInterrupt:
-                watcher.stop()
+                watcher.bar.stop()
                 _say(err, f"stopped; what is finished is in {folder}. To go on: {again}")
                 raise typer.Exit(130) from None
     if failures:
-        tasks = "task" if failures == 1 else "tasks"
-        _say(err, f"{failures} {tasks} failed; all else is in {folder}. To try again: {again}")
+        _say(
+            err,
+            f"{failures} {'task' if failures == 1 else 'tasks'} failed; all else is in {folder}. To try again: {again}",
+        )
         raise typer.Exit(1)
     _say(out, f"results in {folder}; next: {_command('report', folder, out=f'{folder}-report')}")
 
@@ -160,108 +168,76 @@ def _seed_range(text: str | None) -> range | None:
 
 
 @app.command("select")
-def select_(
-    store: Annotated[Path, typer.Argument(help="folder of results")],
-    metric: Annotated[str | None, typer.Option(help="by which to select; the config's by default")] = None,
-) -> None:
+def select_(store: ResultsFolder, metric: SelectionMetric = None) -> None:
     """Show each solver's best setting in the sweep."""
-    from bilevel.bench.select import select
-
-    with _refusing():
-        results = _opened(store)
-        best = select(results.read(), metric or _metric(results) or "value")
-    table = _table.Table(
-        "experiment",
-        "solver",
-        _table.Column("setting", overflow="fold"),
-        str(best["metric"].iloc[0]),
-        "20 – 80 %",
-        "seeds",
-        "diverged",
-    )
-    for row in best.to_dict("records"):
-        numbers = (f"{row['median']:.6g}", f"{row['p20']:.4g} – {row['p80']:.4g}", str(row["n_seeds"]))
-        table.add_row(row["experiment"], row["solver"], _setting(row), *numbers, str(row["n_diverged"]))
-    out.print(table)
+    with _errors_in_a_line():
+        results, metric = _open_store(store, metric)
+        best = select(results.read(), metric or "value")
+    setting = _table.Column("setting", overflow="fold")
+    columns = ("experiment", "solver", setting, best["metric"].iloc[0], "20 – 80 %", "seeds", "diverged")
+    _print_table(columns, map(_selected, best.to_dict("records")))
 
 
-def _setting(row: dict[str, Any]) -> str:
+def _selected(row: dict[str, Any]) -> tuple[str, ...]:
     named = {name.removeprefix("param_"): value for name, value in row.items() if name.startswith("param_")}
-    return ", ".join(
-        f"{name}={value:g}"
-        for name, value in named.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and value == value
-    )
+    numbers = {name: value for name, value in named.items() if isinstance(value, int | float) and value == value}
+    setting = ", ".join(f"{name}={value:g}" for name, value in numbers.items() if not isinstance(value, bool))
+    spread = (f"{row['median']:.6g}", f"{row['p20']:.4g} – {row['p80']:.4g}")
+    return row["experiment"], row["solver"], setting, *spread, str(row["n_seeds"]), str(row["n_diverged"])
 
 
 @app.command()
 def report(
-    store: Annotated[Path, typer.Argument(help="folder of results")],
+    store: ResultsFolder,
     out_folder: Annotated[Path, typer.Option("--out", help="folder of the page")] = Path("report"),
-    metric: Annotated[str | None, typer.Option(help="by which to select; the config's by default")] = None,
+    metric: SelectionMetric = None,
 ) -> None:
     """Write the results as one page that needs no network."""
-    from bilevel.bench.report import write_report
-
-    with _refusing():
-        results = _opened(store)
-        commands = [shlex.join(["bilevel", "run", str(path), "--store", str(store)]) for path in results.configs()]
-        page = write_report(
-            results.read(),
-            out_folder,
-            metric=metric or _metric(results),
-            budgets="; ".join(experiment.budgets for experiment in results.experiments()),
-            commands=[*commands, f"bilevel report {store} --out {out_folder}"],
-        )
+    with _errors_in_a_line():
+        results, metric = _open_store(store, metric)
+        budgets = "; ".join(experiment.budgets for experiment in results.experiments())
+        commands = [_command("run", path, store=store) for path in results.configs()]
+        commands += [_command("report", store, out=out_folder)]
+        page = write_report(results.read(), out_folder, metric=metric, budgets=budgets, commands=commands)
     _say(out, f"report: {page}")
 
 
 @app.command()
 def figure(
-    store: Annotated[Path, typer.Argument(help="folder of results")],
+    store: ResultsFolder,
     out_folder: Annotated[Path, typer.Option("--out", help="folder of the figures")] = Path("figures"),
-    metric: Annotated[str | None, typer.Option(help="by which to select; the config's by default")] = None,
+    metric: SelectionMetric = None,
 ) -> None:
     """Write figures for print, as PDF and PNG."""
-    from bilevel.bench.figures import write_figures
-
-    with _refusing():
-        results = _opened(store)
-        for path in write_figures(results.read(), out_folder, metric=metric or _metric(results)):
+    with _errors_in_a_line():
+        results, metric = _open_store(store, metric)
+        for path in write_figures(results.read(), out_folder, metric=metric):
             _say(out, str(path))
 
 
-def _metric(results: Any) -> str | None:
-    """Return the metric that all experiments of a store select by, if there is one."""
-    metrics = {experiment.metric for experiment in results.experiments()}
-    return metrics.pop() if len(metrics) == 1 else None
-
-
-def _opened(folder: Path) -> Any:
-    from bilevel.bench.store import Store
-
+def _open_store(folder: Path, metric: str | None) -> tuple[Store, str | None]:
+    """Return a store, and the metric to select by: the given one, or that of all its experiments, if they agree."""
     if not folder.exists():
         raise FileNotFoundError(f"`{folder}`: no such folder; `bilevel run CONFIG --store {folder}` makes it.")
-    return Store(folder)
+    metrics = {experiment.metric for experiment in Store(folder).experiments()}
+    return Store(folder), metric or (metrics.pop() if len(metrics) == 1 else None)
 
 
 @app.command()
 def complexity(
-    out_folder: Annotated[Path, typer.Option("--out", help="folder of the figure and the measurements")] = Path(
-        "complexity"
-    ),
+    out_folder: Annotated[Path, typer.Option("--out", help="folder of the results")] = Path("complexity"),
     largest: Annotated[int, typer.Option(min=1024, help="largest n + m; sizes grow by 4 from 256")] = 65536,
     n_seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of each stochastic solver at each size")] = 5,
 ) -> None:
-    """Measure how calls to a stationary point grow with n + m and with 1/epsilon, beside what is proved."""
-    from bilevel.theory.complexity import METHODS, SIZES, Measurement, figure, measure, table
+    """Measure how oracle calls to a stationary point grow with n + m and with 1/epsilon, beside what is proved."""
+    from bilevel.theory.complexity import METHODS, SIZES, Measurement, figure, measure_complexity, table
 
     sizes = [size for size in SIZES if size <= largest]
     found: list[Measurement] = []
-    with _refusing(), _progress.Progress(console=err) as bar:
+    with _errors_in_a_line(), _progress.Progress(console=err) as bar:
         for method in METHODS:
             task = bar.add_task(method.name, total=None)
-            found += measure(method, sizes, seeds=range(n_seeds))
+            found += measure_complexity(method, sizes, seeds=range(n_seeds))
             bar.update(task, total=1, completed=1)
         figure(found, out_folder / "complexity.png")
     lines = [",".join(Measurement._fields), *(",".join(map(str, row)) for row in found)]
@@ -272,27 +248,23 @@ def complexity(
 @app.command()
 def check() -> None:
     """Show what this machine offers: devices, precision, data, extras."""
-    import jax
-
-    table = _table.Table("what", "found", title="this machine")
-    table.add_row("JAX", f"{jax.__version__}, devices: {', '.join(str(device) for device in jax.devices())}")
-    table.add_row("float64", "in every problem built with dtype='float64', whatever JAX_ENABLE_X64 says")
-    for name in datasets.names():
-        table.add_row(f"data: {name}", _found(name))
-    for module in ("sklearn", "pyarrow", "pandas", "plotly", "matplotlib", "joblib", "distributed", "equinox"):
-        table.add_row(f"module: {module}", "yes" if find_spec(module) else "no: pip install 'bilevel[all]'")
-    out.print(table)
+    rows = [
+        ("JAX", f"{jax.__version__}, devices: {', '.join(str(device) for device in jax.devices())}"),
+        ("float64", "in every problem built with dtype='float64', whatever JAX_ENABLE_X64 says"),
+        *((f"data: {name}", _verify(name)) for name in datasets.names()),
+        *((f"module: {name}", "yes" if find_spec(name) else "no: pip install 'bilevel[all]'") for name in _MODULES),
+    ]
+    _print_table(("what", "found"), rows, "this machine")
 
 
-def _found(name: str) -> str:
+def _verify(name: str) -> str:
     place = datasets.locate(name)
-    if place is None:
-        return "no file: will be downloaded"
     try:
-        datasets.load(name)
+        if place is not None:
+            datasets.load(name)
     except (ValueError, ImportError) as error:
         return str(error)
-    return f"{place}, verified"
+    return f"{place}, verified" if place else _MISSING
 
 
 class _Live:
@@ -310,17 +282,6 @@ class _Live:
         )
         self.task: Any = None
 
-    def __enter__(self) -> "_Live":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Leave the bars as they are."""
-        self.bar.stop()
-
     def begin(self, phase: str, done: int, total: int) -> None:
         """Begin a bar."""
         self.task = self.bar.add_task(phase, total=total, completed=done, text=f"{done} cells were there")
@@ -335,5 +296,11 @@ class _Live:
         self.bar.console.print(f"[red]{_markup.escape(title)} failed:[/] {_markup.escape(error)}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command line, with fused loops; before anything is computed."""
+    fuse_cpu_loops()
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Print the table of docs/certificates.md.
+"""Print the table of reports/certificates.md.
 
 python docs/certificate_table.py           # minutes; sklearn's and IJCNN1's data
 """
@@ -10,7 +10,6 @@ import bilevel
 from bilevel import problems
 from bilevel._precision import arithmetic
 from bilevel._types import Point
-from bilevel.problems.certificate import Certifier
 
 SRBA = bilevel.SRBA
 STEPS = [4**k for k in range(8)]
@@ -22,7 +21,7 @@ def diabetes(**kwargs):
 
     X, y = load_diabetes(return_X_y=True)
     X, y = X / X.std(0), (y - y.mean()) / y.std()
-    return problems.ridge_selection(X[::2], y[::2], X[1::2], y[1::2], **kwargs)
+    return problems.ridge_selection(X[::2], y[::2], X[1::2], y[1::2], dtype="float32", **kwargs)
 
 
 def digits(per):
@@ -30,11 +29,11 @@ def digits(per):
 
     X, y = load_digits(return_X_y=True)
     X = (X - X.mean(0)) / np.maximum(X.std(0), 1)
-    return problems.softmax_selection(X[::2], y[::2], X[1::2], y[1::2], per=per)
+    return problems.softmax_selection(X[::2], y[::2], X[1::2], y[1::2], per=per, dtype="float32")
 
 
 PROBLEMS = {
-    "quadratic, 1024/256 rows": (lambda: problems.quadratic(1024, 256, 20, 5), SRBA(0.02, 20.0, 16)),
+    "quadratic, 1024/256 rows": (lambda: problems.quadratic(1024, 256, 20, 5, dtype="float32"), SRBA(0.02, 20.0, 16)),
     "logistic, breast_cancer": (problems.breast_cancer, SRBA(0.1, 1.0, 16)),
     "logistic, ijcnn1": (problems.ijcnn1, SRBA(2.0, 1.0, 64)),
     "ridge, diabetes": (diabetes, SRBA(0.05, 1.0, 16)),
@@ -50,44 +49,44 @@ def direction(oracles, point):
     return oracles.direction(point).outer_var
 
 
-def ratio(problem, certifier, point, reference):
+def ratio(problem, certifier, point, solution):
     """Return bound / truth of the error of D_x."""
     with arithmetic(np.float64):
-        found = np.asarray(direction(problem.oracles.widened(), jax.tree.map(np.float64, point)))
-    return certifier(point).error_bound / np.linalg.norm(found - reference.hypergrad)
+        found = np.asarray(direction(problem.oracles.in_float64(), jax.tree.map(np.float64, point)))
+    return certifier(point).error_bound / np.linalg.norm(found - solution.hypergrad)
 
 
 def along_a_run(problem, certifier, solver):
     ratios = []
     for steps in STEPS:
         point = bilevel.run(problem, solver, max_steps=steps, eval_every=steps).point
-        reference = problem.exact_solver(point.outer_var.astype(np.float64), None)
-        ratios.append(ratio(problem, certifier, point, reference))
-    return ratios, point, reference
+        solution = problem.exact_solver(point.outer_var.astype(np.float64), None)
+        ratios.append(ratio(problem, certifier, point, solution))
+    return ratios, point, solution
 
 
-def away(problem, certifier, x, reference, size, rng, count=25):
+def away(problem, certifier, x, solution, size, rng, count=25):
     """Return ratios where z and v are this far, relative to ||z*|| and ||v*||, in random directions."""
 
-    def moved(part):
+    def move(part):
         noise = rng.standard_normal(part.shape)
         return part + size * np.linalg.norm(part) / np.linalg.norm(noise) * noise
 
-    points = (Point(moved(reference.inner_var), x, moved(reference.v)) for _ in range(count))
-    return [ratio(problem, certifier, point, reference) for point in points]
+    points = (Point(move(solution.inner_var), x, move(solution.v)) for _ in range(count))
+    return [ratio(problem, certifier, point, solution) for point in points]
 
 
 def row(name):
     """Return the cells of one problem: medians and worst of bound / truth, and the last bound of a run."""
     build, solver = PROBLEMS[name]
     problem, rng = build(), np.random.default_rng(0)
-    certifier = Certifier(problem)
-    ratios, point, reference = along_a_run(problem, certifier, solver)
+    certifier = problem.certifier()
+    ratios, point, solution = along_a_run(problem, certifier, solver)
     x = point.outer_var.astype(np.float64)
-    groups = [ratios, *(away(problem, certifier, x, reference, size, rng) for size in (1e-3, 1.0))]
+    groups = [ratios, *(away(problem, certifier, x, solution, size, rng) for size in (1e-3, 1.0))]
     cells = [f"{np.median(group):.2g} / {max(group):.2g}" for group in groups]
     assert all(min(group) >= 1 for group in groups)
-    last = certifier(point).hypergrad_norm_bound, np.linalg.norm(reference.hypergrad)
+    last = certifier(point).hypergrad_norm_bound, np.linalg.norm(solution.hypergrad)
     return name, *cells, *(f"{value:.2g}" for value in last)
 
 

@@ -5,7 +5,7 @@ Four things differ from what griffe expects of numpydoc, and this extension puts
 - sections list "name : what it means", types being in the annotations; griffe would take the meaning for a type
 - roles, tables and asterisks are those of plain text, not of Markdown
 - a solver is made a dataclass by a decorator of its own, so that only Python knows its signature
-- what a solver computes is told at the top of its file, and belongs to its class
+- what a solver computes is told at the top of its file, and belongs to its class; the decorator adds its parameters
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Any
 import griffe
 
 _MEANT = ("Parameters", "Attributes", "Raises")
-_ITEM = re.compile(r"(?P<names>\w+(?:, \w+)*) : (?P<meaning>.+)")
+_ITEM = re.compile(r"(?P<names>(?:\\\*)*\w+(?:, \w+)*) : (?P<meaning>.+)")
 _ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 _CODE = re.compile(r"(`+.+?`+)", flags=re.DOTALL)
 _RULE = re.compile(r"=+( +=+)+")
@@ -34,7 +34,7 @@ class Meaning(griffe.Extension):
 
 def _visit(obj: griffe.Object) -> None:
     if obj.docstring:
-        obj.docstring.value = in_markdown(obj.docstring.value)
+        obj.docstring.value = in_markdown(_docstring(obj))
     if isinstance(obj, griffe.Class) and obj.decorators:
         _sign(obj)
         _tell(obj)
@@ -43,10 +43,25 @@ def _visit(obj: griffe.Object) -> None:
             _visit(member)
 
 
+def _docstring(obj: griffe.Object) -> str:
+    """Return the docstring, of a solver the one that its decorator has completed."""
+    if isinstance(obj, griffe.Class) and _is_solver(obj):
+        return inspect.getdoc(_known(obj)) or ""
+    return obj.docstring.value if obj.docstring else ""
+
+
+def _is_solver(cls: griffe.Class) -> bool:
+    return any(decorator.callable_path.endswith(".solver") for decorator in cls.decorators)
+
+
+def _known(cls: griffe.Class) -> Any:
+    return getattr(import_module(cls.module.path), cls.name)
+
+
 def _tell(cls: griffe.Class) -> None:
     """Put the text of its file in the place of a solver's first line."""
     top = cls.module.docstring
-    if cls.docstring and top and any(decorator.callable_path.endswith(".solver") for decorator in cls.decorators):
+    if cls.docstring and top and _is_solver(cls):
         _, *sections = cls.docstring.value.split("\n\n", 1)
         cls.docstring.value = "\n\n".join([top.value, *sections])
 
@@ -74,7 +89,9 @@ def _items(lines: list[str]) -> Iterator[str]:
             section = line
         item = _ITEM.fullmatch(line) if section in _MEANT else None
         if item:
-            yield from _item(item["names"].split(", "), ["    " + item["meaning"], *_continuation(lines)])
+            yield from _item(
+                item["names"].replace("\\", "").split(", "), ["    " + item["meaning"], *_continuation(lines)]
+            )
         elif section == "Returns" and line.endswith(".") and not line.startswith(" "):
             yield from (":", "    " + line)
         else:
@@ -94,7 +111,7 @@ def _item(names: list[str], meaning: list[str]) -> Iterator[str]:
 
 
 def _sign(cls: griffe.Class) -> None:
-    known = getattr(import_module(cls.module.path), cls.name)
+    known = _known(cls)
     if dataclasses.is_dataclass(known):
         cls.set_member("__init__", _init(cls, known))
 

@@ -1,9 +1,9 @@
-"""Print the tables of docs/problems.md, measured on this machine.
+"""Print the tables of reports/problems.md, measured on this machine.
 
-python docs/problem_tables.py ijcnn1      solvers on IJCNN1, 10 seconds each
-python docs/problem_tables.py cleaning    data cleaning on MNIST, 10 seconds, against plain fits
-python docs/problem_tables.py references  time of an exact reference between two evaluations of a run
-python docs/problem_tables.py memory      peak memory of each problem, each in a process of its own
+python docs/problem_tables.py ijcnn1           solvers on IJCNN1, 10 seconds each
+python docs/problem_tables.py cleaning         data cleaning on MNIST, 10 seconds, against plain fits
+python docs/problem_tables.py exact_solutions  time of an exact solution between two evaluations of a run
+python docs/problem_tables.py memory           peak memory of each problem, each in a process of its own
 """
 
 import resource
@@ -30,7 +30,7 @@ ON_CLEANING = bilevel.SRBA(0.003, 1e-5, 64, period=64)
 
 
 def ijcnn1():
-    problem = problems.ijcnn1()
+    problem = problems.ijcnn1(dtype="float32")
     print("| solver | seconds | calls | h | ‖∇h‖² |\n| --- | --- | --- | --- | --- |")
     for name, solver in ON_IJCNN1.items():
         history = bilevel.run(problem, solver, max_seconds=SECONDS).history
@@ -47,16 +47,16 @@ KEYS = ("seconds", "calls", "value", "hypergrad_norm_sq")
 def cleaning():
     print("| corruption | fit | h | test error | AUC of the weights |\n| --- | --- | --- | --- | --- |")
     for corruption in (0.5, 0.7, 0.9):
-        problem = problems.mnist_cleaning(corruption=corruption)
+        problem = problems.mnist_cleaning(corruption=corruption, dtype="float32")
         everything = np.full(problem.n_inner, 30.0)  # sigmoid = 1
         fits = {
             "softmax on the noisy labels": (problem, everything),
-            "softmax on the clean labels": (problems.mnist_cleaning(corruption=0), everything),
+            "softmax on the clean labels": (problems.mnist_cleaning(corruption=0, dtype="float32"), everything),
             "start of SRBA": (problem, problem.start.outer_var.astype(np.float64)),
             "only the clean rows": (problem, known_weights(problem)),
         }
-        for name, (judged, trust) in fits.items():
-            print(f"| {corruption} | {name} | {plain_fit(judged, trust)} | |", flush=True)
+        for name, (fitted, logits) in fits.items():
+            print(f"| {corruption} | {name} | {plain_fit(fitted, logits)} | |", flush=True)
         last = {
             key: column[-1] for key, column in bilevel.run(problem, ON_CLEANING, max_seconds=SECONDS).history.items()
         }
@@ -64,31 +64,31 @@ def cleaning():
         print(f"| {corruption} | SRBA after {last['seconds']:.0f} s | {numbers}", flush=True)
 
 
-def plain_fit(problem, trust):
+def plain_fit(problem, logits):
     """h and the test error of the exact fit with these weights."""
-    reference = problem.exact_solver(trust, None)
-    point = problem.start._replace(inner_var=reference.inner_var.astype(np.float32))
-    return f"{reference.value:.4f} | {float(problem.metrics['test_error'](point)):.4f}"
+    solution = problem.exact_solver(logits, None)
+    point = problem.start._replace(inner_var=solution.inner_var.astype(np.float32))
+    return f"{solution.value:.4f} | {float(problem.metrics['test_error'](point)):.4f}"
 
 
 def known_weights(problem):
     """The weights of somebody who knows which rows are corrupted."""
     clean_rows = problem.metrics["weight_auc"].args[0]
-    trust = np.full(problem.n_inner, -30.0)
-    trust[clean_rows] = 30.0
-    return trust
+    logits = np.full(problem.n_inner, -30.0)
+    logits[clean_rows] = 30.0
+    return logits
 
 
-def references():
+def exact_solutions():
     print("| problem | median ms | largest ms | largest residual |\n| --- | --- | --- | --- |")
     for name, solver in (("ijcnn1", ON_IJCNN1["SRBA"]), ("mnist_cleaning", ON_CLEANING)):
-        problem = problems.PROBLEMS[name]()
-        times, residuals, reference = [], [], None
+        problem = problems.PROBLEMS[name](dtype="float32")
+        times, residuals, solution = [], [], None
         for point in iterates(problem, solver):
             began = time.perf_counter()
-            reference = problem.exact_solver(point, reference)
+            solution = problem.exact_solver(point, solution)
             times.append(1e3 * (time.perf_counter() - began))
-            residuals.append(max(reference.inner_residual, reference.v_residual))
+            residuals.append(max(solution.inner_residual, solution.v_residual))
         warm = times[2:]  # the first compiles, the second may
         print(f"| {name} | {np.median(warm):.0f} | {max(warm):.0f} | {max(residuals):.0e} |")
 
@@ -101,7 +101,7 @@ def iterates(problem, solver, count=12):
 
 
 def memory():
-    print("| problem | built, MB | with a reference | after a run of SRBA |\n| --- | --- | --- | --- |")
+    print("| problem | built, MB | with an exact solution | after a run of SRBA |\n| --- | --- | --- | --- |")
     for name in ("quadratic", "ijcnn1", "mnist_cleaning", "covtype", "breast_cancer"):
         print(
             subprocess.run(
@@ -116,12 +116,12 @@ def peak_of(name):
 
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
     floor = peak()
-    problem = problems.PROBLEMS[name]()
+    problem = problems.PROBLEMS[name](dtype="float32")
     built = peak() - floor
     problem.exact_solver(problem.start.outer_var.astype(np.float64), None)
-    judged = peak() - floor
+    solved = peak() - floor
     bilevel.run(problem, bilevel.SRBA(0.01, 1.0, 64), max_steps=200, eval_every=200)
-    print(f"| {name} | {built:.0f} | {judged:.0f} | {peak() - floor:.0f} |")
+    print(f"| {name} | {built:.0f} | {solved:.0f} | {peak() - floor:.0f} |")
 
 
 def peak():
@@ -129,7 +129,7 @@ def peak():
 
 
 if __name__ == "__main__":
-    tables = {function.__name__: function for function in (ijcnn1, cleaning, references, memory)}
+    tables = {function.__name__: function for function in (ijcnn1, cleaning, exact_solutions, memory)}
     what = sys.argv[1] if len(sys.argv) == 2 else ""
     if "--peak" in sys.argv:
         peak_of(sys.argv[-1])

@@ -74,7 +74,15 @@ def build(n_train, noise):
     log_decay = jax.tree.map(lambda leaf: np.log(NO_DECAY), weights)
     metrics = {"test_error": test_error}
     return bilevel.BilevelProblem.from_losses(
-        inner_loss, outer_loss, train, validation, weights, log_decay, metrics=metrics, name="weight decay"
+        inner_loss,
+        outer_loss,
+        train,
+        validation,
+        weights,
+        log_decay,
+        metrics=metrics,
+        dtype="float32",
+        name="weight decay",
     )
 
 
@@ -104,7 +112,7 @@ def described(log_decay):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=300, help="training rows")
-    parser.add_argument("--noise", type=float, default=0.3, help="chance that a training label is redrawn")
+    parser.add_argument("--noise", type=float, default=0.3, help="probability that a training label is redrawn")
     parser.add_argument("--steps", type=int, default=3000, help="steps of each run")
     arguments = parser.parse_args()
     problem, steps = build(arguments.rows, arguments.noise), arguments.steps

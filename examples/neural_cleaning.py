@@ -4,8 +4,8 @@
 
 The digits of scikit-learn, part of whose training labels are redrawn. The inner problem fits a network to weighted
 training rows; the outer problem chooses the weights, one per row, for a low loss on clean validation rows. Variables
-are pytrees: the network's own parameters inside, {"trust": one number per row} outside. The inner loss is not
-convex, so there is no exact reference; what counts is the test error and how well the weights tell clean rows from
+are pytrees: the network's own parameters inside, {"logit": one number per row} outside. The inner loss is not
+convex, so there is no exact solution; what counts is the test error and how well the weights tell clean rows from
 corrupted ones.
 """
 
@@ -47,7 +47,7 @@ def build(corruption):
     def inner_loss(weights, outer, sample):
         image, label, index = sample
         decay = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(weights))
-        return jax.nn.sigmoid(outer["trust"][index]) * entropy(weights, image, label) + WEIGHT_DECAY * decay
+        return jax.nn.sigmoid(outer["logit"][index]) * entropy(weights, image, label) + WEIGHT_DECAY * decay
 
     def outer_loss(weights, outer, sample):
         return entropy(weights, *sample)
@@ -63,15 +63,16 @@ def build(corruption):
         (X, y, np.arange(N_TRAIN, dtype=np.int32)),
         (X_val, y_val),
         weights,
-        {"trust": np.zeros(N_TRAIN)},
-        metrics={"test_error": test_error, "auc": lambda point: roc_auc_score(~wrong, point.outer_var["trust"])},
+        {"logit": np.zeros(N_TRAIN)},
+        metrics={"test_error": test_error, "auc": lambda point: roc_auc_score(~wrong, point.outer_var["logit"])},
+        dtype="float32",
         name="neural cleaning",
     )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corruption", type=float, default=0.4, help="chance that a training label is redrawn")
+    parser.add_argument("--corruption", type=float, default=0.4, help="probability that a training label is redrawn")
     parser.add_argument("--steps", type=int, default=8000, help="steps of each solver")
     arguments = parser.parse_args()
     problem = build(arguments.corruption)

@@ -11,10 +11,11 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Rows
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import AutodiffOracles
 from bilevel.problems.losses import logistic
+from bilevel.solvers import Solver
 from tests.transcription import problems as numpy_problems
 
 # Neither 53 nor 31 is a multiple of the batch: every shared test meets a short last block.
@@ -31,7 +32,7 @@ def short(cls, *args, **kwargs):
     return cls(*args, **({name: value for name, value in SHORT.items() if name in names} | kwargs))
 
 
-SOLVERS = {name: short(cls, 0.05, 20.0, BATCH) for name, cls in bilevel.SOLVERS.items() if cls.compiled}
+SOLVERS = {name: short(cls, 0.05, 20.0, BATCH) for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver)}
 
 
 def marked(names, quick=("SRBA", "SABA", "SOBA")):
@@ -117,7 +118,7 @@ def indices(samples, rows):
 def trajectory(problem, solver, steps, seed=0, page_length=PAGE_LENGTH):
     """Iterates, states and draws of the first steps, one compiled step at a time."""
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
         traced = solver.resolve(oracles).cast(problem.dtype)
         page = draw_page(traced, oracles, run_key(seed), np.int32(0), page_length)
         states = [initial_state(traced, oracles, problem.start)]

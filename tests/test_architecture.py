@@ -1,13 +1,27 @@
-"""The line of rooms: a module imports only from rooms to its left."""
+"""The size of the package, the line of its rooms, what is written twice, and the words that are gone."""
 
 import ast
+import io
+import re
+import statistics
 import subprocess
 import sys
+import tokenize
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "bilevel"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "bilevel"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+MOST_MODULES = 95
+MOST_LINES = 11_500
+LONGEST_MODULE = 350
+MEDIAN_FUNCTION = 8  # lines of code, less than this
+SHARED_LINES = 10  # of code, fewer than these in two places
+
 ROOMS = [
     ["_types", "_optional", "_io", "_cpu_loops"],
     ["_precision", "_threefry", "_tree"],
@@ -21,26 +35,153 @@ ROOMS = [
 ]
 PLACE = {name: place for place, names in enumerate(ROOMS) for name in names}
 
+# Words of our own that have better ones in the field, and British spellings.
+OLD_WORDS = [
+    *(r"all-rows", r"ledgers?", r"rivals?", r"referees?", r"judged", r"drawn back", r"gone back", r"back-?off"),
+    *(r"left the finite numbers", r"cautious(?:ly)?", r"front door"),
+    *(r"\w+isations?", r"\w*regularis\w*", r"\w*normalis\w*", r"\w*minimis\w*", r"\w*maximis\w*", r"penalis\w*"),
+    *(r"optimis(?:e|es|ed|er|ers|ing)", r"standardis\w*", r"colour\w*", r"centred", r"labelled"),
+]
+GONE = re.compile(rf"\b(?:{'|'.join(OLD_WORDS)})\b", re.IGNORECASE)
+# Ordinary words in prose, but in code they stood for probabilities, residuals and weights.
+OLD_NAMES = {"chances", "missed", "trust"}
+# Names and titles of others, as they write them.
+TITLES: list[str] = []
 
-def room(path):
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+def names(path):
+    return str(path.relative_to(ROOT))
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_package_is_small():
+    assert len(MODULES) <= MOST_MODULES
+    assert sum(len(read(path).splitlines()) for path in MODULES) <= MOST_LINES
+
+
+def test_no_module_is_long():
+    lengths = {names(path): len(read(path).splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_MODULE} == {}
+
+
+def code_lines(source):
+    """Line number and tokens of each line with code; docstrings, imports, comments and lone brackets are none."""
+    passed_over = set()
+    for node in ast.walk(ast.parse(source)):
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if text or isinstance(node, ast.Import | ast.ImportFrom):
+            passed_over |= set(range(node.lineno, node.end_lineno + 1))
+    lines = defaultdict(list)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
+            lines[token.start[0]].append(token)
+    return [
+        (number, " ".join(token.string for token in tokens))
+        for number, tokens in sorted(lines.items())
+        if number not in passed_over and any(token.type != tokenize.OP for token in tokens)
+    ]
+
+
+def test_functions_are_short():
+    lengths = []
+    for path in MODULES:
+        numbers = [number for number, _ in code_lines(read(path))]
+        for node in ast.walk(ast.parse(read(path))):
+            if isinstance(node, ast.FunctionDef):
+                lengths.append(sum(node.lineno <= number <= node.end_lineno for number in numbers))
+    assert statistics.median(lengths) < MEDIAN_FUNCTION
+
+
+def shared(sources, least):
+    """Pairs of places with the same ``least`` lines of code in a row, by name of the source and line."""
+    places, pairs = defaultdict(list), set()
+    for name, source in sources.items():
+        lines = code_lines(source)
+        for i in range(len(lines) - least + 1):
+            places[tuple(text for _, text in lines[i : i + least])].append((name, lines[i][0]))
+    for found in places.values():
+        pairs |= {(found[0], other) for other in found[1:]}
+    return sorted(pairs)
+
+
+def test_no_two_places_share_ten_lines_of_code():
+    assert shared({names(path): read(path) for path in MODULES}, SHARED_LINES) == []
+
+
+def test_shared_lines_are_found_through_comments_and_layout():
+    one = '"""A."""\nimport os\n\n\ndef f(a):\n    """Doc."""\n    b = a + 1\n\n    # why\n    return [\n    b,\n]\n'
+    other = "x = 1\n\n\ndef f(a):\n    b = a+1\n    return [\n        b,  # why\n    ]\n"
+    assert shared({"one": one, "other": other}, 4) == [(("one", 5), ("other", 4))]
+    assert shared({"one": one, "other": other}, 5) == []
+
+
+def test_old_words_are_gone():
+    found = {}
+    for path in [*MODULES, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]:
+        text = read(path)
+        for title in TITLES:
+            text = text.replace(title, "")
+        words = sorted({match.group().lower() for match in GONE.finditer(text)})
+        if words:
+            found[names(path)] = words
+    assert found == {}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names)
+def test_old_names_are_gone(path):
+    tokens = tokenize.generate_tokens(io.StringIO(read(path)).readline)
+    assert OLD_NAMES & {token.string for token in tokens if token.type == tokenize.NAME} == set()
+
+
+@pytest.mark.parametrize(
+    "text", ["The ledger", "all-rows", "regularisation", "judged", "colour", "optimiser", "Gone back"]
+)
+def test_old_words_are_recognized(text):
+    assert GONE.search(text)
+
+
+@pytest.mark.parametrize("text", ["regularization", "color", "colors", "optimizer", "a judgement", "all rows"])
+def test_other_words_are_not(text):
+    assert not GONE.search(text)
 
 
 def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bilevel":
-            parts = node.module.split(".")
-            yield from [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+    """The rooms that a module imports from, anywhere in it."""
+    for node in ast.walk(ast.parse(read(path))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{names(path)}: relative import"
+            parts = (node.module or "").split(".")
+            if parts[0] == "bilevel":
+                yield from [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("bilevel."))
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", MODULES, ids=names)
 def test_imports_point_to_the_left(path):
-    here = room(path)
+    here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if here == "__init__":
         return
     for name in imported(path):
-        same = name == here
-        assert same or PLACE[name] < PLACE[here], f"{here} imports {name}"
+        assert name == here or PLACE[name] < PLACE[here], f"{here} imports {name}"
+
+
+def test_the_modules_of_the_engine_import_each_other_in_one_direction():
+    modules = {path.stem: path for path in (PACKAGE / "engine").glob("*.py")}
+    edges = {
+        name: {
+            node.module.split(".")[-1]
+            for node in ast.walk(ast.parse(read(path)))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bilevel.engine.")
+        }
+        for name, path in modules.items()
+    }
+    while leaves := {name for name, imports in edges.items() if not imports & set(edges)}:
+        edges = {name: imports for name, imports in edges.items() if name not in leaves}
+    assert edges == {}, "these modules import each other"
 
 
 def test_importing_the_library_imports_no_extra_and_no_scipy():

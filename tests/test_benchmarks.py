@@ -12,6 +12,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import run_key
+from bilevel.solvers import Solver
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 BATCH, STEPS, STEP_SIZE, OUTER_RATIO = 8, 12, 0.05, 0.1
@@ -20,10 +21,10 @@ TINY = {
     "quadratics": {"n_inner": 64, "n_outer": 40, "p": 5, "d": 3},
     "cleaning": {"n_train": 48, "n_val": 32, "dim": 6, "classes": 3},
 }
-RIVALS = ("SABA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
+BASELINES = ("SABA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
 QUICK = [("IJCNN1", "SRBA"), ("IJCNN1", "SOBA")]
-PAIRS = [(problem, solver) for problem in TINY for solver in ("SRBA", "SOBA", *RIVALS)]
-COMPILED = [name for name, cls in bilevel.SOLVERS.items() if cls.compiled]
+PAIRS = [(problem, solver) for problem in TINY for solver in ("SRBA", "SOBA", *BASELINES)]
+COMPILED = [name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver)]
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def textbook_point(script, shape, solver):
     """The point of the textbook version after some steps on the library's blocks."""
     textbook, methods = script("textbook"), script("textbook_methods").METHODS
     with arithmetic(np.float64):
-        oracles = shape.problem.oracles.batched(BATCH, "blocks")
+        oracles = shape.problem.oracles.with_batches(BATCH, "blocks")
 
     def same_blocks(method, key, index):
         inner, outer = method.batches()
@@ -85,8 +86,8 @@ def test_the_table_of_steps_has_every_solver_above_its_floor(script, problem, na
     assert [name for name in rows if "," not in name] == names
     for name, (best, median, *textbook, floor, _) in rows.items():
         assert 0 < float(floor) < float(best) <= float(median)
-        has_rival = name.partition(",")[0] in ("SRBA", "SOBA", *RIVALS)
-        assert all(re.fullmatch(r"[\d.e+-]+" if has_rival else "–", cell) for cell in textbook)
+        has_baseline = name.partition(",")[0] in ("SRBA", "SOBA", *BASELINES)
+        assert all(re.fullmatch(r"[\d.e+-]+" if has_baseline else "–", cell) for cell in textbook)
 
 
 def test_slopes_are_those_of_powers(script):
@@ -109,7 +110,7 @@ def test_a_method_is_judged_by_its_own_score_in_time(script):
 
 
 @pytest.mark.parametrize("name", ["breast cancer", "diabetes"])
-def test_the_rival_with_a_penalty_per_feature_minimises_that_loss(script, name):
+def test_the_baseline_with_a_penalty_per_feature_minimizes_that_loss(script, name):
     sets = script("estimator_sets")
     kind = sets.SETS[name]
     X, y, *_ = kind.rows(0)
@@ -133,7 +134,7 @@ def test_sets_are_drawn_anew_with_each_seed(script, name):
     assert not set(map(bytes, one.X)) & set(map(bytes, one.X_test))
 
 
-def test_a_rival_that_is_out_of_time_has_no_model(script):
+def test_a_baseline_that_is_out_of_time_has_no_model(script):
     sets = script("estimator_sets")
 
     class Sleeper:

@@ -44,7 +44,7 @@ def benchmark(tmp_path_factory):
 
 def rerun(rows):
     """The same solver by `bilevel.engine.run`: its history at the steps of the rows."""
-    problem = bilevel.problems.quadratic(**PROBLEM, common_linear=0.5)
+    problem = bilevel.problems.quadratic(**PROBLEM, common_linear=0.5, dtype="float32")
     first = rows.iloc[0]
     settings = () if first.file_solver.endswith("deterministic.py") else (first.p_solver_step_size, 1.0, 8)
     solver = bilevel.SOLVERS[first.p_solver_algorithm](*settings)

@@ -50,6 +50,7 @@ def test_without_arguments_it_shows_its_commands():
         ("solvers", list(bilevel.SOLVERS)),
         ("problems", ["quadratic", "ijcnn1", "worst_case"]),
         ("datasets", bilevel.datasets.names()),
+        ("metrics", ["value_gap", "hypergrad_norm_sq", "rollbacks"]),
     ],
 )
 def test_each_kind_can_be_listed_alone_or_with_the_others(kind, names):
@@ -129,7 +130,7 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilevel.bench.execute.rows_of", interrupted)
+    monkeypatch.setattr("bilevel.bench.execute.run_task", interrupted)
     folder = tmp_path / "a store"
     shown = said("run", config, "--store", folder, "--seeds", "0:1", code=130)
     assert f"To go on: bilevel run {config} --store '{folder}' --seeds 0:1" in shown

@@ -1,9 +1,9 @@
 """The site: its pages, how it reads docstrings, what it would load, and the file that says how to cite."""
 
+import inspect
 import re
 import sys
 import textwrap
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from bilevel import estimators, theory
 from tests.test_docs import code_blocks, load
 
 ROOT = Path(__file__).parents[1]
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VERSION = bilevel.__version__
 
 
 class Settings(yaml.SafeLoader):
@@ -41,16 +41,83 @@ def nav():
 def test_every_page_and_tutorial_is_in_the_nav_once_and_exists(nav):
     docs = ROOT / "docs"
     written = [*docs.rglob("*.md"), *(docs / "tutorials").glob("*.py")]
-    assert sorted(nav) == sorted(path.relative_to(docs).as_posix() for path in written)
+    reports = [f"reports/{path.name}" for path in (ROOT / "reports").glob("*.md")]
+    assert sorted(nav) == sorted([*(path.relative_to(docs).as_posix() for path in written), *reports])
+
+
+def prose():
+    """Markdown files of the repository, with the lines that are neither of a table nor code."""
+    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "reference", ROOT / "reports", ROOT / "examples" / "benchopt")
+    for path in (path for folder in folders for path in sorted(folder.glob("*.md"))):
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        yield path, [line for line in text.split("\n") if not line.startswith(("|", "    "))]
+
+
+def test_lines_of_markdown_wrap_at_120():
+    assert not [(path.name, line) for path, lines in prose() for line in lines if len(line) > 120]
+
+
+OLD_WORDS = re.compile(
+    r"\b(all-rows|ledgers?|rivals?|referees?|judg(e|ed|es|ing)|drawn? back|go(es|ne|ing)? back|went back|backoffs?|"
+    r"safeguards?|cautious(ly)?|chances?|trust(ed)?|missed|front door|manners|left the finite|whole_loops|labelled|"
+    r"centred|colour\w*|\w*(regulari|normali|standardi)s(e|ed|es|ing|ation))\b",
+    flags=re.IGNORECASE,
+)
+WORDED = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "docs", "reports", "examples"]
+
+
+@pytest.mark.parametrize("where", WORDED)
+def test_the_words_are_those_of_the_field(where):
+    files = [path for path in (ROOT / where, *(ROOT / where).rglob("*")) if path.suffix in {".md", ".py", ".cff"}]
+    lines = [(path, line) for path in files for line in path.read_text().split("\n")]
+    renames = ROOT / "CHANGELOG.md"  # whose table has the old names
+    assert files
+    assert not [
+        (path.name, line)
+        for path, line in lines
+        if OLD_WORDS.search(line) and not (path == renames and line[:1] == "|")
+    ]
+
+
+def test_reports_and_their_figures_are_built_and_linked_both_ways(tmp_path):
+    reports = load(ROOT / "docs" / "reports.py", "reports")
+    config = SimpleNamespace(
+        site_dir=str(tmp_path), use_directory_urls=True, plugins=SimpleNamespace(_current_plugin="reports")
+    )
+    added = {file.src_uri for file in reports.on_files([], config=config)}
+    assert added == {f"reports/{path.name}" for path in (ROOT / "reports").iterdir()}
+    page, report = (SimpleNamespace(file=SimpleNamespace(src_uri=uri)) for uri in ("auto.md", "reports/auto.md"))
+    assert reports.on_page_markdown("[a](../reports/auto.md#b)", page=page) == "[a](reports/auto.md#b)"
+    assert reports.on_page_markdown("[a](../docs/auto.md)", page=report) == "[a](../auto.md)"
+
+
+def test_every_figure_of_the_reports_is_shown_by_one():
+    shown = re.findall(r"\]\((\w+\.png)\)", "".join(path.read_text() for path in (ROOT / "reports").glob("*.md")))
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "reports").glob("*.png"))
+
+
+def reference_page(path):
+    return load(ROOT / "docs" / "solver_pages.py", "solver_pages").on_page_markdown(path.read_text())
 
 
 def test_the_reference_has_every_solver():
-    page = (ROOT / "docs" / "reference" / "solvers.md").read_text()
-    assert re.findall(r"::: bilevel\.solvers\.(\w+)\n    options:\n      members: false", page) == list(bilevel.SOLVERS)
+    page = reference_page(ROOT / "docs" / "reference" / "solvers.md")
+    shown = re.findall(r"::: (bilevel\.solvers[\w.]+)\.(\w+)\n    options:\n      members: false", page)
+    assert shown == [(cls.__module__, name) for name, cls in bilevel.SOLVERS.items()]
+
+
+@pytest.mark.parametrize("name", ["SRBA", "BSA", "HOAG"])
+def test_the_reference_shows_every_parameter_of_a_solver_with_its_meaning(name):
+    cls = bilevel.SOLVERS[name]
+    extensions = griffe.load_extensions(str(ROOT / "docs" / "griffe_meaning.py"))
+    shown = griffe.load("bilevel", search_paths=[ROOT], extensions=extensions)[f"{cls.__module__[8:]}.{name}"]
+    parameters = entries(sections(shown)["parameters"])
+    assert [entry[0] for entry in parameters] == list(inspect.signature(cls).parameters)
+    assert all(annotation != "None" and meaning for _, annotation, _, meaning in parameters)
 
 
 def test_the_reference_has_every_public_name():
-    page = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+    page = "".join(reference_page(path) for path in (ROOT / "docs" / "reference").glob("*.md"))
     shown = set(re.findall(r"::: bilevel[\w.]*?\.(\w+)\n", page))
     listed = {name for group in re.findall(r"members: \[(.*)\]", page) for name in group.split(", ")}
     packages = (bilevel, bilevel.problems, bilevel.datasets, estimators, theory)
@@ -104,13 +171,14 @@ SMALL = '''
         size: int = 3
 
 
-    def check(low: int, high: float = 1.0) -> dict[str, float]:
+    def check(low: int, high: float = 1.0, **more: int) -> dict[str, float]:
         """Check v*(x) and z*(x).
 
         Parameters
         ----------
         low, high : the range of ``x*``,
             told in two lines
+        **more : by name
 
         Returns
         -------
@@ -149,6 +217,7 @@ def test_meanings_become_descriptions_and_types_come_from_annotations(small):
     assert entries(parsed["parameters"]) == [
         ("low", "int", None, "the range of ``x*``,\ntold in two lines"),
         ("high", "float", "1.0", "See `low`."),
+        ("**more", "int", "{}", "by name"),
     ]
     (returned,), (raised,) = parsed["returns"], parsed["raises"]
     assert (str(returned.annotation), returned.description.strip()) == ("dict[str, float]", "The error of each kind.")
@@ -201,7 +270,7 @@ def test_links_of_a_tutorial_lead_to_built_pages_or_are_refused():
 def test_the_citation_has_the_version_and_the_paper():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"
-    assert citation["version"] == VERSION == bilevel.__version__
+    assert citation["version"] == VERSION
     assert {"message", "title", "authors"} <= set(citation)
     (paper,) = citation["references"]
     assert [author["family-names"] for author in paper["authors"]] == ["Dagréou", "Moreau", "Vaiter", "Ablin"]

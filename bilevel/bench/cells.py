@@ -1,19 +1,60 @@
-"""One run of an experiment, stated in full."""
+"""Cells, the single runs of an experiment; tasks, the cells that run as one program; and the rows they give."""
 
+import dataclasses
+import functools
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from functools import cached_property
+import math
+import os
+import platform
+import subprocess
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import jax
+import numpy as np
+
+from bilevel._precision import arithmetic
+from bilevel.engine.result import Status
+from bilevel.engine.run import run
+from bilevel.engine.steps import Prepared, prepare
+from bilevel.engine.sweep import CellResult, sweep
+from bilevel.problems import PROBLEMS, BilevelProblem
+from bilevel.solvers import SOLVERS, SolverBase
+from bilevel.solvers.host import HostSolver
+
 Pairs: TypeAlias = tuple[tuple[str, Any], ...]
+Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
 
 SWEEP, TIMING = "sweep", "timing"
+MAX_STATE_BYTES = 2**30  # of all settings of one program together
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A solver with its hyper-parameters; ``period_fraction`` stands for a period that follows the data's size."""
+
+    solver: str
+    parameters: Pairs
+    period_fraction: float | None = None
+
+    def pairs(self, n_rows: int) -> Pairs:
+        """Return the parameters on a problem with n + m rows, the period q = max(1, floor(a (n + m) / b)) included."""
+        if self.period_fraction is None:
+            return self.parameters
+        period = max(1, math.floor(self.period_fraction * n_rows / dict(self.parameters)["batch_size"]))
+        return tuple(sorted((*self.parameters, ("period", period))))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is run: a solver with a setting and a seed, on a problem, under a budget.
+    """One run, stated in full: a solver with a setting and a seed, on a problem, under a budget.
 
     Attributes
     ----------
@@ -35,11 +76,205 @@ class Cell:
     max_calls: int | None = None
     max_seconds: float | None = None
 
-    @cached_property
+    @functools.cached_property
     def id(self) -> str:
         """A digest of all the above: the same cell has the same one everywhere."""
-        stated = asdict(self) | {
-            "problem_arguments": dict(self.problem_arguments),
-            "parameters": dict(self.parameters),
-        }
-        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
+        pairs = {"problem_arguments": dict(self.problem_arguments), "parameters": dict(self.parameters)}
+        text = json.dumps(dataclasses.asdict(self) | pairs, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Cells of one solver on one problem that differ in traced numbers and seeds."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def title(self) -> str:
+        """The task in a few words."""
+        first = self.cells[0]
+        seeds = sorted({cell.seed for cell in self.cells})
+        named = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        return f"{first.solver} on {first.problem}, {named}"
+
+
+@functools.lru_cache(maxsize=2)
+def build_problem(problem: str, arguments: Pairs) -> BilevelProblem:
+    """Return the problem of a cell; the last ones are remembered."""
+    built = PROBLEMS[problem](**dict(arguments))
+    # A compiled sweep takes metrics as pytrees; a plain function is none.
+    plain = {name: jax.tree_util.Partial(of) for name, of in built.metrics.items() if jax.tree_util.all_leaves([of])}
+    return dataclasses.replace(built, metrics={**built.metrics, **plain}) if plain else built
+
+
+@functools.cache
+def parameter_types(solver: type[SolverBase]) -> dict[str, type]:
+    """Return the type of each hyper-parameter, without the None that some allow."""
+    hints = typing.get_type_hints(solver)
+    names = [field.name for field in dataclasses.fields(solver)]
+    return {name: (*typing.get_args(hints[name]), hints[name])[0] for name in names}
+
+
+def _prepare(cell: Cell, problem: BilevelProblem | None = None) -> Prepared:
+    """Return the solver of a cell with its defaults filled in, those of the cell's problem where none is given."""
+    problem = problem or build_problem(cell.problem, cell.problem_arguments)
+    return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters)))
+
+
+def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
+    """Return the cells without those that a default, which follows the problem's size, makes equal to one before."""
+    resolved: dict[Any, Any] = {}
+    first: dict[Any, Cell] = {}
+    for cell in cells:
+        stated = cell.solver, cell.parameters
+        if stated not in resolved:
+            resolved[stated] = tuple(sorted(_prepare(cell, problem).solver.parameters().items(), key=str))
+        first.setdefault((cell.solver, resolved[stated], cell.seed), cell)
+    return tuple(first.values())
+
+
+def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Task]:
+    """Group the cells of a sweep into tasks, in order of their first cell; a GPU has room for all seeds together."""
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(_group_key(cell, seeds_together), []).append(cell)
+    return [Task(tuple(part)) for group in groups.values() for part in _split(group)]
+
+
+def _group_key(cell: Cell, seeds_together: bool) -> Any:
+    solver = SOLVERS[cell.solver](**dict(cell.parameters))
+    # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
+    # in the place of a number stands for static ones too.
+    words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
+    kind = (cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words)
+    if isinstance(solver, HostSolver):
+        return (kind, cell.parameters)
+    return kind if seeds_together else (kind, cell.seed)
+
+
+def _split(group: list[Cell]) -> Iterator[list[Cell]]:
+    """Split a group so that the states of its runs fit into memory together."""
+    prepared = _prepare(group[0])
+    if isinstance(prepared.solver, HostSolver):
+        yield group
+        return
+    settings = list(dict.fromkeys(cell.parameters for cell in group))
+    n_seeds = len({cell.seed for cell in group})
+    largest = max(1, MAX_STATE_BYTES // (n_seeds * _state_bytes(prepared)))
+    for begin in range(0, len(settings), largest):
+        chosen = set(settings[begin : begin + largest])
+        yield [cell for cell in group if cell.parameters in chosen]
+
+
+def _state_bytes(prepared: Prepared) -> int:
+    solver, oracles, start, dtype = prepared
+    with arithmetic(dtype):
+        state = jax.eval_shape(solver.cast(dtype).init, oracles, start)
+    return int(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
+
+
+def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
+    """Run the cells of a task of the sweep and return their rows."""
+    first = task.cells[0]
+    problem = build_problem(first.problem, first.problem_arguments)
+    if issubclass(SOLVERS[first.solver], HostSolver):
+        return _run_once(problem, task.cells)
+    settings = {cell.parameters: cell for cell in task.cells}
+    solvers: dict[Pairs, Any] = {pairs: _prepare(cell).solver for pairs, cell in settings.items()}
+    seeds = sorted({cell.seed for cell in task.cells})
+    where = {(cell.seed, cell.parameters): cell for cell in task.cells}
+    assert first.max_calls is not None
+    results = sweep(problem, list(solvers.values()), seeds, first.max_calls, together=seeds_together)
+    return [
+        row
+        for seed, of_seed in zip(seeds, results, strict=True)
+        for (pairs, solver), result in zip(solvers.items(), of_seed, strict=True)
+        if (seed, pairs) in where
+        for row in make_rows(where[seed, pairs], solver, result)
+    ]
+
+
+def _run_once(problem: BilevelProblem, cells: Sequence[Cell]) -> Rows:
+    """Run a deterministic solver once, for all its seeds."""
+    solver = _prepare(cells[0]).solver
+    result = _run_alone(problem, solver, cells[0])
+    unclocked = [{name: value for name, value in row.items() if name != "seconds"} for row in result.rows]
+    return [row for cell in cells for row in make_rows(cell, solver, result._replace(rows=unclocked))]
+
+
+def time_cell(cell: Cell) -> Rows:
+    """Run a cell alone, against the clock, and return its rows."""
+    assert cell.phase == TIMING
+    problem, solver = build_problem(cell.problem, cell.problem_arguments), _prepare(cell).solver
+    return make_rows(cell, solver, _run_alone(problem, solver, cell))
+
+
+def _run_alone(problem: BilevelProblem, solver: SolverBase, cell: Cell) -> CellResult:
+    result = run(problem, solver, seed=cell.seed, max_calls=cell.max_calls, max_seconds=cell.max_seconds)
+    if result.status is Status.interrupted:
+        raise KeyboardInterrupt  # `run` gives what it has, but half a cell is none
+    columns = [column.tolist() for column in result.history.values()]
+    rows = [dict(zip(result.history, values, strict=True)) for values in zip(*columns, strict=True)]
+    memory = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(result.state))
+    return CellResult(rows, result.status, memory)
+
+
+def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> Rows:
+    """Return the rows of a cell as the store keeps them, the last one final."""
+    common = {
+        "cell": cell.id,
+        "experiment": cell.experiment,
+        "phase": cell.phase,
+        "problem": cell.problem,
+        "problem_arguments": json.dumps(dict(cell.problem_arguments), sort_keys=True),
+        "solver": cell.solver,
+        **{f"param_{name}": value for name, value in solver.parameters().items()},
+        "seed": cell.seed,
+        "status": str(result.status),
+        **environment(),
+    }
+    rows = [common | {"final": False} | row for row in result.rows]
+    rows[-1] |= {"final": True, "memory_bytes": float(result.memory_bytes)}
+    return rows
+
+
+def environment() -> dict[str, str]:
+    """Return machine, versions and revision: the columns that say how rows came about."""
+    return _versions() | {"machine": _machine(), "written_at": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": _revision()}
+    with suppress(PackageNotFoundError):  # the source is run without being installed
+        versions["bilevel"] = version("bilevel")
+    return versions
+
+
+def _machine() -> str:
+    (device,) = jax.numpy.zeros(()).devices()
+    return str(device.device_kind) if device.platform != "cpu" else f"{_processor()}, {os.cpu_count()} cores"
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _revision() -> str:
+    """Return the git revision of the source, with a + where it was changed, or nothing where it is installed."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""

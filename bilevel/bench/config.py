@@ -1,53 +1,35 @@
 """An experiment, read from a TOML file and checked in full before anything runs."""
 
-import dataclasses
 import difflib
 import functools
 import inspect
 import itertools
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
 
 from bilevel._precision import as_float_dtype
-from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs
+from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs, Setting, parameter_types
+from bilevel.engine.metrics import METRICS
 from bilevel.problems import PROBLEMS
-from bilevel.solvers import SOLVERS, Solver
+from bilevel.solvers import SOLVERS, SolverBase
 
-METRICS = (
-    *("outer_value", "inner_residual_sq", "v_residual_sq", "direction_norm_sq"),
-    *("value", "hypergrad_norm_sq", "inner_distance_sq", "v_distance_sq", "value_gap"),
-    *("exact_inner_residual", "exact_v_residual"),
-    *("test_error", "weight_auc", "drift", "rollbacks", "step_scale"),
-)
+Seeds: TypeAlias = int | Collection[int]  # how many, or which
+
 FOLDER = Path("configs")  # where a bare name is looked up
-_TOP = ("name", "metric", "seeds", "new_problem_per_seed", "problem", "budget", "solvers")
-_N_SEEDS = 2**32  # what a run takes
-_LARGEST = 2**63  # what a column of the store holds
 
 
 class ConfigError(ValueError):
     """An experiment that cannot be run; the message names the file and the place in it."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A solver with its hyper-parameters; ``period_fraction`` stands for a period that follows the data's size."""
-
-    solver: str
-    parameters: Pairs
-    period_fraction: float | None = None
-
-    def pairs(self, n_rows: int) -> Pairs:
-        """Return the parameters on a problem with n + m rows, the period q = max(1, floor(a (n + m) / b)) included."""
-        if self.period_fraction is None:
-            return self.parameters
-        period = max(1, math.floor(self.period_fraction * n_rows / dict(self.parameters)["batch_size"]))
-        return tuple(sorted((*self.parameters, ("period", period))))
 
 
 @dataclass(frozen=True)
@@ -62,8 +44,8 @@ class Experiment:
     new_problem_per_seed : is the problem drawn anew with each seed?
     problem, problem_arguments : a name in ``bilevel.problems.PROBLEMS``, and all its arguments, sorted
     settings : the united grids, without duplicates
-    max_calls, epochs : budget of a sweep cell, one of them None
-    max_seconds : budget of a timing cell; None where there is no timing
+    max_calls, epochs : budget of a cell, one of them None
+    max_seconds : budget of a timing cell besides; None where there is no timing phase
     """
 
     name: str
@@ -80,8 +62,8 @@ class Experiment:
     @property
     def budgets(self) -> str:
         """What a run may use, in words."""
-        sweep = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_calls:,} calls"
-        timing = "" if self.max_seconds is None else f", and at most {self.max_seconds:g} seconds in the timing"
+        sweep = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_calls:,} oracle calls"
+        timing = "" if self.max_seconds is None else f", and at most {self.max_seconds:g} seconds in the timing phase"
         return f"{self.name}: {sweep} for each run{timing}"
 
     @property
@@ -90,11 +72,7 @@ class Experiment:
         return tuple(dict.fromkeys(setting.solver for setting in self.settings))
 
     def cells(
-        self,
-        n_inner: int,
-        n_outer: int,
-        seeds: int | Collection[int] | None = None,
-        only: Collection[str] | None = None,
+        self, n_inner: int, n_outer: int, seeds: Seeds | None = None, only: Collection[str] | None = None
     ) -> tuple[Cell, ...]:
         """Return the cells of the sweep.
 
@@ -104,281 +82,259 @@ class Experiment:
         seeds : in the place of the experiment's own
         only : names of the solvers to keep
         """
+        with _at(f"`{self.name}`"):
+            for name in only or ():
+                _check_name("solver", name, self.solvers)
         n_rows = n_inner + n_outer
-        calls = self._calls(n_rows)
-        names = self._kept(only)
+        kept = (setting for setting in self.settings if only is None or setting.solver in only)
         # Different fractions may come to the same period.
-        runs = dict.fromkeys((s.solver, s.pairs(n_rows)) for s in self.settings if s.solver in names)
-        return tuple(
-            self._cell(solver, pairs, seed, SWEEP, max_calls=calls)
-            for (solver, pairs), seed in itertools.product(runs, self._seeds(seeds))
-        )
+        runs = dict.fromkeys((setting.solver, setting.pairs(n_rows)) for setting in kept)
+        product = itertools.product(runs, self._seeds(seeds))
+        max_calls = self._max_calls(n_rows)
+        return tuple(self._cell(solver, pairs, seed, SWEEP, max_calls) for (solver, pairs), seed in product)
 
     def timing_cells(
-        self,
-        settings: Iterable[tuple[str, Pairs]],
-        n_inner: int,
-        n_outer: int,
-        seeds: int | Collection[int] | None = None,
+        self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int, seeds: Seeds | None = None
     ) -> tuple[Cell, ...]:
         """Return the cells that time these settings, (solver, parameters) each; solvers take turns.
 
-        They end with the calls of the sweep, which the settings were selected for, or with their seconds.
+        They end with the oracle calls of the sweep, which the settings were selected for, or with their seconds.
         """
         if self.max_seconds is None:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
-        runs = [(name, _stated(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
-        budget = {"max_calls": self._calls(n_inner + n_outer), "max_seconds": self.max_seconds}
-        return tuple(
-            self._cell(solver, pairs, seed, TIMING, **budget)
-            for seed, (solver, pairs) in itertools.product(self._seeds(seeds), runs)
-        )
+        runs = [(name, _list_parameters(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
+        budget = self._max_calls(n_inner + n_outer), self.max_seconds
+        turns = itertools.product(self._seeds(seeds), runs)
+        return tuple(self._cell(solver, pairs, seed, TIMING, *budget) for seed, (solver, pairs) in turns)
 
-    def _calls(self, n_rows: int) -> int | None:
+    def _max_calls(self, n_rows: int) -> int | None:
         return math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
 
-    def _cell(self, solver: str, pairs: Pairs, seed: int, phase: str, **budget: Any) -> Cell:
+    def _cell(self, solver: str, pairs: Pairs, seed: int, phase: str, *budget: Any) -> Cell:
         arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
         problem_pairs = tuple(sorted(arguments.items()))
-        return Cell(self.name, self.problem, problem_pairs, solver, pairs, seed, phase, **budget)
+        return Cell(self.name, self.problem, problem_pairs, solver, pairs, seed, phase, *budget)
 
-    def _kept(self, only: Collection[str] | None) -> Collection[str]:
-        for name in only or ():
-            _check_name(f"`{self.name}`", "solver", name, self.solvers)
-        return self.solvers if only is None else only
+    def _seeds(self, seeds: Seeds | None) -> tuple[int, ...]:
+        if seeds is None:
+            return self.seeds
+        entries = {"name": self.name, "metric": self.metric, "seeds": seeds if isinstance(seeds, int) else list(seeds)}
+        with _at(f"`{self.name}`"):
+            return _list_seeds(_convert(entries, _File).seeds)
 
-    def _seeds(self, seeds: int | Collection[int] | None) -> tuple[int, ...]:
-        return self.seeds if seeds is None else _checked_seeds(f"`{self.name}`", seeds)
+
+def _list_parameters(solver: SolverBase) -> Pairs:
+    """Return all hyper-parameters but those that are None, so that a cell is the same however its config is written."""
+    return tuple(sorted((name, value) for name, value in solver.parameters().items() if value is not None))
+
+
+# The tables of a file. A description completes the sentence "must be ...".
+
+_Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
+_SeedsEntry: TypeAlias = Annotated[
+    Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[_Seed], Meta(min_length=1)],
+    Meta(description="a number of at least 1, or a list of integers in [0, 2**32)"),
+]
+_Cost: TypeAlias = Annotated[Annotated[float, Meta(gt=0, lt=2**63)] | None, Meta(description="a finite number above 0")]
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(pattern=r"^[\w-]*[^\W_][\w-]*\Z", description="letters, digits, - and _")]
+    metric: Annotated[str, Meta(description="the name of a metric")]
+    seeds: _SeedsEntry
+    new_problem_per_seed: Annotated[bool, Meta(description="true or false")] = False
+    problem: Any = None
+    budget: Any = None
+    solvers: Any = None
+
+
+class _Budget(Struct, forbid_unknown_fields=True):
+    calls: Annotated[Annotated[int, Meta(ge=1, le=2**63 - 1)] | None, Meta(description="an integer above 0")] = None
+    epochs: _Cost = None
+    seconds: _Cost = None
 
 
 @functools.cache
-def parameter_types(solver: type[Solver]) -> dict[str, type]:
-    """Return the type of each hyper-parameter, without the None that some allow."""
-    hints = typing.get_type_hints(solver)
-    names = [field.name for field in dataclasses.fields(solver)]
-    return {name: (*typing.get_args(hints[name]), hints[name])[0] for name in names}
+def _arguments_table(problem: str) -> Any:
+    """Return the table of a problem's arguments, made from its signature."""
+    words = {int: "an integer", float: "a finite number", str: "a text", bool: "true or false"}
+    hints = typing.get_type_hints(PROBLEMS[problem])
+    fields: list[tuple[Any, ...]] = []
+    for name, parameter in inspect.signature(PROBLEMS[problem]).parameters.items():
+        word = words.get((*typing.get_args(hints[name]), hints[name])[0])
+        kind = Any if word is None else Annotated[hints[name], Meta(description=word)]
+        fields.append((name, kind) if parameter.default is parameter.empty else (name, kind, parameter.default))
+    return msgspec.defstruct(problem, fields, kw_only=True, forbid_unknown_fields=True)
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Put the place in front of what is wrong there."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _convert(values: Any, table: Any, what: str = "key") -> Any:
+    """Return a table of the file, checked."""
+    if not isinstance(values, dict):
+        raise ValueError("must be a table.")
+    for key in values:
+        _check_name(what, key, table.__struct_fields__)
+    try:
+        return msgspec.convert(values, table)
+    except msgspec.ValidationError as error:
+        # It ends with the field that is missing, or with the path to what is wrong: `$.seeds[1]`.
+        key = re.findall(r"`(?:\$\.)?(\w+)[^`]*`", str(error))[-1]
+        must = f"must be {typing.get_type_hints(table, include_extras=True)[key].__metadata__[0].description}."
+        raise ValueError(_complain(values, key, must)) from None
+
+
+def _complain(values: dict[str, Any], key: str, must: str) -> str:
+    return f"`{key}={values[key]!r}`: {must}" if key in values else f"`{key}` is missing; it {must}"
 
 
 def load_config(path: str | Path) -> Experiment:
-    """Read an experiment.
+    """Read an experiment; what is wrong raises a `ConfigError` with the file, the place and the way out.
 
     Parameters
     ----------
     path : a TOML file, or the bare name of one in ``configs/``
-
-    Raises
-    ------
-    ConfigError
-        With the file, the place and the way out.
     """
-    file = found(path)
-    try:
-        values = tomllib.loads(file.read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from error
-    return _experiment(_Table(str(file), values))
+    file = find_config(path)
+    with _at(str(file)):
+        try:
+            values = tomllib.loads(file.read_bytes().decode())
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise ValueError(f"not TOML: {error}") from error
+        return _parse(_convert(values, _File))
 
 
-def found(path: str | Path) -> Path:
+def find_config(path: str | Path) -> Path:
     """Return the file of an experiment, given as a path or by its bare name."""
     path = Path(path)
     bare = len(path.parts) == 1 and not path.suffix
     file = FOLDER / f"{path}.toml" if bare else path
     if not file.exists():
         others = sorted(other.stem if bare else str(other) for other in file.parent.glob("*.toml"))
-        raise ConfigError(f"{file}: no such file; {nearest(str(path), others)}")
+        raise ConfigError(f"{file}: no such file; {suggest(str(path), others)}")
     return file
 
 
-class _Table:
-    """A table of the file, which knows its place."""
-
-    def __init__(self, place: str, values: Any) -> None:
-        self.place = place
-        if not isinstance(values, dict):
-            raise self.error("must be a table.")
-        self.values: dict[str, Any] = values
-
-    def error(self, message: str) -> ConfigError:
-        return ConfigError(f"{self.place}: {message}")
-
-    def check_keys(self, known: Collection[str], what: str = "key") -> None:
-        for key in self.values:
-            _check_name(self.place, what, key, known)
-
-    def get(self, key: str, kind: type, what: str) -> Any:
-        """Return a value that must be there."""
-        if key not in self.values:
-            raise self.error(f"`{key}` is missing; it must be {what}.")
-        value = self.values[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(f"`{key}={value!r}`: must be {what}.")
-        return value
-
-    def table(self, key: str) -> "_Table":
-        if key not in self.values:
-            raise self.error(f"missing table [{key}].")
-        return _Table(f"{self.place}: [{key}]", self.values[key])
-
-    def number(self, key: str, kind: type) -> Any:
-        """Return a number above 0, or None where there is none."""
-        if key not in self.values:
-            return None
-        value = self.values[key]
-        if type(value) not in (int, kind) or not 0 < value < _LARGEST:
-            raise self.error(f"`{key}={value!r}`: must be {_called(kind)} above 0.")
-        return kind(value)
-
-
-def _experiment(top: _Table) -> Experiment:
-    top.check_keys(_TOP)
-    metric = top.get("metric", str, "the name of a metric")
-    _check_name(top.place, "metric", metric, METRICS)
-    seeds = _checked_seeds(top.place, top.get("seeds", object, "a number of seeds, or a list of them"))
-    anew = top.get("new_problem_per_seed", bool, "true or false") if "new_problem_per_seed" in top.values else False
-    problem, arguments = _problem(top.table("problem"), anew)
-    max_calls, epochs, max_seconds = _budget(top.table("budget"))
+def _parse(file: _File) -> Experiment:
+    for key, table in {"problem": file.problem, "budget": file.budget}.items():
+        if table is None:
+            raise ValueError(f"missing table [{key}].")
+    problem, arguments = _parse_problem(file.problem, file.new_problem_per_seed)
+    if file.metric not in METRICS:  # then it is the problem's own, which only the problem knows
+        own = PROBLEMS[problem](**dict(arguments)).metrics
+        _check_name("metric", file.metric, (*METRICS, *own))
+    with _at("[budget]"):
+        budget = _convert(file.budget, _Budget)
+        if (budget.calls is None) == (budget.epochs is None):
+            raise ValueError("give exactly one of `calls` and `epochs`.")
     return Experiment(
-        name=_name(top),
-        metric=metric,
-        seeds=seeds,
-        new_problem_per_seed=anew,
+        name=file.name,
+        metric=file.metric,
+        seeds=_list_seeds(file.seeds),
+        new_problem_per_seed=file.new_problem_per_seed,
         problem=problem,
         problem_arguments=arguments,
-        settings=tuple(dict.fromkeys(_settings(top))),
-        max_calls=max_calls,
-        epochs=epochs,
-        max_seconds=max_seconds,
+        settings=tuple(dict.fromkeys(_parse_solvers(file.solvers))),
+        max_calls=budget.calls,
+        epochs=budget.epochs,
+        max_seconds=budget.seconds,
     )
 
 
-def _name(top: _Table) -> str:
-    what = "letters, digits, - and _"
-    name = top.get("name", str, what)
-    if not name.replace("-", "").replace("_", "").isalnum():
-        raise top.error(f"`name={name!r}`: must be {what}.")
-    return name
+def _parse_problem(values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
+    with _at("[problem]"):
+        name, given = _split_name(values, "problem", PROBLEMS)
+    with _at(f"[problem] ({name})"):
+        for key, value in given.items():
+            _check_singles(key, [value])
+        if new_per_seed and "seed" in given:
+            raise ValueError("`seed` and `new_problem_per_seed = true` exclude each other; leave one out.")
+        arguments = msgspec.structs.asdict(_convert(given, _arguments_table(name), "argument"))
+        # A cell states its dtype: what JAX's flag makes of the data is no part of a config.
+        arguments["dtype"] = as_float_dtype(arguments["dtype"] or "float32").name
+    return name, tuple(sorted(arguments.items()))
 
 
-def _problem(table: _Table, anew: bool) -> tuple[str, Pairs]:
-    name = table.get("name", str, "the name of a problem")
-    _check_name(table.place, "problem", name, tuple(PROBLEMS))
-    table.place += f" ({name})"
-    defaults = {key: argument.default for key, argument in inspect.signature(PROBLEMS[name]).parameters.items()}
-    given = {key: value for key, value in table.values.items() if key != "name"}
-    for key, value in given.items():
-        _check_name(table.place, "argument", key, tuple(defaults))
-        given[key] = _argument(table, key, value, type(defaults[key]))
-    if anew and "seed" in given:
-        raise table.error("`seed` and `new_problem_per_seed = true` exclude each other; leave one out.")
-    return name, tuple(sorted((defaults | given).items()))
-
-
-def _argument(table: _Table, key: str, value: Any, kind: type) -> Any:
-    if key == "dtype":
-        try:
-            return as_float_dtype(value).name
-        except ValueError as error:
-            raise table.error(str(error)) from error
-    typed = _typed(table, key, value, kind)
-    if type(typed) is not kind:
-        raise table.error(f"`{key}={value!r}`: must be {_called(kind)}.")
-    return typed
-
-
-def _budget(table: _Table) -> tuple[int | None, float | None, float | None]:
-    table.check_keys(("calls", "epochs", "seconds"))
-    if ("calls" in table.values) == ("epochs" in table.values):
-        raise table.error("give exactly one of `calls` and `epochs`.")
-    return table.number("calls", int), table.number("epochs", float), table.number("seconds", float)
-
-
-def _settings(top: _Table) -> Iterator[Setting]:
-    entries = top.values.get("solvers")
+def _parse_solvers(entries: Any) -> Iterator[Setting]:
     if not isinstance(entries, list) or not entries:
-        raise top.error("missing table [[solvers]]; give one for each solver, in double brackets.")
-    for place, values in enumerate(entries, start=1):
-        yield from _grid(_Table(f"{top.place}: [[solvers]] {place}", values))
+        raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
+    for number, values in enumerate(entries, start=1):
+        with _at(f"[[solvers]] {number}"):
+            name, grid = _split_name(values, "solver", SOLVERS)
+        with _at(f"[[solvers]] {number} ({name})"):
+            yield from _parse_grid(SOLVERS[name], grid)
 
 
-def _grid(table: _Table) -> Iterator[Setting]:
-    name = table.get("name", str, "the name of a solver")
-    _check_name(table.place, "solver", name, tuple(SOLVERS))
-    table.place += f" ({name})"
-    types = parameter_types(SOLVERS[name])
-    _check_periods(table, types)
-    table.check_keys(("name", *types, *(["period_fraction"] if "period" in types else [])), "parameter")
-    names = [key for key in table.values if key != "name"]
-    for values in itertools.product(*(_listed(table, key, types) for key in names)):
-        yield _setting(table, SOLVERS[name], dict(zip(names, values, strict=True)))
+def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Setting]:
+    """Yield the settings of a grid; hyper-parameters are checked by the solver, which is its own config."""
+    types = parameter_types(solver)
+    if "period_fraction" in grid and "period" not in types:
+        raise ValueError("`period_fraction`: this solver has no period.")
+    if "period_fraction" in grid and "period" in grid:
+        raise ValueError("`period` and `period_fraction` exclude each other; leave one out.")
+    for key in grid:
+        _check_name("parameter", key, (*types, *(["period_fraction"] if "period" in types else [])))
+    lists = [_list_values(key, value, types.get(key, float)) for key, value in grid.items()]
+    for values in itertools.product(*lists):
+        parameters = dict(zip(grid, values, strict=True))
+        fraction = parameters.pop("period_fraction", None)
+        if fraction is not None and not (type(fraction) is float and fraction > 0):
+            raise ValueError(f"`period_fraction={fraction!r}`: must be a finite number above 0.")
+        yield Setting(solver.__name__, _list_parameters(solver(**parameters)), fraction)
 
 
-def _check_periods(table: _Table, types: dict[str, type]) -> None:
-    if "period_fraction" not in table.values:
-        return
-    if "period" not in types:
-        raise table.error("`period_fraction`: this solver has no period.")
-    if "period" in table.values:
-        raise table.error("`period` and `period_fraction` exclude each other; leave one out.")
-
-
-def _listed(table: _Table, key: str, types: dict[str, type]) -> list[Any]:
-    value = table.values[key]
+def _list_values(key: str, value: Any, kind: type) -> list[Any]:
+    """Return the values of a hyper-parameter, 1 as 1.0 where a float is due, for 1 and 1.0 are one cell."""
     values = value if isinstance(value, list) else [value]
     if not values:
-        raise table.error(f"`{key}=[]`: an empty list leaves an empty grid; give a value or leave it out.")
-    return [_typed(table, key, value, types.get(key, float)) for value in values]
+        raise ValueError(f"`{key}=[]`: an empty list leaves an empty grid; give a value or leave it out.")
+    _check_singles(key, values)
+    return [float(one) if kind is float and type(one) is int else one for one in values]
 
 
-def _setting(table: _Table, solver: type[Solver], parameters: dict[str, Any]) -> Setting:
-    fraction = parameters.pop("period_fraction", None)
-    if fraction is not None and not (type(fraction) is float and fraction > 0):
-        raise table.error(f"`period_fraction={fraction!r}`: must be a finite number above 0.")
-    try:
-        return Setting(solver.__name__, _stated(solver(**parameters)), fraction)
-    except (TypeError, ValueError) as error:
-        raise table.error(str(error)) from error
+def _split_name(values: Any, what: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name in a table, and what else is in it."""
+    if not isinstance(values, dict):
+        raise ValueError("must be a table.")
+    name = values.get("name")
+    if not isinstance(name, str):
+        raise ValueError(_complain(values, "name", f"must be the name of a {what}."))
+    _check_name(what, name, known)
+    return name, {key: value for key, value in values.items() if key != "name"}
 
 
-def _stated(solver: Solver) -> Pairs:
-    """Return all hyper-parameters but those that are None, so that a cell is the same however its config is written."""
-    return tuple(sorted((name, value) for name, value in solver.parameters().items() if value is not None))
+def _check_singles(key: str, values: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, list | dict):
+            raise ValueError(f"`{key}={value!r}`: must be a single value.")
+        if isinstance(value, int | float) and not -(2**63) < value < 2**63:  # what a column of the store holds
+            raise ValueError(f"`{key}={value!r}`: must be a finite number that fits in 64 bits.")
 
 
-def _typed(table: _Table, key: str, value: Any, kind: type) -> Any:
-    """Return a single value, 1 as 1.0 where a float is due, for 1 and 1.0 are one cell."""
-    if isinstance(value, list | dict):
-        raise table.error(f"`{key}={value!r}`: must be a single value.")
-    if isinstance(value, int | float) and not -_LARGEST < value < _LARGEST:
-        raise table.error(f"`{key}={value!r}`: must be a finite number that fits in 64 bits.")
-    return float(value) if kind is float and type(value) is int else value
-
-
-def _checked_seeds(place: str, seeds: Any) -> tuple[int, ...]:
-    if type(seeds) is int and 1 <= seeds <= _N_SEEDS:
+def _list_seeds(seeds: int | list[int]) -> tuple[int, ...]:
+    if isinstance(seeds, int):
         return tuple(range(seeds))
-    listed = tuple(seeds) if isinstance(seeds, list | tuple | range | set) else ()
-    if not listed or not all(type(seed) is int and 0 <= seed < _N_SEEDS for seed in listed):
-        what = "a number of at least 1, or a list of integers in [0, 2**32)"
-        raise ConfigError(f"{place}: `seeds={seeds!r}`: must be {what}.")
-    if len(set(listed)) < len(listed):
-        raise ConfigError(f"{place}: `seeds={seeds!r}`: a seed occurs twice.")
-    return listed
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"`seeds={seeds!r}`: a seed occurs twice.")
+    return tuple(seeds)
 
 
-def _check_name(place: str, what: str, name: str, known: Collection[str]) -> None:
+def _check_name(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise ConfigError(f"{place}: unknown {what} `{name}`; {nearest(name, known)}")
+        raise ValueError(f"unknown {what} `{name}`; {suggest(name, known)}")
 
 
-def nearest(name: str, known: Collection[str]) -> str:
+def suggest(name: str, known: Collection[str]) -> str:
     """Return the nearest known name, whatever its case, or all of them."""
     plain = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), plain, n=1)
     return f"did you mean `{plain[near[0]]}`?" if near else f"there are: {', '.join(known) or 'none'}."
-
-
-def _called(kind: type) -> str:
-    return {int: "an integer", float: "a finite number", str: "a text", bool: "true or false"}[kind]

@@ -1,21 +1,31 @@
 """An experiment from its first cell to its last: tune wide, time narrow, store each result as it comes."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 
 from bilevel._optional import require
-from bilevel.bench.cells import SWEEP, TIMING, Cell
+from bilevel.bench.cells import (
+    SWEEP,
+    TIMING,
+    Cell,
+    Rows,
+    Task,
+    build_problem,
+    drop_duplicates,
+    group_tasks,
+    run_task,
+    time_cell,
+)
 from bilevel.bench.config import Experiment
-from bilevel.bench.select import LARGER_IS_BETTER, select, settings
-from bilevel.bench.store import Store
-from bilevel.bench.tasks import Task, built, distinct, rows_of, tasks, timed_rows
+from bilevel.bench.select import list_settings, select, worst_value
+from bilevel.bench.store import Store, check_metric_names
 
-Rows = list[dict[str, Any]]
+Outcome: TypeAlias = tuple[Task, Rows, str | None]  # a task with its rows, or with what it raised
 
 
 class Watcher(Protocol):
@@ -48,7 +58,7 @@ class Where:
     @property
     def seeds_together(self) -> bool:
         """Whether one program takes all seeds: a GPU has room for them."""
-        return _platform(self.device) == "gpu"
+        return (self.device or jax.default_backend()) == "gpu"
 
 
 def execute(
@@ -72,112 +82,74 @@ def execute(
     where : on what to run
     config : the experiment's file, to be kept beside the results
     """
-    with _on(where.device):
-        cells = _sweep_cells(experiment, seeds, only)
+    with _on_device(where.device):
+        # The size of a problem does not depend on its seed.
+        problem = build_problem(experiment.problem, experiment.problem_arguments)
+        check_metric_names(problem.metrics)
+        size = problem.n_inner, problem.n_outer
+        cells = drop_duplicates(experiment.cells(*size, seeds, only), problem)
         if config is not None:
             store.keep_config(config)
-        failures = _sweep(experiment, cells, store, watcher, where)
+        work = group_tasks(_begin(SWEEP, cells, store, watcher), where.seeds_together)
+        failures = _keep(_run_tasks(work, where), experiment.metric, store, watcher)
         # What is missing from the sweep might be what should be selected.
-        if experiment.max_seconds is not None and not failures:
-            failures += _timing(experiment, cells, seeds, store, watcher)
-    return failures
+        if experiment.max_seconds is None or failures:
+            return failures
+        table = store.read(SWEEP)
+        swept = table[table["cell"].isin({cell.id for cell in cells})]
+        selected = list_settings(select(swept, experiment.metric)) if len(swept) else ()
+        timed = _begin(TIMING, experiment.timing_cells(selected, *size, seeds), store, watcher)
+        # One at a time, with the machine to themselves.
+        outcomes = ((Task((cell,)), *_attempt(time_cell, cell)) for cell in timed)
+        return _keep(outcomes, experiment.metric, store, watcher)
 
 
-def _sweep_cells(
-    experiment: Experiment, seeds: Collection[int] | None, only: Collection[str] | None
-) -> tuple[Cell, ...]:
-    # The size of a problem does not depend on its seed.
-    problem = built(experiment.problem, experiment.problem_arguments)
-    return distinct(experiment.cells(problem.n_inner, problem.n_outer, seeds, only), problem)
-
-
-def _sweep(experiment: Experiment, cells: Sequence[Cell], store: Store, watcher: Watcher, where: Where) -> int:
-    missing = _missing(cells, store)
-    watcher.begin(SWEEP, len(cells) - len(missing), len(cells))
-    best, failures = _Best(experiment.metric), 0
-    work = tasks(missing, where.seeds_together)
-    for task, rows, error in _results(work, where):
-        if error is not None:
-            watcher.failed(task.title, error)
-            failures += 1
-            continue
-        store.write(rows)
-        watcher.advance(len(task.cells), task.title, best.after(rows))
-    return failures
-
-
-def _timing(
-    experiment: Experiment, cells: Sequence[Cell], seeds: Collection[int] | None, store: Store, watcher: Watcher
-) -> int:
-    """Time the selected settings one at a time, with the machine to themselves."""
-    table = store.read(SWEEP)
-    swept = table[table["cell"].isin({cell.id for cell in cells})]
-    if not len(swept):
-        return 0
-    problem = built(experiment.problem, experiment.problem_arguments)
-    selected = settings(select(swept, experiment.metric))
-    timed = experiment.timing_cells(selected, problem.n_inner, problem.n_outer, seeds)
-    missing = _missing(timed, store)
-    watcher.begin(TIMING, len(timed) - len(missing), len(timed))
-    best, failures = _Best(experiment.metric), 0
-    for cell in missing:
-        task = Task((cell,))
-        rows, error = _attempt(timed_rows, cell)
-        if error is not None:
-            watcher.failed(task.title, error)
-            failures += 1
-            continue
-        store.write(rows)
-        watcher.advance(1, task.title, best.after(rows))
-    return failures
-
-
-def _missing(cells: Sequence[Cell], store: Store) -> list[Cell]:
+def _begin(phase: str, cells: Sequence[Cell], store: Store, watcher: Watcher) -> list[Cell]:
+    """Return the cells of a phase that are not in the store."""
     done = store.finished()
-    return [cell for cell in cells if cell.id not in done]
+    missing = [cell for cell in cells if cell.id not in done]
+    watcher.begin(phase, len(cells) - len(missing), len(cells))
+    return missing
 
 
-class _Best:
-    """The best final value of a metric so far."""
+def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> int:
+    """Write rows as they come, and return how many tasks failed."""
+    failures, better, best = 0, min if worst_value(metric) > 0 else max, None
+    for task, rows, error in outcomes:
+        if error is not None:
+            watcher.failed(task.title, error)
+            failures += 1
+            continue
+        store.write(rows)
+        finals = (row.get(metric) for row in rows if row["final"] and row["status"] != "diverged")
+        best = better((value for value in (*finals, best) if value is not None and value == value), default=None)
+        watcher.advance(len(task.cells), task.title, best)
+    return failures
 
-    def __init__(self, metric: str) -> None:
-        self.metric, self.better = metric, max if metric in LARGER_IS_BETTER else min
-        self.value: float | None = None
 
-    def after(self, rows: Rows) -> float | None:
-        """Return the best, these rows included."""
-        found = [row.get(self.metric) for row in rows if row["final"] and row["status"] != "diverged"]
-        finite = [value for value in (*found, self.value) if value is not None and value == value]
-        self.value = self.better(finite, default=None)
-        return self.value
-
-
-def _results(work: Sequence[Task], where: Where) -> Iterator[tuple[Task, Rows, str | None]]:
+def _run_tasks(work: Sequence[Task], where: Where) -> Iterator[Outcome]:
     """Yield each task with its rows, or with what it raised, as they come."""
     if where.jobs == 1 and where.dask is None:
         for task in work:
-            yield (task, *_attempt(rows_of, task, seeds_together=where.seeds_together))
+            yield (task, *_attempt(run_task, task, seeds_together=where.seeds_together))
         return
     joblib = require("joblib", "bench")
-    with _workers(where, joblib):
+    left = dict(enumerate(work))
+    with _connect(where.dask) as backend, joblib.parallel_config(**backend):
         parallel = joblib.Parallel(n_jobs=where.jobs if where.dask is None else -1, return_as="generator_unordered")
-        calls = (joblib.delayed(_in_worker)(place, task, where) for place, task in enumerate(work))
-        yield from _arriving(parallel(calls), dict(enumerate(work)))
-
-
-def _arriving(results: Iterator[Any], left: dict[int, Task]) -> Iterator[tuple[Task, Rows, str | None]]:
-    """Yield what comes; where a worker dies and takes the pool down, the tasks that are left have failed."""
-    try:
-        for place, rows, error in results:
-            yield left.pop(place), rows, error
-    except Exception as error:
-        for task in left.values():
-            yield task, [], f"{type(error).__name__}: {' '.join(str(error).split())}"
+        results = parallel(joblib.delayed(_in_worker)(place, task, where) for place, task in enumerate(work))
+        try:
+            for place, rows, error in results:
+                yield left.pop(place), rows, error
+        except Exception as error:
+            # A worker that dies takes the pool down: the tasks that are left have failed.
+            for task in left.values():
+                yield task, [], f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _in_worker(place: int, task: Task, where: Where) -> tuple[int, Rows, str | None]:
-    with _on(where.device):
-        return (place, *_attempt(rows_of, task, seeds_together=where.seeds_together))
+    with _on_device(where.device):
+        return (place, *_attempt(run_task, task, seeds_together=where.seeds_together))
 
 
 def _attempt(function: Callable[..., Rows], *args: Any, **kwargs: Any) -> tuple[Rows, str | None]:
@@ -189,32 +161,21 @@ def _attempt(function: Callable[..., Rows], *args: Any, **kwargs: Any) -> tuple[
 
 
 @contextmanager
-def _workers(where: Where, joblib: Any) -> Iterator[None]:
-    if where.dask is None:
-        with joblib.parallel_config(backend="loky"):
-            yield
+def _connect(address: str | None) -> Iterator[dict[str, Any]]:
+    """Yield what joblib sends tasks to: processes of this machine, or the Dask cluster at an address."""
+    if address is None:
+        yield {"backend": "loky"}
         return
-    distributed = require("distributed", "bench")
     try:
-        client = distributed.Client(where.dask, timeout=20)
+        client = require("distributed", "bench").Client(address, timeout=20)
     except OSError as error:
-        raise ConnectionError(f"no Dask scheduler answers at `{where.dask}`: {error}") from error
-    with client, joblib.parallel_config(backend="dask", client=client):
-        yield
+        raise ConnectionError(f"no Dask scheduler answers at `{address}`: {error}") from error
+    with client:
+        yield {"backend": "dask", "client": client}
 
 
-@contextmanager
-def _on(device: str | None) -> Iterator[None]:
-    if device is None:
-        yield
-        return
+def _on_device(device: str | None) -> AbstractContextManager[Any]:
     try:
-        found = jax.devices(device)[0]
+        return nullcontext() if device is None else jax.default_device(jax.devices(device)[0])
     except RuntimeError as error:
         raise ValueError(f"`device={device!r}`: JAX has no such device here: {error}") from error
-    with jax.default_device(found):
-        yield
-
-
-def _platform(device: str | None) -> str:
-    return device or jax.default_backend()

@@ -1,37 +1,123 @@
-"""What is shown of a store: for each problem of each experiment, every solver at its selected setting."""
+"""What is shown of a store: for each problem of each experiment, every solver at its selected setting.
+
+The seeds of a setting are shown as one curve: a median, and a band from 20 to 80 %. A seed that diverged counts as
+worse than any other from its end on, and one that converged as what it had reached: left out, they would make the
+others look better, or worse, than the solver is.
+"""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from bilevel.bench.cells import SWEEP, TIMING
-from bilevel.bench.curves import AXES, Curve, curve_of
-from bilevel.bench.select import Frame, select, settings
+from bilevel.bench.select import drop_seed, list_settings, quantiles, select, worst_value
+from bilevel.bench.store import PARAMETER, Frame, list_metrics
+from bilevel.engine.metrics import METRICS, Metric
+from bilevel.engine.metrics import metric as describe
 
-# In the order in which they are offered.
-METRICS = {
-    "value_gap": "h(x) − min h",
-    "value": "h(x)",
-    "hypergrad_norm_sq": "‖∇h(x)‖²",
-    "test_error": "test error",
-    "weight_auc": "AUC of the weights",
-    "outer_value": "F(z, x)",
-    "inner_distance_sq": "‖z − z*(x)‖²",
-    "v_distance_sq": "‖v − v*(x)‖²",
-    "inner_residual_sq": "‖∇G‖² in z",
-    "v_residual_sq": "‖residual of v‖²",
-    "direction_norm_sq": "‖direction in x‖²",
-    "drift": "drift",
-    "rollbacks": "times gone back",
-    "step_scale": "steps, of the first",
-    "exact_inner_residual": "residual of z*(x)",
-    "exact_v_residual": "residual of v*(x)",
-}
-# Never test data: a setting selected on it would make the test error too good.
-_SELECTED_BY = ("value_gap", "value", "outer_value")
+AXES = {"seconds": "seconds", "calls": "oracle calls", "epochs": "epochs"}  # columns, and what they are called
+MAX_POINTS = 120
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The quantiles of many seeds; infinite where too many of them diverged."""
+
+    x: np.ndarray
+    low: np.ndarray
+    median: np.ndarray
+    high: np.ndarray
+
+    @property
+    def is_drawable(self) -> bool:
+        """Whether there is anything to see."""
+        return bool(np.any(np.isfinite(self.median)))
+
+
+@dataclass(frozen=True)
+class SeedCurve:
+    """A metric along one seed: finite values at increasing x, and the status at the end."""
+
+    x: np.ndarray
+    y: np.ndarray
+    status: str
+
+    @classmethod
+    def from_evaluations(cls, x: np.ndarray, y: np.ndarray, status: str) -> "SeedCurve":
+        """Leave out what was not evaluated; a value that is not finite ends the run as a divergence does."""
+        known = ~(np.isnan(x) | np.isnan(y))
+        x, y = x[known], y[known]
+        infinite = np.flatnonzero(np.isinf(y))
+        if len(infinite):
+            x, y, status = x[: infinite[0]], y[: infinite[0]], "diverged"
+        last_of_each = np.append(np.diff(x) > 0, True)[: len(x)]
+        return cls(x[last_of_each], y[last_of_each], status)
+
+    def at(self, grid: np.ndarray, worst: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values on a grid, NaN where there are none, and where the run was going on or had diverged."""
+        ended = grid > self.x[-1] if len(self.x) else np.ones(len(grid), bool)
+        started = grid >= self.x[0] if len(self.x) else ended
+        diverged = self.status == "diverged"
+        reached = self.y[-1] if self.status == "converged" and len(self.y) else np.nan
+        values = np.where(ended, worst if diverged else reached, interpolate(self.x, self.y, grid))
+        return values, started & (diverged | ~ended)
+
+
+def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Return y on the grid: geometric between two positive values, linear between others, NaN outside."""
+    if not len(x):
+        return np.full(len(grid), np.nan)
+    left = np.clip(np.searchsorted(x, grid, side="right") - 1, 0, len(x) - 1)
+    right = np.minimum(left + 1, len(x) - 1)
+    positive = (y[left] > 0) & (y[right] > 0) & (left < right)
+    logs = np.log(np.where(y > 0, y, 1.0))
+    straight = np.interp(grid, x, y, left=np.nan, right=np.nan)
+    return np.where(positive, np.exp(np.interp(grid, x, logs, left=np.nan, right=np.nan)), straight)
+
+
+def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = MAX_POINTS) -> Curve:
+    """Return the quantiles where at least half of the seeds have data."""
+    # Where seeds were evaluated: dense where they are, whatever the scale of the axis.
+    grid = np.unique(np.concatenate([seed.x for seed in seeds]))
+    if len(grid) > max_points:
+        grid = grid[np.linspace(0, len(grid) - 1, max_points).round().astype(int)]
+    values, has_data = map(np.array, zip(*(seed.at(grid, worst) for seed in seeds), strict=True))
+    enough = 2 * np.sum(has_data, axis=0) >= len(seeds)
+    return Curve(grid[enough], *quantiles(values[:, enough]))
+
+
+def make_curve(rows: Frame, axis: str, metric: str) -> Curve:
+    """Return the curve of the rows of one setting; each cell is a seed."""
+    seeds = [
+        SeedCurve.from_evaluations(_floats(cell, axis), _floats(cell, metric), str(cell["status"].iloc[-1]))
+        for _, cell in rows.sort_values("step").groupby("cell")
+    ]
+    return median_curve(seeds, worst_value(metric))
+
+
+def final_values(rows: Frame, metric: str) -> np.ndarray:
+    """Return the last value of each seed."""
+    cells = rows.sort_values("step").groupby("cell")
+    last, diverged = cells[metric].last(), cells["status"].last() == "diverged"
+    return last.mask(diverged, worst_value(metric)).to_numpy(np.float64, na_value=np.nan)
+
+
+def calls_to_reach(rows: Frame, metric: str, epsilons: Sequence[float]) -> np.ndarray:
+    """Return, for each epsilon, the median over seeds of the oracle calls at the first evaluation at or below it.
+
+    It is infinite where half of the seeds or more do not get there.
+    """
+    cells = rows["cell"].unique()
+    first = (rows[rows[metric] <= epsilon].groupby("cell")["calls"].min().astype(float) for epsilon in epsilons)
+    return np.array([np.median(calls.reindex(cells, fill_value=np.inf)) for calls in first])
+
+
+def _floats(rows: Frame, column: str) -> np.ndarray:
+    return rows[column].to_numpy(np.float64, na_value=np.nan)
 
 
 @dataclass(frozen=True)
@@ -55,7 +141,10 @@ class Contender:
         """The parameters in words."""
         if self.parameters is None:
             return "none: each has an infinite median"
-        return ", ".join(f"{name} {_short(value)}" for name, value in self.parameters.items())
+        return ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in self.parameters.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -73,24 +162,33 @@ class Section:
     contenders: tuple[Contender, ...]
 
     @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics that have a number, in the order of the registry."""
+        return {name: describe(name) for name in list_metrics(self.rows)}
+
+    @cached_property
     def curves(self) -> dict[tuple[str, str, str], Curve]:
         """Curves by metric, axis and solver, without those of which there is nothing to see."""
         return {
             (metric, axis, contender.solver): curve
-            for metric in METRICS
-            if self.rows[metric].notna().any()
+            for metric in self.metrics
             for axis in AXES
             for contender in self.contenders
             if contender.parameters is not None
-            if (curve := curve_of(contender.rows, axis, metric)).is_drawable
+            if (curve := make_curve(contender.rows, axis, metric)).is_drawable
         }
 
     def drawn(self, position: int) -> list[str]:
         """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 
+    def on_log_scale(self, metric: str) -> bool:
+        """Whether a metric is drawn on a logarithmic axis: it asks for one, and what is drawn is positive."""
+        medians = [curve.median for key, curve in self.curves.items() if key[0] == metric]
+        return describe(metric).log_scale and bool(np.all(np.concatenate(medians) > 0))
 
-def sections(table: Frame, metric: str | None = None) -> list[Section]:
+
+def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
     """Split a store by experiment and problem, and select a setting for each solver.
 
     Parameters
@@ -100,26 +198,25 @@ def sections(table: Frame, metric: str | None = None) -> list[Section]:
     """
     if table.empty:
         raise ValueError("`table` has no rows; run the experiment first, or name the folder of its store.")
-    keys = [table["experiment"], table["problem"], table["problem_arguments"].map(_without_seed)]
-    return [_section(experiment, problem, rows, metric) for (experiment, problem, _), rows in table.groupby(keys)]
+    keys = [table["experiment"], table["problem"], table["problem_arguments"].map(drop_seed)]
+    return [_make_section(experiment, problem, rows, metric) for (experiment, problem, _), rows in table.groupby(keys)]
 
 
-@cache
-def _without_seed(arguments: str) -> str:
-    return json.dumps({name: value for name, value in json.loads(arguments).items() if name != "seed"})
-
-
-def _section(experiment: str, problem: str, rows: Frame, metric: str | None) -> Section:
+def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None) -> Section:
     arguments = rows["problem_arguments"].unique()
-    shared = json.loads(arguments[0] if len(arguments) == 1 else _without_seed(arguments[0]))
-    metric = metric or next((name for name in _SELECTED_BY if np.isfinite(rows[name]).any()), "outer_value")
-    selected = select(rows, metric)
-    chosen = {solver: dict(pairs) for solver, pairs in settings(selected)}
-    contenders = (_contender(solver, rows[rows["solver"] == solver], chosen) for solver in selected["solver"])
-    return Section(experiment, problem, shared, metric, rows, tuple(contenders))
+    shared = json.loads(arguments[0] if len(arguments) == 1 else drop_seed(arguments[0]))
+    selected = select(rows, metric or _default_metric(rows))
+    chosen = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
+    contenders = (_make_contender(solver, rows[rows["solver"] == solver], chosen) for solver in selected["solver"])
+    return Section(experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(contenders))
 
 
-def _contender(solver: str, rows: Frame, chosen: dict[str, dict[str, Any]]) -> Contender:
+def _default_metric(rows: Frame) -> str:
+    known = (name for name in list_metrics(rows) if name in METRICS and METRICS[name].selects)
+    return next((name for name in known if np.isfinite(rows[name]).any()), "outer_value")
+
+
+def _make_contender(solver: str, rows: Frame, chosen: dict[str, dict[str, Any]]) -> Contender:
     if solver not in chosen:
         return Contender(solver, None, rows[rows["phase"] == SWEEP])
     own = _with_setting(rows, chosen[solver])
@@ -128,13 +225,9 @@ def _contender(solver: str, rows: Frame, chosen: dict[str, dict[str, Any]]) -> C
 
 
 def _with_setting(rows: Frame, parameters: dict[str, Any]) -> Frame:
-    given = {f"param_{name}": value for name, value in parameters.items()}
+    given = {PARAMETER + name: value for name, value in parameters.items()}
     same = np.ones(len(rows), bool)
-    for name in rows.filter(regex="^param_"):
+    for name in rows.filter(regex=f"^{PARAMETER}"):
         equal = rows[name] == given[name] if name in given else rows[name].isna()
         same &= equal.to_numpy(bool, na_value=False)
     return rows[same]
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -2,35 +2,36 @@
 
 import json
 import math
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from bilevel._optional import require
-from bilevel.bench.cells import SWEEP, Pairs
-from bilevel.bench.config import METRICS, nearest, parameter_types
+from bilevel.bench.cells import SWEEP, Pairs, parameter_types
+from bilevel.bench.config import suggest
+from bilevel.bench.store import PARAMETER, Frame, list_metrics
+from bilevel.engine.metrics import METRICS
+from bilevel.engine.metrics import metric as describe
 from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
 
-Frame: TypeAlias = Any  # a pandas.DataFrame
-
-LARGER_IS_BETTER = ("weight_auc",)
+LEVELS = (0.2, 0.5, 0.8)
 SELECTED, DIVERGED = "selected", "diverged"
 _TASK = ["experiment", "problem", "problem_arguments"]
-_PARAMETER = "param_"
 
 
 def select(table: Frame, metric: str) -> Frame:
     """Return one row per experiment, problem and solver: its best setting, and how the setting did.
 
-    The best is the one of least median, or of the largest where larger is better; of equal ones, that of the least
+    The best is the one of least median, or of the largest where higher is better; of equal ones, that of the least
     spread, then the first in the order of the parameters. A diverged cell and one without a number count as infinitely
     bad.
 
     Parameters
     ----------
-    table : rows of a store; of these, the final ones of the sweep are looked at
+    table : rows of a store; of these, the final ones of the sweep count
     metric : a metric of the store
 
     Returns
@@ -42,7 +43,7 @@ def select(table: Frame, metric: str) -> Frame:
         ``problem_arguments`` are without the seed.
     """
     finals = _finals(table, metric)
-    parameters = [name for name in table.columns if name.startswith(_PARAMETER)]
+    parameters = [name for name in table.columns if name.startswith(PARAMETER)]
     rows = [
         dict(zip([*_TASK, "solver"], key, strict=True)) | _best(cells, metric, parameters)
         for key, cells in finals.groupby([*_TASK, "solver"])
@@ -50,78 +51,90 @@ def select(table: Frame, metric: str) -> Frame:
     return require("pandas", "bench").DataFrame(rows)
 
 
-def settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
+def list_settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
     """Return (solver, parameters) of each selected setting, parameters sorted and of their own types."""
     claimed = selected[selected["status"] == SELECTED]
     return tuple((row["solver"], _pairs(row)) for row in claimed.to_dict("records"))
 
 
 def _pairs(row: dict[str, Any]) -> Pairs:
-    # A column of integers with gaps comes back as floats.
-    types = sorted(parameter_types(SOLVERS[row["solver"]]).items())
-    values = [(name, kind, row.get(_PARAMETER + name)) for name, kind in types]
-    return tuple((name, kind(value)) for name, kind, value in values if not _missing(value))
+    # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
+    types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
+    values = sorted((name.removeprefix(PARAMETER), value) for name, value in row.items() if name.startswith(PARAMETER))
+    return tuple(
+        (name, types[name](value) if name in types else value)
+        for name, value in values
+        if value is not None and value == value
+    )
 
 
-def _missing(value: Any) -> bool:
-    return value is None or value != value
+def worst_value(metric: str) -> float:
+    """Return what a diverged seed counts as."""
+    return -np.inf if describe(metric).better == "higher" else np.inf
+
+
+def quantiles(values: np.ndarray, levels: Sequence[float] = LEVELS) -> np.ndarray:
+    """Return NumPy's quantiles along the first axis, leaving out NaN, and infinite between a number and infinity."""
+    columns = values.reshape(len(values), -1)
+    known = np.sum(~np.isnan(columns), axis=0)
+    result = np.full((len(levels), columns.shape[1]), np.nan)
+    for count in np.unique(known[known > 0]):
+        group = np.sort(columns[:, known == count], axis=0)[:count]  # NaN comes last
+        lower, upper = (np.quantile(group, levels, axis=0, method=method) for method in ("lower", "higher"))
+        with np.errstate(invalid="ignore"):
+            between = np.where(np.isfinite(lower + upper), np.quantile(group, levels, axis=0), lower + upper)
+        result[:, known == count] = np.where(lower == upper, lower, between)
+    return result.reshape(len(levels), *values.shape[1:])
+
+
+@cache
+def drop_seed(arguments: str) -> str:
+    """Return the arguments of a problem, in JSON, without the seed."""
+    return json.dumps({name: value for name, value in json.loads(arguments).items() if name != "seed"}, sort_keys=True)
 
 
 def _finals(table: Frame, metric: str) -> Frame:
-    """Return the last row of each sweep cell, with a column ``loss`` of which less is better."""
-    if metric not in METRICS:
-        raise ValueError(f"`metric={metric!r}`: unknown; {nearest(metric, METRICS)}")
+    """Return the last row of each sweep cell, with a column ``outcome``: the metric, or the worst where it diverged."""
     if not len(table):
         raise ValueError("the store is empty; run the sweep first.")
-    if metric not in table.columns:
-        raise ValueError(f"`metric={metric!r}`: the table has no such column.")
+    if metric not in table.columns or table[metric].dtype.kind not in "fiu":
+        known = METRICS | dict.fromkeys(list_metrics(table))
+        problem = "the table has no such column." if metric in known else f"unknown; {suggest(metric, known)}"
+        raise ValueError(f"`metric={metric!r}`: {problem}")
     finals = table[table["final"].astype(bool) & (table["phase"] == SWEEP)]
     if not len(finals):
         raise ValueError("the store holds no finished cell of the sweep; run the sweep first.")
-    finals = finals.assign(problem_arguments=finals["problem_arguments"].map(_without_seed))
+    finals = finals.assign(problem_arguments=finals["problem_arguments"].map(drop_seed))
     _check_measured(finals, metric)
     counts = (finals["status"] != Status.diverged.value) & np.isfinite(finals[metric])
-    loss = -finals[metric] if metric in LARGER_IS_BETTER else finals[metric]
-    return finals.assign(loss=loss.where(counts, math.inf))
-
-
-def _without_seed(arguments: str) -> str:
-    return json.dumps({name: value for name, value in json.loads(arguments).items() if name != "seed"}, sort_keys=True)
+    return finals.assign(outcome=finals[metric].where(counts, worst_value(metric)))
 
 
 def _check_measured(finals: Frame, metric: str) -> None:
     for (experiment, problem, _), cells in finals.groupby(_TASK):
         ended = cells[cells["status"] != Status.diverged.value]
-        if len(ended) and ended[metric].isna().all():
-            there = [name for name in METRICS if name in ended and ended[name].notna().any()]
-            raise ValueError(
-                f"`metric={metric!r}`: no cell of `{experiment}` on {problem} has it; there are: {', '.join(there)}."
-            )
+        if len(ended) and metric not in list_metrics(ended):
+            there = ", ".join(list_metrics(ended))
+            raise ValueError(f"`metric={metric!r}`: no cell of `{experiment}` on {problem} has it; there are: {there}.")
 
 
 def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
-    tried = [(_summary(group), group.iloc[0]) for group in _settings_of(cells, parameters)]
-    summary, example = min(tried, key=lambda one: _rank(one[0]))
+    tried = [(_summarize(group), group.iloc[0]) for group in _settings_of(cells, parameters)]
+    sign = math.copysign(1, worst_value(metric))
+    summary, example = min(tried, key=lambda one: (sign * one[0]["median"], _spread(one[0])))
     claimed = math.isfinite(summary["median"])
     return {
         "status": SELECTED if claimed else DIVERGED,
         "metric": metric,
-        **_in_metric(summary if claimed else _summary(cells), metric),
+        **(summary if claimed else _summarize(cells)),
         "n_settings": len(tried),
         **{name: example[name] if claimed else None for name in parameters},
     }
 
 
-def _rank(summary: dict[str, Any]) -> tuple[float, float]:
-    spread = summary["p80"] - summary["p20"] if math.isfinite(summary["p80"]) else math.inf
-    return summary["median"], spread
-
-
-def _in_metric(summary: dict[str, Any], metric: str) -> dict[str, Any]:
-    """Turn losses back into values of the metric."""
-    if metric not in LARGER_IS_BETTER:
-        return summary
-    return summary | {"median": -summary["median"], "p20": -summary["p80"], "p80": -summary["p20"]}
+def _spread(summary: dict[str, Any]) -> float:
+    finite = math.isfinite(summary["p20"]) and math.isfinite(summary["p80"])
+    return summary["p80"] - summary["p20"] if finite else math.inf
 
 
 def _settings_of(cells: Frame, parameters: list[str]) -> Iterator[Frame]:
@@ -135,22 +148,10 @@ def _settings_of(cells: Frame, parameters: list[str]) -> Iterator[Frame]:
         yield group
 
 
-def _summary(cells: Frame) -> dict[str, Any]:
-    loss = np.sort(cells["loss"].to_numpy(np.float64))
+def _summarize(cells: Frame) -> dict[str, Any]:
+    p20, median, p80 = quantiles(cells["outcome"].to_numpy(np.float64)).tolist()
     return {
-        "median": _quantile(loss, 50),
-        "p20": _quantile(loss, 20),
-        "p80": _quantile(loss, 80),
-        "n_seeds": cells["seed"].nunique(),
+        **{"median": median, "p20": p20, "p80": p80, "n_seeds": cells["seed"].nunique()},
         **{f"n_{status}": int((cells["status"] == status.value).sum()) for status in Status},
         "median_calls": float(cells["calls"].median()),
     }
-
-
-def _quantile(values: np.ndarray, percent: int) -> float:
-    """Interpolate between sorted values; NumPy's own makes NaN of neighbors that are infinite."""
-    low, rest = divmod(percent * (len(values) - 1), 100)
-    if rest == 0 or values[low] == math.inf:
-        return float(values[low])
-    share = rest / 100
-    return float((1 - share) * values[low] + share * values[low + 1])

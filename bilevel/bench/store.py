@@ -1,15 +1,17 @@
-"""Results as Parquet files of one schema, one file per group of cells.
+"""Results as Parquet files, one file per task.
 
 Any number of processes may write to a folder: a file appears whole, under a name made of its cells, and is never
 changed. Names that begin with a dot or an underscore are passed over by pandas and by DuckDB, so what is being
 written and what is set aside have such names, and both read the folder as it is.
+
+Files need not have the same columns: a metric of a user's own is a column more, and a column that a file lacks is null.
 """
 
 import functools
 import hashlib
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,15 +21,16 @@ import numpy as np
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel._types import Calls
-from bilevel.bench.cells import SWEEP, TIMING
-from bilevel.bench.config import METRICS, Experiment, found, load_config, nearest, parameter_types
+from bilevel.bench.cells import SWEEP, TIMING, parameter_types
+from bilevel.bench.config import Experiment, find_config, load_config
+from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status
-from bilevel.solvers import SOLVERS
+from bilevel.solvers import SOLVERS, Solver
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
-Table: TypeAlias = Any  # a pyarrow.Table
-Schema: TypeAlias = Any  # a pyarrow.Schema
+Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
 
+PARAMETER = "param_"  # begins the name of a column of hyper-parameters
 _KEYS = ("cell", "experiment", "phase", "problem", "problem_arguments", "solver", "seed", "status", "final")
 _CHOICES = {"phase": (SWEEP, TIMING), "status": tuple(Status)}
 _NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}
@@ -35,37 +38,54 @@ _KINDS: dict[str, Any] = {"string": str, "bool": (bool, np.bool_), "int64": Inte
 _STALE = 3600.0  # seconds; no write takes that long
 
 
+def SCHEMA() -> Arrow:
+    """Return the columns that every new file has; they follow from the registries of solvers and metrics."""
+    return _schema(tuple(SOLVERS.values()), tuple(METRICS))
+
+
 @functools.cache
-def SCHEMA() -> Schema:
-    """Return the columns of every file, computed from the registry of solvers."""
+def _schema(solvers: tuple[type[Solver], ...], metrics: tuple[str, ...]) -> Arrow:
     pa = require("pyarrow", "bench")
-    return pa.schema([(name, pa.type_for_alias(_NAMES[kind])) for name, kind in _columns().items()])
-
-
-def _columns() -> dict[str, type]:
-    return {
+    columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
-        **_parameters(),
+        **_parameters(solvers),
         **{"seed": int, "status": str, "final": bool, "step": int, "seconds": float},
         **dict.fromkeys(("calls", *(f"calls_{kind}" for kind in Calls._fields)), int),
-        **dict.fromkeys(("epochs", *METRICS, "memory_bytes"), float),
+        **dict.fromkeys(("epochs", *metrics, "memory_bytes"), float),
         **dict.fromkeys(("machine", "python", "jax", "bilevel", "revision", "written_at"), str),
     }
+    return pa.schema([(name, pa.type_for_alias(_NAMES[kind])) for name, kind in columns.items()])
 
 
-def _parameters() -> dict[str, type]:
-    found: dict[str, type] = {}
-    for solver in SOLVERS.values():
+def _parameters(solvers: tuple[type[Solver], ...]) -> dict[str, type]:
+    types: dict[str, type] = {}
+    for solver in solvers:
         for name, kind in parameter_types(solver).items():
-            if found.setdefault(f"param_{name}", kind) is not kind:
+            if types.setdefault(PARAMETER + name, kind) is not kind:
                 raise TypeError(f"`{solver.__name__}.{name}` has another type than in other solvers; rename it.")
-    return dict(sorted(found.items()))
+    return dict(sorted(types.items()))
+
+
+def list_metrics(table: Frame) -> list[str]:
+    """Return the metrics with a number in a table: those of the registry in its order, then a user's own."""
+    fixed = {*SCHEMA().names} - METRICS.keys()
+    own = (name for name in table.columns if name not in fixed and not name.startswith((PARAMETER, "calls_")))
+    names = (name for name in dict.fromkeys((*METRICS, *own)) if name in table.columns)
+    return [name for name in names if table[name].dtype.kind in "fiu" and table[name].notna().any()]
+
+
+def check_metric_names(names: Iterable[str]) -> None:
+    """Refuse metrics that would take the place of another column."""
+    taken = [name for name in names if name in SCHEMA().names and name not in METRICS]
+    if taken:
+        raise ValueError(f"metric `{taken[0]}` has the name of another column of the store; rename it.")
 
 
 class Store:
     """A folder of results.
 
-    A file that is no Parquet, is truncated or has another schema is set aside as ``_NAME.damaged``, with a warning.
+    A file that is no Parquet, is truncated or has no column for the keys of a row is set aside as ``_NAME.damaged``,
+    with a warning.
 
     Parameters
     ----------
@@ -78,16 +98,11 @@ class Store:
             raise NotADirectoryError(f"`{folder}` is a file; a store is a folder.")
 
     def write(self, rows: Sequence[dict[str, Any]]) -> Path | None:
-        """Write rows of whole cells, without the cells that are finished already.
+        """Write the rows of whole cells that are not finished already, and return the new file, if there is one.
 
         Parameters
         ----------
-        rows : one dict per evaluation; columns that are left out are null
-
-        Returns
-        -------
-        Path or None
-            The new file, or None where every cell was there.
+        rows : one dict per evaluation; a column that is left out is null, one that the schema lacks is a metric
         """
         _check_rows(rows)
         done = self.finished()
@@ -99,14 +114,15 @@ class Store:
         table = _table(rows)
         try:
             self._remove_leftovers()
-            _write(table, path)
+            with replacing(path) as file:
+                require("pyarrow.parquet", "bench").write_table(table, file, write_page_checksum=True)
         except OSError as error:
             raise type(error)(f"`{self.folder}` cannot be written to: {error.strerror or error}.") from error
         return path
 
     def keep_config(self, path: str | Path) -> None:
         """Put a copy of an experiment's file beside its results."""
-        source = found(path)
+        source = find_config(path)
         if source.resolve() in (kept.resolve() for kept in self.configs()):
             return
         with replacing(self.folder / f"_{source.stem}.toml") as file:
@@ -133,13 +149,11 @@ class Store:
         """
         if phase not in (None, SWEEP, TIMING):
             raise ValueError(f"`phase={phase!r}`: must be {SWEEP!r}, {TIMING!r} or None.")
-        pa = require("pyarrow", "bench")
         require("pandas", "bench")
-        tables = _once(list(self._tables()))
-        frame = pa.concat_tables([SCHEMA().empty_table(), *tables]).to_pandas()
+        frame = _unite([SCHEMA().empty_table(), *_drop_copies(list(self._tables()))]).to_pandas()
         return frame if phase is None else frame[frame["phase"] == phase].reset_index(drop=True)
 
-    def _tables(self, columns: list[str] | None = None) -> Iterator[Table]:
+    def _tables(self, columns: list[str] | None = None) -> Iterator[Arrow]:
         for path in sorted(self.folder.glob("[!._]*.parquet")):
             table = _read(path, columns)
             if table is not None:
@@ -157,62 +171,51 @@ class Store:
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
-        raise ValueError("`rows` is empty; a group has at least one row.")
-    known, finals = SCHEMA().names, set()
+        raise ValueError("`rows` is empty; a task has at least one row.")
+    finals = set()
     for row in rows:
-        _check_row(row, known)
+        for name in _KEYS:
+            if row.get(name) is None:
+                raise ValueError(f"a row has no `{name}`; each needs {', '.join(_KEYS)}.")
+        for name, choices in _CHOICES.items():
+            if row[name] not in choices:
+                raise ValueError(f"`{name}={row[name]!r}`: must be one of {', '.join(choices)}.")
         if row["final"] and row["cell"] in finals:
             raise ValueError(f"cell {row['cell']} has two final rows; write each cell once.")
         finals.update([row["cell"]] if row["final"] else [])
 
 
-def _check_row(row: dict[str, Any], known: list[str]) -> None:
-    for name in row:
-        if name not in known:
-            raise ValueError(f"unknown column `{name}`; {nearest(name, known)}")
-    for name in _KEYS:
-        if row.get(name) is None:
-            raise ValueError(f"a row has no `{name}`; each needs {', '.join(_KEYS)}.")
-    for name, choices in _CHOICES.items():
-        if row[name] not in choices:
-            raise ValueError(f"`{name}={row[name]!r}`: must be one of {', '.join(choices)}.")
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
+def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
     pa = require("pyarrow", "bench")
-    columns = [_column(field, [row.get(field.name) for row in rows]) for field in SCHEMA()]
-    return pa.Table.from_arrays(columns, schema=SCHEMA())
+    types = {field.name: field.type for field in SCHEMA()}
+    names = dict.fromkeys((*types, *(name for row in rows for name in row)))
+    own = pa.float64()  # of a metric that is not ours
+    return pa.table({name: _column(name, types.get(name, own), [row.get(name) for row in rows]) for name in names})
 
 
-def _column(field: Any, values: list[Any]) -> Any:
+def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
     """Return the values as Arrow holds them, refusing those that it would quietly round."""
     pa = require("pyarrow", "bench")
-    kind = _KINDS[str(field.type)]
     for given in set(map(type, values)) - {type(None)}:
-        if not issubclass(given, kind) or (given is bool and field.type != pa.bool_()):
-            raise ValueError(f"column `{field.name}` holds a value of type {given.__name__}; it must be {field.type}.")
+        if not issubclass(given, _KINDS[str(kind)]) or (given is bool and kind != pa.bool_()):
+            raise ValueError(f"column `{name}` holds a value of type {given.__name__}; it must be {kind}.")
     try:
-        return pa.array(values, field.type)
+        return pa.array(values, kind)
     except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"column `{field.name}` must be {field.type}: {error}") from error
+        raise ValueError(f"column `{name}` must be {kind}: {error}") from error
 
 
-def _write(table: Table, path: Path) -> None:
-    pq = require("pyarrow.parquet", "bench")
-    with replacing(path) as file:
-        pq.write_table(table, file, write_page_checksum=True)
-
-
-def _read(path: Path, columns: list[str] | None) -> Table | None:
+def _read(path: Path, columns: list[str] | None) -> Arrow | None:
     """Return a file's table, or None where it is damaged or gone."""
     pa, pq = require("pyarrow", "bench"), require("pyarrow.parquet", "bench")
     try:
         with path.open("rb") as file:
             try:
                 source = pq.ParquetFile(file, page_checksum_verification=True)
-                if source.schema_arrow.equals(SCHEMA()):
-                    return source.read(columns)
-                problem = _difference(source.schema_arrow)
+                lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
+                if not lacking:
+                    return _conform(source.read(columns))
+                problem = f"it lacks {', '.join(lacking)}"
             except (pa.ArrowException, OSError, ValueError) as error:
                 problem = " ".join(str(error).split())
     except FileNotFoundError:
@@ -221,12 +224,27 @@ def _read(path: Path, columns: list[str] | None) -> Table | None:
     return None
 
 
-def _difference(schema: Schema) -> str:
-    ours, theirs = SCHEMA(), set(schema.names)
-    missing = [name for name in ours.names if name not in theirs]
-    beyond = sorted(theirs - set(ours.names))
-    parts = [f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has also", beyond)) if names]
-    return "another schema: " + ("; ".join(parts) or "types or order of its columns")
+def _conform(table: Arrow) -> Arrow:
+    """Return a file's table with our types in our columns; in others, numbers are floats, and the rest is text."""
+    pa = require("pyarrow", "bench")
+    kinds = pa.types
+    ours = {field.name: field.type for field in SCHEMA()}
+
+    def type_of(field: Any) -> Arrow:
+        numeric = kinds.is_integer(field.type) or kinds.is_floating(field.type) or kinds.is_null(field.type)
+        return ours.get(field.name, pa.float64() if numeric else pa.string())
+
+    return table.cast(pa.schema([(field.name, type_of(field)) for field in table.schema]))
+
+
+def _unite(tables: Sequence[Arrow]) -> Arrow:
+    """Put tables of different columns below one another; numbers and text in one column become text."""
+    pa = require("pyarrow", "bench")
+    types: dict[str, Arrow] = {}
+    for field in (field for table in tables for field in table.schema):
+        types[field.name] = field.type if types.get(field.name, field.type) == field.type else pa.string()
+    cast = (table.cast(pa.schema([(name, types[name]) for name in table.column_names])) for table in tables)
+    return pa.concat_tables(cast, promote_options="default")
 
 
 def _set_aside(path: Path, problem: str) -> None:
@@ -239,17 +257,16 @@ def _set_aside(path: Path, problem: str) -> None:
     warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
 
 
-def _finished(table: Table) -> list[str]:
+def _finished(table: Arrow) -> list[str]:
     return table.filter(table["final"])["cell"].to_pylist()
 
 
-def _once(tables: list[Table]) -> list[Table]:
+def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
     """Keep each cell in one table: the first where it is finished, or else the first."""
     home: dict[str, int] = {}
     for cells_of in (_finished, lambda table: table["cell"].to_pylist()):
         for place, table in enumerate(tables):
             for cell in cells_of(table):
                 home.setdefault(cell, place)
-    return [
-        table.filter([home[cell] == place for cell in table["cell"].to_pylist()]) for place, table in enumerate(tables)
-    ]
+    for place, table in enumerate(tables):
+        yield table.filter([home[cell] == place for cell in table["cell"].to_pylist()])

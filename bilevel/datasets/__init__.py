@@ -1,8 +1,7 @@
 """Real data sets, from a folder, a cache, their sources, or scikit-learn."""
 
-from bilevel.datasets.download import DownloadError
 from bilevel.datasets.files import DamagedFileError
-from bilevel.datasets.loading import load, locate, names
+from bilevel.datasets.loading import DownloadError, load, locate, names
 from bilevel.datasets.registry import Dataset
 
 __all__ = ["DamagedFileError", "Dataset", "DownloadError", "load", "locate", "names"]

@@ -5,23 +5,26 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from bilevel._io import replacing
-from bilevel.datasets.registry import ArraySpec, FileSet
+from bilevel.datasets.parsers import ArraySpec
+from bilevel.datasets.registry import FileSet
+
+_BLOCK_BYTES = 2**20
+
+
+class DamagedFileError(ValueError):
+    """A file that is not the data set its name promises."""
 
 
 def data_folder() -> Path | None:
     """Return the folder that BILEVEL_DATA names, if any."""
     named = os.environ.get("BILEVEL_DATA")
-    if not named:
-        return None
-    folder = Path(named).expanduser()
-    if not folder.is_dir():
+    if named and not Path(named).expanduser().is_dir():
         raise NotADirectoryError(f"`BILEVEL_DATA={named}` is not a folder; correct it or unset it.")
-    return folder
+    return Path(named).expanduser() if named else None
 
 
 def cache_folder() -> Path:
@@ -31,17 +34,10 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bilevel"
 
 
-def find(known: FileSet) -> Path | None:
+def find(name: str) -> Path | None:
     """Return the file of a set, or None where neither folder has it."""
-    candidates = (folder / known.file_name for folder in (data_folder(), cache_folder()) if folder)
+    candidates = (folder / f"{name}.npz" for folder in (data_folder(), cache_folder()) if folder)
     return next((path for path in candidates if path.exists()), None)
-
-
-_BLOCK_BYTES = 2**20
-
-
-class DamagedFileError(ValueError):
-    """A file that is not the data set its name promises."""
 
 
 def checksum(arrays: Mapping[str, np.ndarray]) -> str:
@@ -70,10 +66,11 @@ def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
     """Return the verified arrays of a file."""
     with path.open("rb") as file:
         try:
-            _check_members(file, known)
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {spec.name: archive[spec.name] for spec in known.arrays}
+            with zipfile.ZipFile(file) as archive:
+                wanted, found = sorted(f"{spec.name}.npy" for spec in known.arrays), sorted(archive.namelist())
+                if wanted != found:
+                    raise ValueError(f"it holds {found}, not {wanted}")
+                arrays = {spec.name: _read_member(archive, spec) for spec in known.arrays}
             verify(arrays, known)
         # Damage surfaces in zipfile, zlib, struct or NumPy, under a dozen types that all mean the same.
         except Exception as error:
@@ -90,18 +87,15 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def _check_members(file: IO[bytes], known: FileSet) -> None:
-    """Refuse by names and headers, before memory is taken for what a header claims."""
-    with zipfile.ZipFile(file) as archive:
-        wanted, found = (sorted(names) for names in ({f"{a.name}.npy" for a in known.arrays}, archive.namelist()))
-        if wanted != found:
-            raise ValueError(f"it holds {found}, not {wanted}")
-        for spec in known.arrays:
-            with archive.open(f"{spec.name}.npy") as member:
-                if np.lib.format.read_magic(member) != (1, 0):
-                    raise ValueError(f"`{spec.name}` is not in version 1.0 of NumPy's format")
-                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-            _check_form(spec, dtype, shape)
+def _read_member(archive: zipfile.ZipFile, spec: ArraySpec) -> np.ndarray:
+    """Check the header of an array, before memory is taken for what it claims, and read the array."""
+    with archive.open(f"{spec.name}.npy") as member:
+        if np.lib.format.read_magic(member) != (1, 0):
+            raise ValueError(f"`{spec.name}` is not in version 1.0 of NumPy's format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        _check_form(spec, dtype, shape)
+        member.seek(0)
+        return np.lib.format.read_array(member, allow_pickle=False)
 
 
 def _check_form(spec: ArraySpec, dtype: np.dtype, shape: tuple[int, ...]) -> None:

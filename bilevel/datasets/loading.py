@@ -1,22 +1,32 @@
-"""A data set by its name."""
+"""A data set by its name: from a folder, the cache, scikit-learn, or by download with limits on time and size."""
 
+import bz2
+import gzip
+import zlib
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from shutil import copyfileobj
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from bilevel._optional import Reporter, progress_bar, require
 from bilevel.datasets import files
-from bilevel.datasets.download import SOURCES, DownloadError, download
-from bilevel.datasets.files import cache_folder, find
-from bilevel.datasets.registry import Dataset, FileSet, breast_cancer, digits
+from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
 
-_EMBEDDED = {"breast_cancer": breast_cancer, "digits": digits}
+_CHUNK = 2**16
+_RETRIES = 2  # by pooch, after one second and after two
+
+
+class DownloadError(OSError):
+    """A data set that is in no folder and could not be had from its source."""
 
 
 def names() -> tuple[str, ...]:
     """Return the names that `load` knows."""
-    return (*SOURCES, *_EMBEDDED)
+    return tuple(SETS)
 
 
 def load(name: str, *, progress: bool = False) -> Dataset:
@@ -36,12 +46,11 @@ def load(name: str, *, progress: bool = False) -> Dataset:
     DamagedFileError : a file is not what its name promises; it is not passed over
     DownloadError : there is no file, and the source cannot be reached or serves something else
     """
-    _check_name(name)
-    if name in _EMBEDDED:
-        return _EMBEDDED[name]()
-    known = SOURCES[name]
-    path = find(known)
-    arrays = _downloaded(known, progress) if path is None else files.read(path, known)
+    known = _find_entry(name)
+    if isinstance(known, EmbeddedSet):
+        return _load_embedded(known)
+    path = files.find(name)
+    arrays = _download(known, progress) if path is None else files.read(path, known)
     X_train, y_train, *test = (arrays[spec.name] for spec in known.arrays)
     X_test, y_test = test or (None, None)
     return Dataset(name, X_train, y_train, X_test, y_test, known.classes, known.citation)
@@ -49,25 +58,103 @@ def load(name: str, *, progress: bool = False) -> Dataset:
 
 def locate(name: str) -> Path | Literal["embedded"] | None:
     """Return the file that `load` would read, "embedded" for scikit-learn's sets, or None: it would download."""
-    _check_name(name)
-    return "embedded" if name in _EMBEDDED else find(SOURCES[name])
+    return "embedded" if isinstance(_find_entry(name), EmbeddedSet) else files.find(name)
 
 
-def _check_name(name: str) -> None:
-    if name not in names():
+def _find_entry(name: str) -> FileSet | EmbeddedSet:
+    if name not in SETS:
         nearest = get_close_matches(str(name), names(), n=1, cutoff=0.0)[0]
         raise ValueError(f"`name={name!r}`: did you mean '{nearest}'? There are {', '.join(names())}.")
+    return SETS[name]
 
 
-def _downloaded(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
-    cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
+def _load_embedded(known: EmbeddedSet) -> Dataset:
+    source = getattr(require("sklearn.datasets", "data"), f"load_{known.name}")()
+    X, y = (source[key].astype(dtype) for key, dtype in zip((known.features, "target"), known.dtypes, strict=True))
+    return Dataset(known.name, X, y, None, None, known.classes, known.citation)
+
+
+def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
+    """Return the verified arrays of a set from its source, and keep them in the cache."""
+    arrays: dict[str, np.ndarray] = {}
+    path = files.cache_folder() / f"{known.name}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        arrays = download(known, progress)
-    except DownloadError as error:
+        for remote in known.files:
+            with TemporaryDirectory() as folder:
+                arrays |= _fetch(remote, Path(folder), progress)
+        files.verify(arrays, known)
+    except (DownloadError, ValueError) as error:
+        reason = error if isinstance(error, DownloadError) else f"its source has changed: {error}"
         raise DownloadError(
-            f"'{known.name}' could not be downloaded: {error}. Put `{known.file_name}` with the arrays "
-            f"{known.contents} into the folder that BILEVEL_DATA names, or into `{cache}`."
+            f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays "
+            f"{known.contents} into the folder that BILEVEL_DATA names, or into `{path.parent}`."
         ) from error
-    files.write(cache / known.file_name, arrays)
+    files.write(path, arrays)
     return arrays
+
+
+def _fetch(remote: RemoteFile, folder: Path, progress: bool) -> dict[str, np.ndarray]:
+    """Return the arrays from the first host that serves them: pooch knows only one address of a file."""
+    pooch, failures = require("pooch", "data"), []
+    for url in remote.urls:
+        name = url.rpartition("/")[2]
+        store = pooch.create(folder, "", registry={name: remote.digest}, urls={name: url}, retry_if_failed=_RETRIES)
+        try:
+            packed = store.fetch(name, downloader=partial(_receive, remote, progress))
+            return _parse(_unpack(Path(packed), remote.max_bytes), remote)
+        except (OSError, ValueError, EOFError, zlib.error) as error:  # of pooch, a host, a decompressor or a parser
+            failures.append(f"{url}: {str(error) or type(error).__name__}")
+    raise DownloadError("; ".join(failures))
+
+
+def _receive(remote: RemoteFile, progress: bool, url: str, output_file: str, store: Any) -> None:
+    """Download over HTTP alone: pooch by itself would take other protocols too, and files of any size."""
+    http = require("pooch", "data").HTTPDownloader
+    with open(output_file, "wb") as file, progress_bar(url.rpartition("/")[2], progress) as report:
+        limited = _LimitedFile(file, remote.max_bytes, report)
+        http(progressbar=limited, chunk_size=_CHUNK, timeout=remote.timeout)(url, limited, store)
+
+
+def _unpack(packed: Path, max_bytes: int) -> Path:
+    plain, opener = packed.with_name("unpacked"), gzip.open if packed.suffix == ".gz" else bz2.open
+    with opener(packed) as stream, plain.open("wb") as file:
+        copyfileobj(stream, _LimitedFile(file, max_bytes))
+    return plain
+
+
+def _parse(plain: Path, remote: RemoteFile) -> dict[str, np.ndarray]:
+    try:
+        with plain.open("rb") as file:
+            values = remote.parse(file, remote.arrays)
+    except ValueError as error:
+        raise ValueError(f"not in the expected form: {error}") from error
+    return {spec.name: array for spec, array in zip(remote.arrays, values, strict=True)}
+
+
+class _LimitedFile:
+    """A file of at most `max_bytes`, a limit that pooch lacks; to pooch it is also the progress bar."""
+
+    def __init__(self, file: BinaryIO, max_bytes: int, report: Reporter = lambda fraction, text: None) -> None:
+        self._file, self._max_bytes, self._report, self._total = file, max_bytes, report, max_bytes
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise OSError(f"more than {self._max_bytes} bytes, the limit for this file")
+
+    def _announce(self, size: int) -> None:
+        self._check_size(size)
+        self._total = size or self._max_bytes
+
+    total = property(fset=_announce)  # set by pooch before the first byte, to 0 where the host does not announce it
+
+    def write(self, chunk: bytes) -> None:
+        size = self._file.tell() + len(chunk)
+        self._check_size(size)
+        self._file.write(chunk)
+        self._report(size / self._total, f"{size / 1e6:.1f} MB")
+
+    def update(self, *size: int) -> None:
+        """Do nothing, as for all that pooch calls but `write`, which knows the size exactly."""
+
+    reset = close = flush = update

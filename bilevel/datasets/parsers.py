@@ -2,14 +2,24 @@
 
 import struct
 from math import prod
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from bilevel._optional import require
-from bilevel.datasets.registry import ArraySpec
 
 _UNSIGNED_BYTE = 8
+
+
+class ArraySpec(NamedTuple):
+    """Name, type and shape of one array."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {np.dtype(self.dtype).name} {self.shape}"
 
 
 def libsvm(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:

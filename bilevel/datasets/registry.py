@@ -1,9 +1,4 @@
-"""What `load` returns.
-
-How a data set is described: its arrays, and the files they come from.
-
-The two sets that come with scikit-learn: no file, no network.
-"""
+"""The data sets: to add one, add an entry to `SETS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +6,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from bilevel._optional import require
+from bilevel.datasets.parsers import ArraySpec, csv, idx, libsvm
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,53 +37,24 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class ArraySpec:
-    """Name, type and shape of one array."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name} {np.dtype(self.dtype).name} {self.shape}"
-
-
-Parser = Callable[[BinaryIO, tuple[ArraySpec, ...]], tuple[np.ndarray, ...]]
-
-
-@dataclass(frozen=True)
 class RemoteFile:
-    """One compressed file at its source.
+    """One compressed file at its source."""
 
-    Attributes
-    ----------
-    urls : the same file at several hosts, tried in order; the name ends in .gz or .bz2
-    parse : reads `arrays` from the unpacked file
-    max_bytes : limit of the download, and of what it unpacks to
-    timeout : seconds without an answer after which a host is given up
-    """
-
-    urls: tuple[str, ...]
-    parse: Parser
+    urls: tuple[str, ...]  # the same file at several hosts, tried in order; the name ends in .gz or .bz2
+    parse: Callable[[BinaryIO, tuple[ArraySpec, ...]], tuple[np.ndarray, ...]]  # reads `arrays` from the unpacked file
     arrays: tuple[ArraySpec, ...]
-    max_bytes: int
-    timeout: float = 30.0
+    max_bytes: int  # limit of the download, and of what it unpacks to
+    digest: str | None = None  # of the compressed file, as pooch takes it; None where none is published
+    timeout: float = 30.0  # seconds without an answer after which a host is given up
 
 
 @dataclass(frozen=True)
 class FileSet:
-    """A data set kept in one file.
-
-    Attributes
-    ----------
-    files : in the order of their arrays: X_train, y_train, then X_test, y_test where there is a split
-    checksum : of the arrays; see :func:`bilevel.datasets.loading.checksum`
-    classes, citation : as in `Dataset`
-    """
+    """A data set kept in one file."""
 
     name: str
-    files: tuple[RemoteFile, ...]
-    checksum: str
+    files: tuple[RemoteFile, ...]  # in the order X_train, y_train, then X_test, y_test where there is a split
+    checksum: str  # of the arrays, see `bilevel.datasets.files.checksum`
     classes: tuple[int, ...]
     citation: str
 
@@ -98,41 +64,90 @@ class FileSet:
         return tuple(spec for file in self.files for spec in file.arrays)
 
     @property
-    def file_name(self) -> str:
-        """The name of the file in a folder or in the cache."""
-        return f"{self.name}.npz"
-
-    @property
     def contents(self) -> str:
         """The arrays in words."""
         return ", ".join(map(str, self.arrays))
 
 
-def breast_cancer() -> Dataset:
-    """Return 569 samples with 30 features; 0 is malignant, 1 benign."""
-    source = require("sklearn.datasets", "data").load_breast_cancer()
-    return Dataset(
+@dataclass(frozen=True)
+class EmbeddedSet:
+    """A data set that comes with scikit-learn: no file, no network."""
+
+    name: str
+    features: str  # scikit-learn's name of the samples
+    dtypes: tuple[str, str]
+    classes: tuple[int, ...]
+    citation: str
+
+
+def _ijcnn1_file(file_name: str, part: str, n: int, max_bytes: int) -> RemoteFile:
+    url = f"https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/{file_name}"
+    arrays = ArraySpec(f"X_{part}", "<f8", (n, 22)), ArraySpec(f"y_{part}", "|i1", (n,))
+    return RemoteFile((url,), libsvm, arrays, max_bytes)
+
+
+def _mnist_file(file_name: str, md5: str, array: str, shape: tuple[int, ...], max_bytes: int) -> RemoteFile:
+    hosts = "http://yann.lecun.com/exdb/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"
+    urls = tuple(f"{host}/{file_name}-idx{len(shape)}-ubyte.gz" for host in hosts)
+    return RemoteFile(urls, idx, (ArraySpec(array, "|u1", shape),), max_bytes, f"md5:{md5}")
+
+
+_ENTRIES = (
+    FileSet(
+        "ijcnn1",
+        (
+            _ijcnn1_file("ijcnn1.bz2", "train", 49990, 20_000_000),
+            _ijcnn1_file("ijcnn1.t.bz2", "test", 91701, 40_000_000),
+        ),
+        checksum="557c32d2d6ecfcdea08036d530cd24f818257e7ec688a071473adc1f732c89d4",
+        classes=(-1, 1),
+        citation="D. Prokhorov, IJCNN 2001 neural network competition, Ford Research Laboratory; features by "
+        "C.-C. Chang and C.-J. Lin, IJCNN 2001 challenge: generalization ability and text decoding, IJCNN 2001; "
+        "LIBSVM Data collection, National Taiwan University.",
+    ),
+    FileSet(
+        "mnist",
+        (
+            _mnist_file("train-images", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "x_train", (60000, 28, 28), 50_000_000),
+            _mnist_file("train-labels", "d53e105ee54ea40749a09fcbcd1e9432", "y_train", (60000,), 100_000),
+            _mnist_file("t10k-images", "9fb629c4189551a2d022fa330f9573f3", "x_test", (10000, 28, 28), 10_000_000),
+            _mnist_file("t10k-labels", "ec29112dd5afa0611ce80d1b7f02629c", "y_test", (10000,), 100_000),
+        ),
+        checksum="8fc8fc4f0343f34ece1fcfdfb65f0801fac48030ce7c70e62bbb62f64ee2e65b",
+        classes=tuple(range(10)),
+        citation="The MNIST database of handwritten digits, Y. LeCun, C. Cortes and C. J. C. Burges, derived from NIST "
+        "Special Databases 1 and 3. Copyright Y. LeCun and C. Cortes.",
+    ),
+    FileSet(
+        "covtype",
+        (
+            RemoteFile(
+                ("https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz",),
+                csv,
+                (ArraySpec("X", "<i2", (581012, 54)), ArraySpec("y", "|u1", (581012,))),
+                80_000_000,
+            ),
+        ),
+        checksum="af5059cfe519b39a250cdffd848fe2ec56143ebe42e1349bd3dcd28343fd37cb",
+        classes=tuple(range(1, 8)),
+        citation="Covertype, J. A. Blackard, UCI Machine Learning Repository, 1998. "
+        "Copyright Jock A. Blackard and Colorado State University.",
+    ),
+    EmbeddedSet(  # 569 samples; 0 is malignant, 1 benign
         "breast_cancer",
-        source.data,
-        source.target.astype(np.int8),
-        None,
-        None,
-        (0, 1),
-        "Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, "
+        features="data",
+        dtypes=("<f8", "|i1"),
+        classes=(0, 1),
+        citation="Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, "
         "UCI Machine Learning Repository, 1995; the copy in scikit-learn.",
-    )
-
-
-def digits() -> Dataset:
-    """Return 1797 images of 8 x 8 pixels, from 0 to 16."""
-    source = require("sklearn.datasets", "data").load_digits()
-    return Dataset(
+    ),
+    EmbeddedSet(  # 1797 images of 8 x 8 pixels, from 0 to 16
         "digits",
-        source.images.astype(np.uint8),
-        source.target.astype(np.uint8),
-        None,
-        None,
-        tuple(range(10)),
-        "Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, "
+        features="images",
+        dtypes=("|u1", "|u1"),
+        classes=tuple(range(10)),
+        citation="Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, "
         "UCI Machine Learning Repository, 1998; the copy in scikit-learn.",
-    )
+    ),
+)
+SETS: dict[str, FileSet | EmbeddedSet] = {known.name: known for known in _ENTRIES}

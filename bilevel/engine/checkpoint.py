@@ -2,54 +2,63 @@
 
 import json
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bilevel._io import replacing
 from bilevel._precision import arithmetic
+from bilevel._types import Point
 from bilevel.engine.metrics import cheap_metrics
-from bilevel.engine.result import RunResult
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import SOLVERS
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase, State
 
 _FORMAT = 1
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """What a file holds, checked against the problem."""
+class Best(NamedTuple):
+    """The evaluated point with the smallest exact value h, and its row in the history; None without exact values."""
 
-    solver: Solver
+    point: Point | None = None
+    value: float = np.inf
+    row: int = -1
+
+
+class SavedRun(NamedTuple):
+    """What a file holds; ``state`` is read back as its leaves."""
+
+    solver: SolverBase
     seed: int
-    state_leaves: list[np.ndarray]
-    rows: list[dict[str, Any]]
+    state: State
+    history: dict[str, np.ndarray]
+    best: Best
 
 
-def save(result: RunResult, path: Path) -> None:
-    """Write the run; the file appears whole or not at all."""
+def save(path: Path, problem: BilevelProblem, run: SavedRun) -> None:
+    """Write a run; the file appears whole or not at all."""
+    solver, seed, state, history, best = run
     about = {
         "format": _FORMAT,
-        "solver": type(result.solver).__name__,
-        "parameters": result.solver.parameters(),
-        "seed": int(result.seed),
-        "problem": result.problem.name,
-        "fingerprint": result.problem.fingerprint(),
-        "probe": _probe(result.problem),
-        "columns": list(result.history),
+        "solver": type(solver).__name__,
+        "parameters": solver.parameters(),
+        "seed": int(seed),
+        "problem": problem.name,
+        "fingerprint": problem.fingerprint(),
+        "probe": _probe(problem),
+        "columns": list(history),
+        "best": best[1:],
         "jax": jax.__version__,
     }
-    arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(result.state))}
-    arrays |= {f"history_{i}": column for i, column in enumerate(result.history.values())}
+    groups = {"state": jax.tree.leaves(state), "history": history.values(), "best": jax.tree.leaves(best.point)}
+    arrays = {f"{group}_{i}": np.asarray(leaf) for group, leaves in groups.items() for i, leaf in enumerate(leaves)}
     with replacing(path) as file:
         np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
 
 
-def load(path: Path, problem: BilevelProblem, solver: Solver | None = None) -> SavedRun:
+def load(path: Path, problem: BilevelProblem, solver: SolverBase | None = None) -> SavedRun:
     """Read a run, refusing a damaged file and one that belongs to another problem."""
     about, arrays = _read(path)
     if about["fingerprint"] != problem.fingerprint():
@@ -60,12 +69,11 @@ def load(path: Path, problem: BilevelProblem, solver: Solver | None = None) -> S
     tolerance = 1e3 * np.finfo(problem.dtype).eps
     if not np.allclose(about["probe"], _probe(problem), rtol=tolerance, atol=tolerance):
         raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
-    names = about["columns"]
-    history = [arrays[f"history_{i}"] for i in range(len(names))]
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in history), strict=True)]
-    n_leaves = sum(name.startswith("state_") for name in arrays)
-    leaves = [arrays[f"state_{i}"] for i in range(n_leaves)]
-    return SavedRun(_solver(about, solver, path), about["seed"], leaves, rows)
+    history = dict(zip(about["columns"], _group(arrays, "history"), strict=True))
+    best, point = Best(), _group(arrays, "best")
+    if point:  # there are none without exact values, or in files of older versions
+        best = Best(jax.tree.unflatten(jax.tree.structure(problem.start), point), *about["best"])
+    return SavedRun(_solver(about, solver, path), about["seed"], _group(arrays, "state"), history, best)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -83,7 +91,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return about, arrays
 
 
-def _solver(about: dict[str, Any], given: Solver | None, path: Path) -> Solver:
+def _group(arrays: dict[str, np.ndarray], name: str) -> list[np.ndarray]:
+    return [arrays[f"{name}_{i}"] for i in range(sum(key.startswith(f"{name}_") for key in arrays))]
+
+
+def _solver(about: dict[str, Any], given: SolverBase | None, path: Path) -> SolverBase:
     if given is None:
         if about["solver"] not in SOLVERS:
             raise ValueError(f"`{path}` was made by `{about['solver']}`, not in SOLVERS; pass it as `solver=`.")

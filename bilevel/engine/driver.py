@@ -1,352 +1,257 @@
-"""One run: the clock, the ledger, budgets, evaluations, status."""
+"""The driver of runs: one run, or all settings and seeds of a sweep, which take their steps together.
 
-import time
-import warnings
-from dataclasses import dataclass
-from numbers import Integral
+It decides how far to go, evaluates off the clock, keeps the rows, and finds which runs have diverged.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._optional import Reporter, progress_bar
-from bilevel._precision import arithmetic
-from bilevel._types import Calls, Count, Point
-from bilevel.engine.budget import Budget, EvaluationSchedule
-from bilevel.engine.logs import About, Log, Recorder, recording
-from bilevel.engine.loop import Page, advance, draw_page, initial_state, run_key
-from bilevel.engine.metrics import cheap_metrics, exact_metrics
-from bilevel.engine.result import RunResult, Status, columns
+from bilevel._optional import Reporter
+from bilevel._types import INT32_MAX, Calls, Point, PyTree
+from bilevel.engine.checkpoint import Best
+from bilevel.engine.logs import Recorder, warn_user
+from bilevel.engine.loop import Evaluation
+from bilevel.engine.metrics import default_metric, exact_metrics
+from bilevel.engine.result import Status
+from bilevel.engine.steps import Steps
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
-from bilevel.solvers.base import Solver, State
 
-PAGE_LENGTH = 4096
 _LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, or at the progress bar
+_PER_DOUBLING = 4  # evaluations per doubling of the calls, from 1/64 of an epoch on
 
 
 @dataclass(frozen=True)
-class Position:
-    """How far a run has come; ``calls`` by kind."""
+class Budget:
+    """Limits on a whole run, resumed or not, and how often it is evaluated.
 
-    state: State
-    step: int
-    calls: np.ndarray
-    seconds: float
+    The calls never exceed theirs: a step that would is not taken.
+    """
+
+    max_steps: int | None = None
+    max_calls: int | None = None
+    max_seconds: float | None = None
+    tolerance: float | None = None
+    certified_tolerance: float | None = None
+    eval_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check(field.name, Integral if field.type == int | None else Real)
+        if self.max_steps is not None and self.max_steps > INT32_MAX:
+            raise ValueError(f"`max_steps={self.max_steps}`: steps are counted in 32 bits, at most {INT32_MAX}.")
+        if self.max_steps is None and self.max_calls is None and self.max_seconds is None:
+            raise ValueError("no budget: give at least one of `max_steps`, `max_calls`, `max_seconds`.")
+
+    def _check(self, name: str, kind: Any) -> None:
+        value: Any = getattr(self, name)
+        least = 1 if name == "eval_every" else 0
+        if value is None or (isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf):
+            return
+        what = "an integer" if kind is Integral else "a finite number"
+        raise ValueError(f"`{name}={value!r}`: must be {what} of at least {least}, or None.")
+
+    @property
+    def last_step(self) -> int:
+        """The step at which a run ends at the latest."""
+        return INT32_MAX if self.max_steps is None else int(self.max_steps)
+
+    def seconds_left(self, seconds: float) -> float:
+        """Return how long the run may still step."""
+        return math.inf if self.max_seconds is None else self.max_seconds - seconds
+
+    def is_reached(self, row: Mapping[str, float]) -> bool:
+        """Tell whether an evaluation meets a tolerance."""
+        limits = {"hypergrad_norm_sq": self.tolerance, "certified_norm_sq": self.certified_tolerance}
+        return any(limit is not None and row[name] <= limit for name, limit in limits.items())
+
+    def fraction(self, step: int, calls: int, seconds: float) -> float:
+        """Return the share of the tightest budget that is used."""
+        used = ((step, self.max_steps), (calls, self.max_calls), (seconds, self.max_seconds))
+        return max(now / limit if limit else 1.0 for now, limit in used if limit is not None)
+
+    def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
+        """Return the position on a page at whose end an evaluation is due: `steps.NextEvaluation` once epoch is given.
+
+        Without `eval_every` it comes evenly on a log scale of calls, which makes curves of different solvers
+        comparable. No rule looks at the clock, so that the rows of a history are the same in every run.
+        """
+        if self.eval_every is not None:
+            return step - step % self.eval_every + self.eval_every - page_first
+        first = epoch / 64
+        if calls < first:
+            return int(np.searchsorted(calls_after, first)) + 1
+        target = first * 2 ** (math.floor(math.log2(calls / first) * _PER_DOUBLING) / _PER_DOUBLING)
+        while target <= calls:
+            target *= 2 ** (1 / _PER_DOUBLING)
+        return int(np.searchsorted(calls_after, target)) + 1
 
 
-@dataclass(frozen=True)
-class OpenPage:
-    """A page of draws on the host: where it begins, and the ledger after each of its steps."""
+class Driver:
+    """Runs on one problem, driven together: each to the end of its budget, to a tolerance, or until it diverges.
 
-    draws: Page
-    first: int
-    calls_after: np.ndarray
-    total_after: np.ndarray
+    Parameters
+    ----------
+    problem : what is solved
+    steps : takes the steps
+    exact : evaluate exact metrics in every row; else `add_exact` does it at the last point
+    """
 
+    def __init__(self, problem: BilevelProblem, steps: Steps, *, exact: bool) -> None:
+        self.problem, self.steps, self.exact = problem, steps, exact
+        self.epoch = problem.n_inner + problem.n_outer
+        self.rows: list[list[list[dict[str, Any]]]] = [
+            [[] for _ in range(steps.shape[1])] for _ in range(steps.shape[0])
+        ]
+        self.kept = steps.points()
+        self.running = np.ones(steps.shape, bool)
+        self.diverged, self.converged = np.zeros(steps.shape, bool), np.zeros(steps.shape, bool)
+        self.best = Best()
+        self.certifier: Certifier | None = None
+        self.recorder = Recorder()
+        self._reference: ExactSolution | None = None
+        self._failed_metrics: set[str] = set()
+        own = problem.metrics.items()
+        self._compiled_metrics = {} if exact else {name: m for name, m in own if _is_traceable(m, steps.start)}
+        self._host_metrics = {name: m for name, m in own if name not in self._compiled_metrics}
 
-class Runner:
-    """One run. Making it checks the input and compiles; `finish` drives it to its end."""
+    def drive(self, budget: Budget, report: Reporter | None = None, *, watched: bool = False) -> None:
+        """Step and evaluate until every run has ended."""
+        due = partial(budget.next_evaluation, self.epoch)
+        self.running[:] = True
+        self._look(self.running, budget)
+        while self.running.any():
+            lasts = self._last_steps(budget)
+            ending = self.running & (lasts <= self.steps.position.step)[:, None]
+            if ending.any():
+                self._look(ending, budget)
+                self.running &= ~ending
+                continue
+            stop = int(lasts[self.running.any(axis=1)].min())
+            if watched or budget.max_seconds is not None:
+                stop = min(stop, self._next_look(budget))
+            if self.steps.advance(stop, due) or self.steps.diverged:
+                self._look(self.running, budget)
+            if report is not None and self.running.any():
+                self._report(report, budget)
 
-    def __init__(
-        self,
-        problem: BilevelProblem,
-        solver: Solver,
-        seed: int,
-        budget: Budget,
-        eval_every: int | None,
-        log: Log | None = None,
-    ) -> None:
-        _check_input(problem, solver, seed, budget, log)
-        self.problem, self.seed, self.budget = problem, seed, budget
-        self.schedule = EvaluationSchedule(eval_every, epoch=problem.n_inner + problem.n_outer)
-        self.certifier = None if budget.certified_tolerance is None else _certifier(problem)
-        self.rows: list[dict[str, Any]] = []
-        self.log = log if problem.oracles.n_processes == 1 or jax.process_index() == 0 else None
-        self.recorder = Recorder(None, 0)
-        self.reference: ExactSolution | None = None
-        self.page: OpenPage | None = None
-        self.steps_per_second = 0.0
-        self.dtype = problem.dtype if solver.compiled else np.dtype(np.float64)
-        with arithmetic(self.dtype):
-            self.oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
-            self.solver = solver.resolve(self.oracles)
-            if not solver.compiled:
-                self.oracles = self.oracles.astype(self.dtype)
-            self.start = trees.to_numpy(problem.start, self.dtype)
-            self.solver.check_start(self.start)
-            self.traced = self.solver.cast(self.dtype)
-            self.key = run_key(seed)
-            self.compile_seconds = self._compile()
-            self.position = self._begin()
+    def _last_steps(self, budget: Budget) -> np.ndarray:
+        _, step, _, seconds = self.steps.position
+        if step >= budget.last_step or budget.seconds_left(seconds) <= 0:
+            return np.full(self.steps.shape[0], step)
+        return np.minimum(self.steps.last_steps(budget.max_calls), budget.last_step)
 
-    def _compile(self) -> float:
-        """Call everything once, with no step to take, so that no compilation falls into the clock."""
-        began = time.perf_counter()
-        if not self.solver.compiled:
-            self.solver.warm_up(self.oracles, self.start)
-            jax.block_until_ready(cheap_metrics(self.oracles, self.start))
-            return time.perf_counter() - began
-        state = initial_state(self.traced, self.oracles, self.start)
-        page = draw_page(self.traced, self.oracles, self.key, np.int32(0), PAGE_LENGTH)
-        jax.block_until_ready(advance(self.traced, self.oracles, state, page, np.int32(0), np.int32(0)))
-        jax.block_until_ready(cheap_metrics(self.oracles, state.point))
-        return time.perf_counter() - began
+    def _next_look(self, budget: Budget) -> int:
+        position = self.steps.position
+        seconds = min(_LOOK_SECONDS, budget.seconds_left(position.seconds))
+        return position.step + max(1, int(self.steps.steps_per_second * seconds))
 
-    def _begin(self) -> Position:
-        if not self.solver.compiled:
-            state = self.solver.init(self.oracles, self.start)
-            return Position(state, 0, np.array(state.calls), 0.0)
-        began = time.perf_counter()
-        state = jax.block_until_ready(initial_state(self.traced, self.oracles, self.start))
-        seconds = time.perf_counter() - began
-        return Position(state, 0, np.array(self.solver.init_calls(self.oracles), np.int64), seconds)
+    def _look(self, runs: np.ndarray, budget: Budget) -> None:
+        """Evaluate these runs, and end those that have diverged or converged."""
+        runs = runs.copy()
+        self.evaluate(runs)
+        for i, j in np.argwhere(runs & ~self.diverged):
+            self.converged[i, j] = budget.is_reached(self.rows[i][j][-1])
+        self.running &= ~(self.diverged | self.converged)
 
-    def restore(self, state_leaves: list[np.ndarray], rows: list[dict[str, Any]]) -> None:
-        """Take the place where a saved run stopped."""
-        expected, structure = jax.tree.flatten(self.position.state)
-        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in state_leaves]:
-            raise ValueError("the saved state does not fit this solver and problem.")
-        with arithmetic(self.dtype):
-            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state_leaves])
-        last = rows[-1]
-        calls = np.array([last[f"calls_{kind}"] for kind in Calls._fields], np.int64)
-        self.position = Position(state, int(last["step"]), calls, float(last["seconds"]))
-        with arithmetic(self.dtype):
-            self.rows = [*rows[:-1], last | self._certified()]
+    def evaluate(self, runs: np.ndarray) -> None:
+        """Add a row to each of these runs, unless the last one is of this very step, and find who has diverged."""
+        step = self.steps.position.step
+        new = runs & [[not rows or rows[-1]["step"] != step for rows in of_seed] for of_seed in self.rows]
+        if new.any():
+            self._add_rows(new)
+        self.diverged |= runs & self.steps.diverged
+        self.recorder.catch_up(self.rows[0][0])
 
-    def finish(self, progress: bool) -> RunResult:
-        """Step and evaluate until the run ends."""
-        about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
-        title = f"{about.solver} on {about.problem}"
-        with (
-            arithmetic(self.dtype),
-            recording(self.log, about, tuple(self.rows)) as self.recorder,
-            progress_bar(title, progress) as report,
-        ):
-            # Looks at the clock would make the processes of one run go apart.
-            status = self._drive(report, watched=progress and self.oracles.n_processes == 1)
-            point = trees.to_numpy(self._point(), self.problem.dtype)
-        if status is not Status.diverged:
-            self._warn()
-        return RunResult(
-            status=status,
-            point=point,
-            history=columns(self.rows),
-            solver=self.solver,
-            seed=self.seed,
-            compile_seconds=self.compile_seconds,
-            problem=self.problem,
-            state=self.position.state,
-        )
+    def _add_rows(self, runs: np.ndarray) -> None:
+        found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
+        # A point may be finite where F overflows.
+        numbers = [found[0]["outer_value"], found[0]["direction_norm_sq"]]
+        finite = np.isfinite(numbers).all(axis=0) & _is_finite(points)
+        for i, j in np.argwhere(runs & (finite | self.steps.alone)):
+            self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
+        for kept, new in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
+            kept[runs & finite] = new[runs & finite]
+        self.diverged |= runs & ~finite
 
-    def _drive(self, report: Reporter, watched: bool) -> Status:
-        try:
-            self._evaluate()
-            while not self._converged():
-                stop, evaluation_due = self._next_stop(watched)
-                if stop == self.position.step:
-                    self._evaluate()
-                    return self._final_status()
-                if self.solver.compiled:
-                    stayed_finite = self._advance_to(stop)
-                else:
-                    stayed_finite, evaluation_due = self._take_step()
-                if evaluation_due or not stayed_finite:
-                    self._evaluate()
-                if not (stayed_finite and self._measurable()):
-                    return Status.diverged
-                self._report(report)
-            return Status.converged
-        except KeyboardInterrupt:
-            self._evaluate()
-            return Status.interrupted
+    def _add_row(self, i: int, j: int, found: Evaluation, point: Point) -> None:
+        cheap, own, diagnostics = ({name: float(c[i, j]) for name, c in columns.items()} for columns in found)
+        exact = self._exact(point, sound=True) if self.exact else {}
+        measured = {name: self._measure(name, point) for name in self._host_metrics}
+        row = self._costs(i) | cheap | exact | self.certified(point) | own | measured | diagnostics
+        if row.get("value", np.nan) < self.best.value:
+            self.best = Best(trees.to_numpy(point, self.problem.dtype), row["value"], len(self.rows[i][j]))
+        self.rows[i][j].append(row)
 
-    def _next_stop(self, watched: bool) -> tuple[int, bool]:
-        """Return the step to go to without another look, and whether an evaluation is due there."""
-        step, budget = self.position.step, self.budget
-        seconds_left = budget.seconds_left(self.position.seconds)
-        if step >= budget.last_step or seconds_left <= 0:
-            return step, False
-        if not self.solver.compiled:
-            spent = budget.max_calls is not None and self.position.calls.sum() >= budget.max_calls
-            return step if spent else step + 1, False
-        page = self._page_at(step)
-        evaluation = page.first + self.schedule.next_position(
-            step, int(self.position.calls.sum()), page.first, page.total_after
-        )
-        limits = [page.first + PAGE_LENGTH, budget.last_step, evaluation]
-        if budget.max_calls is not None:
-            limits.append(page.first + int(np.searchsorted(page.total_after, budget.max_calls, side="right")))
-        if watched or budget.max_seconds is not None:
-            look_after = self.steps_per_second * min(_LOOK_SECONDS, seconds_left)
-            limits.append(step + max(1, int(look_after)))
-        stop = min(limits)
-        return stop, stop == evaluation
+    def _costs(self, i: int) -> dict[str, Any]:
+        _, step, calls, seconds = self.steps.position
+        total = int(calls[i].sum())
+        # The seconds of a program of many runs belong to none of them.
+        row: dict[str, Any] = {"step": step} | ({"seconds": seconds} if self.steps.alone else {})
+        row |= {"calls": total, **{f"calls_{kind}": int(n) for kind, n in zip(Calls._fields, calls[i], strict=True)}}
+        return row | {"epochs": total / self.epoch}
 
-    def _page_at(self, step: int) -> OpenPage:
-        """Return the page that holds this step; drawing it is on the clock."""
-        if self.page is not None and step < self.page.first + PAGE_LENGTH:
-            return self.page
-        began = time.perf_counter()
-        draws = jax.block_until_ready(draw_page(self.traced, self.oracles, self.key, np.int32(step), PAGE_LENGTH))
-        self._tick(began)
-        calls = np.stack([np.asarray(kind, np.int64) for kind in draws.calls], axis=1)
-        calls_after = self.position.calls + np.cumsum(calls, axis=0)
-        self.page = OpenPage(draws, step, calls_after, calls_after.sum(axis=1))
-        return self.page
+    def _exact(self, point: Point, *, sound: bool) -> dict[str, float]:
+        metrics, reference = exact_metrics(self.problem, point, self._reference)
+        if sound and np.isfinite(metrics.get("value", np.nan)):
+            self._reference = reference  # near the next, as one far out is not
+        return metrics
 
-    def _tick(self, began: float) -> None:
-        seconds = self.position.seconds + time.perf_counter() - began
-        self.position = Position(self.position.state, self.position.step, self.position.calls, seconds)
-
-    def _advance_to(self, stop: int) -> bool:
-        """Take steps up to ``stop`` and return True, or up to the last finite point and return False."""
-        before, page = self.position, self.page
-        assert page is not None
-        began = time.perf_counter()
-        state = jax.block_until_ready(self._advanced(page, before.state, before.step, stop))
-        elapsed = time.perf_counter() - began
-        self.steps_per_second = (stop - before.step) / elapsed
-        stayed_finite = trees.is_finite(self.solver.evaluation_point(state))
-        if not stayed_finite:
-            state, stop = self._last_finite(page, before, stop)
-        calls = page.calls_after[stop - page.first - 1] if stop > page.first else before.calls
-        self.position = Position(state, stop, calls, before.seconds + elapsed)
-        return stayed_finite
-
-    def _take_step(self) -> tuple[bool, bool]:
-        """Take one step of a solver that is not compiled; return whether it is finite, and due for evaluation."""
-        before = self.position
-        index: Count = before.step
-        began = time.perf_counter()
-        state = self.solver.step(self.oracles, before.state, index, None)
-        seconds = before.seconds + time.perf_counter() - began
-        if not trees.is_finite(state.point):
-            self.position = Position(before.state, before.step, before.calls, seconds)
-            return False, False
-        self.position = Position(state, before.step + 1, np.array(state.calls), seconds)
-        total_after = self.position.calls.sum(keepdims=True)
-        return True, self.schedule.next_position(before.step, int(before.calls.sum()), before.step, total_after) == 1
-
-    def _advanced(self, page: OpenPage, state: State, start: int, stop: int) -> State:
-        positions = np.int32(start - page.first), np.int32(stop - page.first)
-        return advance(self.traced, self.oracles, state, page.draws, *positions)
-
-    def _last_finite(self, page: OpenPage, before: Position, diverged: int) -> tuple[State, int]:
-        """Return the last finite state and its step, by bisection; steps repeat bit for bit."""
-        state, step = before.state, before.step
-        while diverged - step > 1:
-            middle = (step + diverged) // 2
-            trial = self._advanced(page, state, step, middle)
-            if trees.is_finite(self.solver.evaluation_point(trial)):
-                state, step = trial, middle
-            else:
-                diverged = middle
-        return state, step
-
-    def _evaluate(self) -> None:
-        """Add a row to the history, unless the last one is of this very step, and log what is new."""
-        if not self.rows or self.rows[-1]["step"] != self.position.step:
-            self.rows.append(self._row())
-        self.recorder.catch_up(self.rows)
-
-    def _row(self) -> dict[str, Any]:
-        position = self.position
-        total = int(position.calls.sum())
-        row = {"step": position.step, "seconds": position.seconds, "calls": total}
-        row |= {f"calls_{kind}": int(n) for kind, n in zip(Calls._fields, position.calls, strict=True)}
-        row["epochs"] = total / (self.problem.n_inner + self.problem.n_outer)
-        judged = self._point()
-        row |= _floats(cheap_metrics(self.oracles, judged))
-        exact, self.reference = exact_metrics(self.problem, judged, self.reference)
-        row |= exact | self._certified()
-        point = trees.to_numpy(judged, self.problem.dtype)
-        row |= _floats({name: metric(point) for name, metric in self.problem.metrics.items()})
-        return row | _floats(self.solver.diagnostics(position.state))
-
-    def _point(self) -> Point:
-        return self.solver.evaluation_point(self.position.state)
-
-    def _certified(self) -> dict[str, float]:
+    def certified(self, point: Point) -> dict[str, float]:
+        """Return what the certificate proves of a point; nothing where none was asked for."""
         if self.certifier is None:
             return {}
-        certificate = self.certifier(self._point())
+        certificate = self.certifier(point)
         bound = certificate.hypergrad_norm_bound
         return {"certified_error": certificate.error_bound, "certified_norm_sq": bound * bound}
 
-    def _final_status(self) -> Status:
-        if not self._measurable():
+    def _measure(self, name: str, point: Point) -> float:
+        """Return a metric of the problem; what it raises costs its column, not the run."""
+        try:
+            return float(self._host_metrics[name](trees.to_numpy(point, self.problem.dtype)))
+        except Exception as error:
+            if name not in self._failed_metrics:
+                warn_user(f"`metrics`: {name!r} failed ({error!r}) and is NaN where it does; the run goes on.")
+            self._failed_metrics.add(name)
+            return np.nan
+
+    def add_exact(self, i: int, j: int) -> None:
+        """Add the exact metrics of a run's last finite evaluation to its last row."""
+        point = jax.tree.map(lambda leaf: leaf[i, j], self.kept)
+        exact = self._exact(point, sound=not self.diverged[i, j])
+        for row in self.rows[i][j][-1:]:
+            row |= exact
+
+    def status(self, i: int, j: int) -> Status:
+        """Return how a run ended."""
+        if self.diverged[i, j]:
             return Status.diverged
-        return Status.converged if self._converged() else Status.out_of_budget
+        return Status.converged if self.converged[i, j] else Status.out_of_budget
 
-    def _measurable(self) -> bool:
-        """Tell whether the last evaluation was finite; a point may be finite where F overflows."""
-        row = self.rows[-1]
-        return bool(np.isfinite(row["outer_value"]) and np.isfinite(row["direction_norm_sq"]))
-
-    def _converged(self) -> bool:
-        row, budget = self.rows[-1], self.budget
-        if row["step"] != self.position.step:
-            return False
-        limits = {"hypergrad_norm_sq": budget.tolerance, "certified_norm_sq": budget.certified_tolerance}
-        return any(limit is not None and row[name] <= limit for name, limit in limits.items())
-
-    def _report(self, report: Reporter) -> None:
-        row, position = self.rows[-1], self.position
-        total = int(position.calls.sum())
-        metric = (
-            f"|∇h|² {row['hypergrad_norm_sq']:.1e}" if "hypergrad_norm_sq" in row else f"F {row['outer_value']:.3g}"
-        )
-        epochs = total / (self.problem.n_inner + self.problem.n_outer)
-        report(self.budget.fraction(position.step, total, position.seconds), f"{epochs:.3g} epochs, {metric}")
-
-    def _warn(self) -> None:
-        sentence = self.solver.warning(self.rows[-1], self.problem.dtype)
-        if sentence:
-            warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+    def _report(self, report: Reporter, budget: Budget) -> None:
+        row, (_, step, calls, seconds) = self.rows[0][0][-1], self.steps.position
+        total, metric = int(calls[0].sum()), default_metric(row)
+        text = f"{total / self.epoch:.3g} epochs, {metric.label} {row[metric.name]:.3g}"
+        report(budget.fraction(step, total, seconds), text)
 
 
-def _floats(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
+def _is_traceable(metric: Any, start: Point) -> bool:
+    """Tell whether a metric can be compiled: a pytree of arrays, which JAX can trace."""
+    try:
+        return jax.eval_shape(lambda metric, point: metric(point), metric, start).shape == ()
+    except Exception:  # a function of the user's may raise anything
+        return False
 
 
-def _check_input(problem: BilevelProblem, solver: Solver, seed: int, budget: Budget, log: Log | None) -> None:
-    if not isinstance(problem, BilevelProblem):
-        raise TypeError(f"`problem` must be a BilevelProblem, got {type(problem).__name__}.")
-    if not isinstance(solver, Solver):
-        raise TypeError(f"`solver` must be a solver such as bilevel.SRBA(), got {solver!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
-        raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
-    if log is not None and not isinstance(log, Log):
-        raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
-    check_batch(problem, solver)
-    if budget.max_seconds is not None and problem.oracles.n_processes > 1:
-        raise ValueError(
-            f"`max_seconds={budget.max_seconds!r}`: the {problem.oracles.n_processes} processes of this run have "
-            "clocks of their own and would stop at different steps; use `max_steps` or `max_calls`."
-        )
-    if budget.tolerance is not None and problem.exact_solver is None:
-        raise ValueError(
-            "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
-            "strongly_convex=True if its inner loss is, or leave `tolerance` out."
-        )
-
-
-def _certifier(problem: BilevelProblem) -> Certifier:
-    certifier = Certifier(problem)
-    if not certifier.certified:
-        raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")
-    return certifier
-
-
-def check_batch(problem: BilevelProblem, solver: Solver) -> None:
-    """Refuse batches that are larger than the data."""
-    smallest = min(problem.n_inner, problem.n_outer)
-    if solver.sampling != "full" and solver.batch_size > smallest:
-        raise ValueError(
-            f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: there are {problem.n_inner} "
-            f"inner and {problem.n_outer} outer samples. Use batch_size <= {smallest}, or sampling='full'."
-        )
+def _is_finite(points: PyTree) -> np.ndarray:
+    """Tell of each run whether all its numbers are finite."""
+    leaves = jax.tree.leaves(points)
+    return np.all([np.isfinite(leaf).all(axis=tuple(range(2, leaf.ndim))) for leaf in leaves], axis=0)

@@ -1,32 +1,26 @@
-"""What every log is.
+"""Logs get each row of a run as soon as it is evaluated: a table in a text file, event files, or one's own."""
 
-Handing rows to a log, whatever becomes of it.
-
-A log as a table in a text file.
-
-A log as event files for TensorBoard.
-"""
-
+import contextlib
 import csv
 import io
+import sys
 import time
 import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from bilevel._io import replacing
 from bilevel._optional import require
 
+_PACKAGE = str(Path(__file__).parents[1])
+_EVENT_FILES = "events.out.tfevents.*"
 Row: TypeAlias = Mapping[str, float]  # what `result.history` holds of one evaluation, by name of the column
 
 
-@dataclass(frozen=True)
-class About:
+class About(NamedTuple):
     """What a log is of."""
 
     problem: str
@@ -38,8 +32,8 @@ class About:
 class Log(ABC):
     """Base of all logs; derive from it and write `write` to have your own.
 
-    A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends. None
-    of this is on its clock. Of a run over several processes, only the first has its log called.
+    A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends, all
+    off its clock. Of a run over several processes, only the first has its log called.
 
     What `open` raises ends the run before it begins. What `write` or `close` raises does not: the run warns, goes on
     without the log, and `result.history` still has every row. After Ctrl-C in the midst of `write`, the same row is
@@ -68,7 +62,7 @@ class Log(ABC):
 class Recorder:
     """Hands the rows of a history to a log, each once, and lets go of a log that fails."""
 
-    def __init__(self, log: Log | None, done: int) -> None:
+    def __init__(self, log: Log | None = None, done: int = 0) -> None:
         self._log, self._done = log, done
 
     def catch_up(self, rows: Sequence[Row]) -> None:
@@ -90,15 +84,21 @@ class Recorder:
 
     def _let_go(self, error: Exception) -> None:
         failed, self._log = self._log, None
-        assert failed is not None
-        with suppress(Exception):
-            failed.close()
-        name = type(failed).__name__
-        sentence = f"`log`: {name} failed ({error!r}). The run goes on without it; `result.history` has every row."
-        warnings.warn(sentence, RuntimeWarning, stacklevel=7)
+        with contextlib.suppress(Exception):
+            failed.close()  # type: ignore[union-attr]
+        sentence = f"{type(failed).__name__} failed ({error!r}). The run goes on without it"
+        warn_user(f"`log`: {sentence}; `result.history` has every row.")
 
 
-@contextmanager
+def warn_user(sentence: str) -> None:
+    """Warn at the line of the user, outside of this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, contextlib.__file__)):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, RuntimeWarning, stacklevel=level)
+
+
+@contextlib.contextmanager
 def recording(log: Log | None, about: About, past: Sequence[Row]) -> Iterator[Recorder]:
     """Open a log, yield what hands rows over to it, and close it however the block ends."""
     if log is not None:
@@ -113,9 +113,9 @@ def recording(log: Log | None, about: About, past: Sequence[Row]) -> Iterator[Re
 class CSVLog(Log):
     """A table in a text file, the columns of ``result.history``, complete and readable whenever you look.
 
-    A metric missing from a row is ``nan``. A new run refuses a file that exists. A resumed one goes on in the file
-    of the run that was saved: rows later than the save, which it will evaluate anew, are dropped, and those missing
-    are written, so that the file always holds the whole history. It refuses the file of another run.
+    A metric missing from a row is ``nan``. A new run refuses a file that exists. A resumed one goes on in the file of
+    the run that was saved, and refuses that of another run: rows later than the save are dropped, and those missing are
+    written, so that the file always holds the whole history.
 
     Parameters
     ----------
@@ -180,15 +180,11 @@ def _stamps(path: Path) -> list[tuple[int, float]]:
     return [(int(row["step"]), float(row["seconds"])) for row in table]
 
 
-_EVENT_FILES = "events.out.tfevents.*"
-
-
 class TensorBoardLog(Log):
     """Event files for TensorBoard: each column a scalar at its step, and what ran as a text.
 
-    TensorBoard's relative time is the seconds of stepping, those of ``result.history``. A new run refuses a folder
-    with event files. A resumed one goes on in it, and hides steps later than the save; a folder without event files
-    gets the past rows too.
+    TensorBoard's relative time is the seconds of ``result.history``. A new run refuses a folder with event files. A
+    resumed one goes on in it, and hides steps later than the save; a folder without event files gets the past rows too.
 
     Parameters
     ----------
@@ -210,7 +206,10 @@ class TensorBoardLog(Log):
         self._summaries = require("tensorboardX.summary", "log")
         self._began = time.time() - (past[-1]["seconds"] if past else 0.0)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._writer = self._new_writer()
+        # tensorboardX's SummaryWriter hands events to a thread: a full disk would go unseen, and block the run.
+        # It names files by the second; a run resumed at once must not write over the first part.
+        files = require("tensorboardX.event_file_writer", "log")
+        self._writer = files.EventsWriter(str(self.folder / "events"), f".{uuid.uuid4().hex[:8]}")
         if begun:
             self._hide_from(int(past[-1]["step"]) + 1)
         else:
@@ -227,12 +226,6 @@ class TensorBoardLog(Log):
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
-
-    def _new_writer(self) -> Any:
-        # tensorboardX's SummaryWriter hands events to a thread: a full disk would go unseen, and block the run.
-        # It names files by the second; a run resumed at once must not write over the first part.
-        files = require("tensorboardX.event_file_writer", "log")
-        return files.EventsWriter(str(self.folder / "events"), f".{uuid.uuid4().hex[:8]}")
 
     def _add(self, step: int, seconds: float, summary: Any) -> None:
         self._writer.write_event(self._events.Event(step=step, wall_time=self._began + seconds, summary=summary))

@@ -1,15 +1,22 @@
-"""The compiled part of a run: draws for many steps at once, then steps without a branch or a draw."""
+"""The compiled part of a run: draws for many steps at once, then steps without a branch or a draw.
+
+`Programs` holds it in three forms: for one run, for all settings of a solver under one seed, and for all seeds and
+settings.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from bilevel._cpu_loops import may_be_fused
 from bilevel._types import Array, Calls, Point
+from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Draw, Solver, State
+from bilevel.solvers.base import Draw, Solver, SolverBase, State
+from bilevel.solvers.saba import SABA
 
 
 class Page(NamedTuple):
@@ -62,7 +69,7 @@ def _int32(calls: Calls) -> Calls:
     return jax.tree.map(lambda count: jnp.asarray(count, jnp.int32), calls)
 
 
-def advanced(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
+def take_steps(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
     """Return the state after the steps at positions start, …, stop - 1 of the page."""
 
     def draw_at(position: Array) -> Any:
@@ -89,11 +96,16 @@ def advanced(solver: Solver, oracles: Oracles, state: State, page: Page, start: 
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]
 
 
+# Solvers with tables whose fused loops a test compares with loops in pieces: tests/engine/test_cpu_loops.py.
+COMPARED_WHEN_FUSED: tuple[type[Solver], ...] = (SABA,)
+
+
 class Compiled:
     """A function whose first argument is a solver, compiled as the solver needs it.
 
-    XLA copies every table of SABA in every step unless copies are placed by an analysis that is off by default. Only
-    solvers with tables ask for it: with loops compiled whole it has been seen to overwrite values of nested loops.
+    XLA copies every table of SABA in every step unless copies are placed by an analysis that is off by default. With
+    fused loops that analysis has been seen to overwrite values of nested loops, without an error. So only solvers with
+    tables ask for it, and with fused loops only those that a test compares.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -102,11 +114,87 @@ class Compiled:
 
     def of(self, solver: Solver) -> Any:
         """Return the jitted function for solvers of this class."""
-        return self._in_place if solver.keeps_tables else self._plain
+        in_place = solver.keeps_tables and (type(solver) in COMPARED_WHEN_FUSED or not may_be_fused())
+        return self._in_place if in_place else self._plain
 
     def __call__(self, solver: Solver, *arguments: Any) -> Any:
         """Call it."""
         return self.of(solver)(solver, *arguments)
 
 
-advance = Compiled(advanced)
+advance = Compiled(take_steps)
+
+
+# Numbers of a state by name: the cheap metrics, those of the problem that are compiled, those of the solver.
+Evaluation: TypeAlias = tuple[dict[str, Array], dict[str, Array], dict[str, Array]]
+
+
+class Programs(NamedTuple):
+    """The compiled parts of runs that step together; their states have ``axes`` axes in front."""
+
+    axes: int
+    init: Callable[..., State]
+    draw: Callable[..., Page]
+    advance: Callable[..., State]
+    evaluate: Callable[..., Evaluation]
+    points: Callable[..., Point]
+
+
+def _initial(solver: Solver, oracles: Oracles, start: Point, keys: Any) -> State:
+    return initial_state(solver, oracles, start)
+
+
+def _draw(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Any, length: int) -> Page:
+    return draw_page(solver, oracles, keys[0], first, length)
+
+
+def _evaluate(solver: SolverBase, oracles: Oracles, metrics: dict[str, Any], state: State) -> Evaluation:
+    point = solver.evaluation_point(state)
+    own = {name: metric(point) for name, metric in metrics.items()}
+    return cheap_metrics(oracles, point), own, solver.diagnostics(state)
+
+
+def _point(solver: SolverBase, state: State) -> Point:
+    return solver.evaluation_point(state)
+
+
+ONE_RUN = Programs(0, _initial, _draw, advance, _evaluate, _point)
+
+_init_settings = jax.vmap(_initial, in_axes=(0, None, None, None))
+_advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
+_evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
+_point_settings = jax.vmap(_point, in_axes=(None, 0))
+SETTINGS = Programs(
+    1,
+    jax.jit(_init_settings),
+    _draw,
+    Compiled(_advance_settings),
+    jax.jit(_evaluate_settings),
+    jax.jit(_point_settings),
+)
+
+_axes_of: Callable[..., Any] = Page
+# Draws and costs belong to a seed; full-batch passes must come at the same steps for all seeds of a program.
+_PAGE_AXES = _axes_of(first=None, draws=0, calls=0, refreshes=None, next_refresh=None)
+
+
+@jax.jit
+def _init_seeds(settings: Solver, oracles: Oracles, start: Point, keys: tuple[Array, ...]) -> State:
+    return jax.vmap(partial(_init_settings, settings, oracles, start))(jnp.stack(keys))
+
+
+@partial(jax.jit, static_argnames="length")
+def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Array, length: int) -> Page:
+    draw = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length), out_axes=_axes_of(None, 0, 0, 0, 0))
+    pages = draw(jnp.stack(keys))
+    return pages._replace(refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
+
+
+SEEDS_AND_SETTINGS = Programs(
+    axes=2,
+    init=_init_seeds,
+    draw=_draw_seeds,
+    advance=Compiled(jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_AXES, None, None))),
+    evaluate=jax.jit(jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))),
+    points=jax.jit(jax.vmap(_point_settings, in_axes=(None, 0))),
+)

@@ -4,16 +4,17 @@
 metric of a user's problem needs no entry: `metric` describes it by its name.
 """
 
+from collections.abc import Container
 from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Point, PyTree
+from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem, ExactSolution
-from bilevel.problems.exact import ExactSolver, norm_sq, stationarity
+from bilevel.problems.exact import norm_sq, stationarity
 
 
 class Metric(NamedTuple):
@@ -27,6 +28,9 @@ class Metric(NamedTuple):
     better : "lower", "higher", or None where it says nothing about quality
     log_scale : whether its axis is logarithmic
     of_test_rows : whether it reads test rows; such a metric selects nothing
+    selects : whether settings are selected by it where no metric is named; the first one that is known does
+    in_tables : whether tables of final values show it
+    in_summary : whether the summary of a run shows it, beside those in tables
     """
 
     name: str
@@ -35,24 +39,27 @@ class Metric(NamedTuple):
     better: Literal["lower", "higher"] | None = "lower"
     log_scale: bool = True
     of_test_rows: bool = False
+    selects: bool = False
+    in_tables: bool = False
+    in_summary: bool = False
 
 
 # In the order in which tables and figures offer them.
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("value_gap", "h(x) − min h"),
-        Metric("value", "h(x)"),
-        Metric("hypergrad_norm_sq", "‖∇h(x)‖²"),
-        Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²"),
-        Metric("test_error", "test error", log_scale=False, of_test_rows=True),
-        Metric("weight_auc", "AUC of the weights", better="higher", log_scale=False),
-        Metric("outer_value", "F(z, x)"),
+        Metric("value_gap", "h(x) − min h", selects=True, in_tables=True),
+        Metric("value", "h(x)", log_scale=False, selects=True, in_tables=True),
+        Metric("hypergrad_norm_sq", "‖∇h(x)‖²", in_tables=True),
+        Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²", in_summary=True),
+        Metric("test_error", "test error", log_scale=False, of_test_rows=True, in_tables=True),
+        Metric("weight_auc", "AUC of the weights", better="higher", log_scale=False, in_tables=True),
+        Metric("outer_value", "F(z, x)", log_scale=False, selects=True, in_tables=True),
         Metric("inner_distance_sq", "‖z − z*(x)‖²"),
         Metric("v_distance_sq", "‖v − v*(x)‖²"),
         Metric("inner_residual_sq", "‖∇G‖² in z"),
         Metric("v_residual_sq", "‖residual of v‖²"),
-        Metric("direction_norm_sq", "‖direction in x‖²"),
+        Metric("direction_norm_sq", "‖direction in x‖²", in_summary=True),
         Metric("certified_error", "certified bound of ‖D_x − ∇h(x)‖"),
         Metric("drift", "drift", better=None, log_scale=False),
         Metric("rollbacks", "rollbacks", better=None, log_scale=False),
@@ -65,12 +72,17 @@ METRICS: dict[str, Metric] = {
 
 def metric(name: str) -> Metric:
     """Return the entry of a metric; one of the user's own is described by its name."""
-    return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False))
+    return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False, in_tables=True))
+
+
+def default_metric(known: Container[str]) -> Metric:
+    """Return what a figure or a progress bar shows of a run unless asked otherwise: ‖∇h‖², else F."""
+    return METRICS["hypergrad_norm_sq" if "hypergrad_norm_sq" in known else "outer_value"]
 
 
 @jax.jit
 def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
-    """Return the metrics that need two all-rows passes and no solve."""
+    """Return the metrics that need two full-batch passes and no solve."""
     direction = oracles.direction(point)
     return {
         "outer_value": oracles.outer_value(point),
@@ -83,33 +95,23 @@ def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
 def exact_metrics(
     problem: BilevelProblem, point: Point, guess: ExactSolution | None
 ) -> tuple[dict[str, float], ExactSolution | None]:
-    """Return the metrics at the exact inner solution, and the reference to warm-start the next ones."""
+    """Return the metrics at the exact inner solution, and that solution, from which the next solve starts."""
     if problem.exact_solver is None:
         return {}, None
-    with np.errstate(all="ignore"):
-        return _exact_metrics(problem, problem.exact_solver, trees.to_numpy(point, np.float64), guess)
-
-
-def _exact_metrics(
-    problem: BilevelProblem, exact_solver: ExactSolver, point: Point, guess: ExactSolution | None
-) -> tuple[dict[str, float], ExactSolution | None]:
+    point = trees.to_numpy(point, np.float64)
     try:
-        reference = exact_solver(point.outer_var, guess)
+        with np.errstate(all="ignore"):
+            exact = problem.exact_solver(point.outer_var, guess)
     except (np.linalg.LinAlgError, ValueError):
         # Near divergence a Hessian may not be finite; the run goes on and says so by itself.
         return {"value": np.nan, "hypergrad_norm_sq": np.nan}, guess
-    metrics = {
-        "value": reference.value,
-        "hypergrad_norm_sq": stationarity(problem.oracles, point.outer_var, reference.hypergrad),
-        "inner_distance_sq": _distance_sq(point.inner_var, reference.inner_var),
-        "v_distance_sq": _distance_sq(point.v, reference.v),
-        "exact_inner_residual": reference.inner_residual,
-        "exact_v_residual": reference.v_residual,
-    }
-    if reference.value_gap is not None:
-        metrics["value_gap"] = reference.value_gap
-    return metrics, reference
-
-
-def _distance_sq(a: PyTree, b: PyTree) -> float:
-    return norm_sq(trees.subtract(a, b))
+    with np.errstate(all="ignore"):
+        metrics = {
+            "value": exact.value,
+            "hypergrad_norm_sq": stationarity(problem.oracles, point.outer_var, exact.hypergrad),
+            "inner_distance_sq": norm_sq(trees.subtract(point.inner_var, exact.inner_var)),
+            "v_distance_sq": norm_sq(trees.subtract(point.v, exact.v)),
+            "exact_inner_residual": exact.inner_residual,
+            "exact_v_residual": exact.v_residual,
+        }
+    return metrics | ({} if exact.value_gap is None else {"value_gap": exact.value_gap}), exact

@@ -1,7 +1,4 @@
-"""What a run returns.
-
-The figure of one run.
-"""
+"""What a run returns, with its summary and its figure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,23 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bilevel._optional import require
 from bilevel._types import Calls, Point
+from bilevel.engine.checkpoint import Best, SavedRun, save
+from bilevel.engine.metrics import METRICS, default_metric
+from bilevel.engine.metrics import metric as describe
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certificate, Certifier
-from bilevel.solvers.base import Solver, State
+from bilevel.solvers.base import SolverBase, State
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-from typing import TYPE_CHECKING
-
-from bilevel._optional import require
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    pass
-
-_SUMMARIZED = ("value", "value_gap", "hypergrad_norm_sq", "certified_norm_sq", "outer_value", "direction_norm_sq")
 
 
 class Status(StrEnum):
@@ -44,7 +35,7 @@ class Status(StrEnum):
         return {
             "converged": "The squared norm of the hypergradient, or its certified bound, fell to the tolerance.",
             "out_of_budget": "A budget was used up.",
-            "diverged": "The iterates left the finite numbers; `point` is the last finite one. A stochastic solver "
+            "diverged": "The iterates became non-finite; `point` is the last finite one. A stochastic solver "
             "needs a smaller `step_size` or a larger `outer_ratio`; bounds on the outer variable help any solver.",
             "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",
         }[self.value]
@@ -58,9 +49,11 @@ class RunResult:
     ----------
     status : "converged", "out_of_budget", "diverged" or "interrupted"; ``status.sentence`` explains
     point : the final iterate, NumPy arrays in the problem's dtype
-    history : columns, one entry per evaluation: ``step``, ``seconds`` (stepping alone, without compilation and
+    history : columns, one entry per evaluation: ``step``, ``seconds`` (of steps alone, without compilation and
         evaluation), ``calls`` (all kinds together), ``calls_<kind>``, ``epochs`` = calls / (n + m), and the
         metrics of :mod:`bilevel.engine.metrics`
+    best_point, best_value, best_row : the evaluated point with the smallest exact value h, that value, and its row in
+        the history; None, inf and -1 where no exact value is known
     solver, seed : what ran
     compile_seconds : spent on compilation, which `seconds` leaves out
     """
@@ -68,15 +61,18 @@ class RunResult:
     status: Status
     point: Point
     history: dict[str, np.ndarray]
-    solver: Solver
+    solver: SolverBase
     seed: int
     compile_seconds: float
     problem: BilevelProblem
     state: State
+    best_point: Point | None
+    best_value: float
+    best_row: int
 
     @property
     def calls(self) -> Calls:
-        """The ledger at the end of the run."""
+        """The oracle calls of the run, by kind."""
         return Calls(*(int(self.history[f"calls_{kind}"][-1]) for kind in Calls._fields))
 
     @cached_property
@@ -95,24 +91,34 @@ class RunResult:
             f"steps    {last['step']:,} in {last['seconds']:.3g} s (compilation {self.compile_seconds:.3g} s apart)",
             f"calls    {last['calls']:,} = {last['epochs']:.4g} epochs ({kinds or 'none'})",
         ]
-        for name in _SUMMARIZED:
-            if name in last:
-                lines.append(f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}")
+        shown = [name for name, entry in METRICS.items() if (entry.in_tables or entry.in_summary) and name in last]
+        lines += [f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}" for name in shown]
         if self.problem.exact_solver is None:
             lines.append("No exact hypergradient: the problem does not say that its inner loss is strongly convex.")
         return "\n".join(lines)
 
     def plot(self, metric: str | None = None) -> "Figure":
-        """Draw a metric against calls and against seconds; ||∇h||² by default, where it is known."""
-        pass
-
-        return plot_history(self, metric)
+        """Draw a metric against calls and against seconds; ‖∇h‖² by default, where it is known."""
+        figure_module = require("matplotlib.figure", "plot")
+        entry = default_metric(self.history) if metric is None else describe(metric)
+        if entry.name not in self.history:
+            raise ValueError(f"`metric={metric!r}` is not in the history, which has {', '.join(self.history)}.")
+        values, name = self.history[entry.name], type(self.solver).__name__
+        figure: Figure = figure_module.Figure(figsize=(9, 3.6), layout="constrained")
+        for axes, scale in zip(figure.subplots(1, 2, sharey=True), ("calls", "seconds"), strict=True):
+            axes.plot(self.history[scale], values, marker=".", label=name)
+            axes.set_xlabel(scale)
+            axes.grid(alpha=0.3)
+            if entry.log_scale and np.all(values[np.isfinite(values)] > 0):
+                axes.set_yscale("log")
+        figure.axes[0].set_ylabel(entry.label)
+        figure.suptitle(f"{name} on {self.problem.name}: {self.status}")
+        return figure
 
     def save(self, path: str | Path) -> None:
         """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit."""
-        from bilevel.engine.checkpoint import save
-
-        save(self, Path(path))
+        best = Best(self.best_point, self.best_value, self.best_row)
+        save(Path(path), self.problem, SavedRun(self.solver, self.seed, self.state, self.history, best))
 
     def __repr__(self) -> str:
         return self.summary()
@@ -122,23 +128,3 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Turn rows into columns; a metric missing from a row is NaN there."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-
-
-def plot_history(result: "RunResult", metric: str | None = None) -> "Figure":
-    """Draw a metric against calls and against seconds."""
-    figure_module = require("matplotlib.figure", "plot")
-    metric = metric or ("hypergrad_norm_sq" if "hypergrad_norm_sq" in result.history else "outer_value")
-    if metric not in result.history:
-        known = ", ".join(result.history)
-        raise ValueError(f"`metric={metric!r}` is not in the history, which has {known}.")
-    values = result.history[metric]
-    figure = figure_module.Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, scale in zip(figure.subplots(1, 2, sharey=True), ("calls", "seconds"), strict=True):
-        axes.plot(result.history[scale], values, marker=".", label=type(result.solver).__name__)
-        axes.set_xlabel(scale)
-        axes.grid(alpha=0.3)
-        if np.all(values[np.isfinite(values)] > 0):
-            axes.set_yscale("log")
-    figure.axes[0].set_ylabel(metric)
-    figure.suptitle(f"{type(result.solver).__name__} on {result.problem.name}: {result.status}")
-    return figure

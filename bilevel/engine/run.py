@@ -1,18 +1,190 @@
-"""Running a solver on a problem, and going on with a saved run."""
+"""Running a solver on a problem: to its end, by hand, or on from where a saved run stopped."""
 
+from numbers import Integral
 from pathlib import Path
+from typing import Any, Self
 
-from bilevel.engine.budget import Budget
-from bilevel.engine.driver import Runner
-from bilevel.engine.logs import Log
-from bilevel.engine.result import RunResult
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevel import _tree as trees
+from bilevel._optional import progress_bar
+from bilevel._precision import arithmetic
+from bilevel._types import Calls, Point
+from bilevel.engine.checkpoint import SavedRun, load
+from bilevel.engine.driver import Budget, Driver
+from bilevel.engine.logs import About, Log, recording, warn_user
+from bilevel.engine.result import RunResult, Status, columns
+from bilevel.engine.steps import CompiledSteps, HostSteps, Position, Steps, prepare
 from bilevel.problems import BilevelProblem
-from bilevel.solvers.base import Solver
+from bilevel.problems.certificate import Certifier
+from bilevel.solvers.base import SolverBase, State
+from bilevel.solvers.host import HostSolver
+
+
+class Run:
+    """A run by hand: take steps, look, go on. Making it compiles; `bilevel.run` does all of it in one call.
+
+    Parameters
+    ----------
+    problem, solver : what to solve, and how
+    seed : of all random draws
+
+    Attributes
+    ----------
+    problem, seed : as given
+    solver : with its defaults filled in
+    compile_seconds : spent on compilation, off the clock of the run
+
+    Examples
+    --------
+    >>> import bilevel
+    >>> problem = bilevel.problems.quadratic(100, 50, 5, 3)
+    >>> run = bilevel.Run(problem, bilevel.SRBA(batch_size=10))
+    >>> run.advance(30)
+    >>> run.step, run.evaluate()["step"]
+    (30, 30)
+    >>> run.advance(20)
+    >>> run.result().history["step"].tolist()
+    [30, 50]
+    """
+
+    def __init__(self, problem: BilevelProblem, solver: SolverBase, *, seed: int = 0) -> None:
+        _check_input(problem, solver, seed)
+        prepared = prepare(problem, solver)
+        self.problem, self.solver, self.seed = problem, prepared.solver, seed
+        host = isinstance(prepared.solver, HostSolver)
+        with arithmetic(prepared.dtype):
+            self._steps: Steps = HostSteps(prepared) if host else CompiledSteps(prepared, [seed])
+            self._driver = Driver(problem, self._steps, exact=True)
+        self.compile_seconds = self._steps.compile_seconds
+
+    @classmethod
+    def load(cls, path: str | Path, problem: BilevelProblem, *, solver: SolverBase | None = None) -> Self:
+        """Return a run where a saved one stopped; parameters as for `bilevel.resume`."""
+        saved = load(Path(path), problem, solver)
+        run = cls(problem, saved.solver, seed=saved.seed)
+        run._restore(saved)
+        return run
+
+    @property
+    def state(self) -> State:
+        """The state of the solver, which holds all that the next step needs."""
+        return self._steps.position.state
+
+    @property
+    def point(self) -> Point:
+        """The evaluation point: NumPy arrays in the problem's dtype."""
+        return trees.to_numpy(self._evaluation_point, self.problem.dtype)
+
+    @property
+    def _evaluation_point(self) -> Point:
+        with arithmetic(self._steps.dtype):
+            return self.solver.evaluation_point(self.state)
+
+    @property
+    def step(self) -> int:
+        """How many steps were taken."""
+        return self._steps.position.step
+
+    @property
+    def calls(self) -> Calls:
+        """The oracle calls so far, by kind."""
+        return Calls(*(int(count) for count in self._steps.position.calls[0]))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the iterates became non-finite; the run is then at its last finite point, and stays there."""
+        return bool(self._driver.diverged[0, 0]) or self._steps.diverged
+
+    def restart(self) -> None:
+        """Go to the start once more, without compiling."""
+        with arithmetic(self._steps.dtype):
+            self._steps.begin()
+            self._driver = Driver(self.problem, self._steps, exact=True)
+
+    def advance(self, n_steps: int) -> None:
+        """Take so many steps; fewer where the iterates become non-finite before.
+
+        Parameters
+        ----------
+        n_steps : how many; no evaluation comes between them
+        """
+        if isinstance(n_steps, bool) or not isinstance(n_steps, Integral) or n_steps < 0:
+            raise ValueError(f"`n_steps={n_steps!r}`: must be an integer of at least 0.")
+        stop = self.step + int(n_steps)
+        with arithmetic(self._steps.dtype):
+            while self.step < stop and not self.diverged:
+                self._steps.advance(stop, None)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the point, off the clock, and return the new row of the history."""
+        with arithmetic(self._steps.dtype):
+            self._driver.evaluate(np.ones((1, 1), bool))
+        return dict(self._driver.rows[0][0][-1])
+
+    def result(self) -> RunResult:
+        """Return the run as `bilevel.run` does; the point is evaluated if it is not yet."""
+        self.evaluate()
+        return self._result(self._driver.status(0, 0))
+
+    def _result(self, status: Status) -> RunResult:
+        rows, best = self._driver.rows[0][0], self._driver.best
+        sentence = self.solver.warning(rows[-1], self.problem.dtype)
+        if sentence and status is not Status.diverged:
+            warn_user(sentence)
+        return RunResult(
+            status=status,
+            point=self.point,
+            history=columns(rows),
+            solver=self.solver,
+            seed=self.seed,
+            compile_seconds=self.compile_seconds,
+            problem=self.problem,
+            state=self.state,
+            best_point=best.point,
+            best_value=best.value,
+            best_row=best.row,
+        )
+
+    def _restore(self, saved: SavedRun) -> None:
+        expected, structure = jax.tree.flatten(self.state)
+        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state]:
+            raise ValueError("the saved state does not fit this solver and problem.")
+        with arithmetic(self._steps.dtype):
+            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state])
+        columns = [column.tolist() for column in saved.history.values()]
+        rows = [dict(zip(saved.history, values, strict=True)) for values in zip(*columns, strict=True)]
+        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
+        self._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
+        self._driver.rows[0][0], self._driver.best = rows, saved.best
+
+    def _finish(self, budget: Budget, certifier: Certifier | None, progress: bool, log: Log | None) -> RunResult:
+        driver, oracles = self._driver, self._steps.oracles
+        driver.certifier = certifier
+        for row in driver.rows[0][0][-1:]:
+            row |= driver.certified(self._evaluation_point)
+        about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
+        log = log if oracles.n_processes == 1 or jax.process_index() == 0 else None
+        with (
+            arithmetic(self._steps.dtype),
+            recording(log, about, tuple(driver.rows[0][0])) as driver.recorder,
+            progress_bar(f"{about.solver} on {about.problem}", progress) as report,
+        ):
+            try:
+                # Looks at the clock would make the processes of one run go apart.
+                driver.drive(budget, report, watched=progress and oracles.n_processes == 1)
+                status = driver.status(0, 0)
+            except KeyboardInterrupt:
+                driver.evaluate(np.ones((1, 1), bool))
+                status = Status.interrupted
+        return self._result(status)
 
 
 def run(
     problem: BilevelProblem,
-    solver: Solver,
+    solver: SolverBase,
     *,
     seed: int = 0,
     max_steps: int | None = None,
@@ -30,13 +202,14 @@ def run(
     ----------
     problem, solver : what to solve, and how
     seed : of all random draws
-    max_steps, max_calls, max_seconds : budgets, at least one; calls are those of the ledger and are never
-        exceeded (save by the last step of Exact and HOAG, whose cost is known once it is taken), seconds are those
-        of stepping alone (no compilation, no evaluation)
-    tolerance : stop at the first evaluation where ||∇h||² is at most this; needs a problem with a reference
-    certified_tolerance : stop at the first evaluation where ||∇h||² is proved to be at most this, by a certificate
-        (:mod:`bilevel.certificate`) and no exact solve; adds the columns ``certified_error``, the bound of
-        ||D_x - ∇h||, and ``certified_norm_sq``, that of ||∇h||². Needs a problem whose constants are known
+    max_steps, max_calls, max_seconds : budgets, at least one. Oracle calls never exceed theirs (save by the last step
+        of a `HostSolver`, whose cost is known once it is taken). Seconds are those of steps alone, without compilation
+        and evaluation
+    tolerance : on the squared norm ‖∇h‖²: stop at the first evaluation where it is at most this; needs a problem with
+        exact solutions
+    certified_tolerance : on the squared norm ‖∇h‖² too, but proved by a certificate, without an exact solve
+        (:mod:`bilevel.problems.certificate`); adds the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and
+        ``certified_norm_sq``, that of ‖∇h‖². Needs a problem whose constants are known
     eval_every : evaluate each so many steps; by default four times per doubling of the calls
     progress : show a bar
     log : gets each row of the history as soon as it is evaluated, off the clock: :class:`bilevel.CSVLog`,
@@ -48,24 +221,20 @@ def run(
         Also when the iterates diverge (status "diverged", the last finite point kept), and after Ctrl-C (status
         "interrupted").
     """
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
-    runner = Runner(problem, solver, seed, budget, eval_every, log)
-    return runner.finish(progress)
+    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
+    _check_input(problem, solver, seed)
+    certifier = _check_limits(problem, budget, log)
+    return Run(problem, solver, seed=seed)._finish(budget, certifier, progress, log)
 
 
 def resume(
     path: str | Path,
     problem: BilevelProblem,
     *,
-    solver: Solver | None = None,
-    max_steps: int | None = None,
-    max_calls: int | None = None,
-    max_seconds: float | None = None,
-    tolerance: float | None = None,
-    certified_tolerance: float | None = None,
-    eval_every: int | None = None,
+    solver: SolverBase | None = None,
     progress: bool = False,
     log: Log | None = None,
+    **limits: Any,
 ) -> RunResult:
     """Go on with a saved run, as if it had never stopped.
 
@@ -74,14 +243,39 @@ def resume(
     path : written by ``result.save``
     problem : the same problem; data, start and values of the losses are compared
     solver : needed only for a solver that is not in ``bilevel.SOLVERS``
-    max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every, progress : as for `run`; budgets
-        count the whole run, with what the file already holds
+    progress : show a bar
     log : as for `run`; the log of the saved run goes on, one that is new gets the rows of the saved run first
+    **limits : ``max_steps``, ``max_calls``, ``max_seconds``, ``tolerance``, ``certified_tolerance`` and ``eval_every``,
+        as for `run`; budgets count the whole run, with what the file already holds
     """
-    from bilevel.engine.checkpoint import load
+    budget = Budget(**limits)
+    certifier = _check_limits(problem, budget, log)
+    return Run.load(path, problem, solver=solver)._finish(budget, certifier, progress, log)
 
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance)
-    saved = load(Path(path), problem, solver)
-    runner = Runner(problem, saved.solver, saved.seed, budget, eval_every, log)
-    runner.restore(saved.state_leaves, saved.rows)
-    return runner.finish(progress)
+
+def _check_input(problem: BilevelProblem, solver: SolverBase, seed: int) -> None:
+    if not isinstance(problem, BilevelProblem):
+        raise TypeError(f"`problem` must be a BilevelProblem, got {type(problem).__name__}.")
+    if not isinstance(solver, SolverBase):
+        raise TypeError(f"`solver` must be a solver such as bilevel.SRBA(), got {solver!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
+
+
+def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> Certifier | None:
+    if log is not None and not isinstance(log, Log):
+        raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
+    if budget.max_seconds is not None and problem.oracles.n_processes > 1:
+        raise ValueError(
+            f"`max_seconds={budget.max_seconds!r}`: the {problem.oracles.n_processes} processes of this run have "
+            "clocks of their own and would stop at different steps; use `max_steps` or `max_calls`."
+        )
+    if budget.tolerance is not None and problem.exact_solver is None:
+        raise ValueError(
+            "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
+            "strongly_convex=True if its inner loss is, or leave `tolerance` out."
+        )
+    certifier = None if budget.certified_tolerance is None else Certifier(problem)
+    if certifier is not None and not certifier.certified:
+        raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")
+    return certifier

@@ -6,10 +6,8 @@ Needs ``pip install 'bilevel[estimators]'``.
 from bilevel._optional import require
 
 require("sklearn", "estimators")
-require("optax", "estimators")
 
 from bilevel.estimators.cleaning import DataCleaningClassifier  # noqa: E402
-from bilevel.estimators.logistic import BilevelLogisticRegression  # noqa: E402
-from bilevel.estimators.ridge import BilevelRidge  # noqa: E402
+from bilevel.estimators.linear import BilevelLogisticRegression, BilevelRidge  # noqa: E402
 
 __all__ = ["BilevelLogisticRegression", "BilevelRidge", "DataCleaningClassifier"]

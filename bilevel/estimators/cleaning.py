@@ -1,21 +1,18 @@
-"""A classifier that learns how far to trust each training row."""
+"""A classifier that learns a weight for each training row."""
 
+from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
 from scipy.special import expit
-from sklearn.base import BaseEstimator
 
-from bilevel.estimators.logistic import LinearClassifier
-from bilevel.estimators.rows import Rows, Scaling, numbered, split, validated, validated_apart
-from bilevel.estimators.selection import announce, check_common, check_real, drawn_seed, solve, started, stochastic
+from bilevel.estimators.base import LinearClassifier, check_interval, choose_solver, draw_seed, find_start
 from bilevel.problems import data_cleaning
-from bilevel.solvers.base import Solver
-
-_CONSTANT = 10.0  # the intercept is penalized by a hundredth of what a coefficient is
 
 
-class DataCleaningClassifier(LinearClassifier, BaseEstimator):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DataCleaningClassifier(LinearClassifier):
     """Softmax regression with a weight in (0, 1) for each training row, learned on validation rows that are trusted.
 
     The weights minimize the log-loss on validation rows of the model that minimizes, on training rows,
@@ -30,8 +27,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         may be wrong themselves: give rows that you trust, if you have any
     solver : a solver of `bilevel`; None means SRBA(step_size="auto"), which needs no tuning
     max_iter : most steps of the solver
-    tol : stop where the loss on validation rows changes by less than this part of it, per unit of the logits of the
-        weights
+    tol : stop where the loss on validation rows changes by less than this part of it, per unit of a logit of a weight
     random_state : of the split and of the solver's batches
     verbose : 1 shows a bar
 
@@ -43,11 +39,7 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
     suspicious_ : numbers of the rows of X that have a learned weight, from the smallest weight to the largest
     held_out_ : numbers of the rows of X that were held out for validation
     classes_ : labels, sorted
-    history_ : columns of the run, one entry per evaluation: "step", "seconds", "calls", "value" on validation rows, …
-    n_calls_ : derivatives of one row's loss that were computed
-    n_iter_ : steps of the solver
-    status_ : "converged", "out_of_budget" or "diverged"
-    n_features_in_, feature_names_in_ : of X
+    history_, n_calls_, n_iter_, status_, n_features_in_, feature_names_in_ : as in `BilevelLogisticRegression`
 
     Examples
     --------
@@ -61,34 +53,9 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
     np.True_
     """
 
-    def __init__(
-        self,
-        regularization: float = 0.01,
-        *,
-        fit_intercept: bool = True,
-        standardize: bool = True,
-        validation_fraction: float = 0.25,
-        solver: Solver | None = None,
-        max_iter: int = 3000,
-        tol: float = 1e-3,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.regularization = regularization
-        self.fit_intercept = fit_intercept
-        self.standardize = standardize
-        self.validation_fraction = validation_fraction
-        self.solver = solver
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-        self.verbose = verbose
+    regularization: float = field(default=0.01, kw_only=False)
 
-    def __sklearn_tags__(self) -> Any:
-        """Say that sparse rows are taken."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
+    _constant = 10.0  # so that the intercept is penalized by a hundredth of what a coefficient is
 
     def fit(self, X: Any, y: Any, X_val: Any = None, y_val: Any = None) -> Self:
         """Learn the weights of the rows and the model that they make.
@@ -103,37 +70,22 @@ class DataCleaningClassifier(LinearClassifier, BaseEstimator):
         -------
         self
         """
-        check_common(self)
-        check_real(self, "regularization", 0.0)
-        X, y = validated(self, X, y)
-        X_val, y_val = validated_apart(self, X_val, y_val, y_numeric=False)
-        seed = drawn_seed(self.random_state)
-        y, y_val = numbered(self, y, y_val)
-        rows = split(X, y, X_val, y_val, self.validation_fraction, seed, stratified=True)
-        scaling = Scaling.of(rows.X, centered=self.fit_intercept, divided=self.standardize)
-        rows = rows.changed(lambda features: self._columns(scaling.done(features)))
+        self._check_parameters()
+        check_interval(self, "regularization", Real, 0.0, left="(")
+        seed = draw_seed(self.random_state)
+        rows, scaling = self._prepare(X, y, X_val, y_val, seed)
+        rows = rows.map_columns(self._add_constant)
         problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed)
-        outcome = solve(self, started(problem, [problem.start.outer_var]), seed, stochastic(problem))
-        self._keep_weights(rows, outcome.outer_var)
-        assert problem.exact_solver is not None
-        self._keep(*self._parted(problem.exact_solver(outcome.outer_var, None).inner_var), scaling)
-        announce(self, outcome.status)
-        return self
-
-    def _columns(self, X: np.ndarray) -> np.ndarray:
-        return np.column_stack([X, np.full(len(X), _CONSTANT)]) if self.fit_intercept else X
-
-    def _parted(self, inner_var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return weights and intercept, of one score per row where there are two classes."""
-        if inner_var.shape[1] == 2:
-            inner_var = inner_var[:, 1:] - inner_var[:, :1]
-        if self.fit_intercept:
-            return inner_var[:-1], _CONSTANT * inner_var[-1]
-        return inner_var, np.zeros(inner_var.shape[1])
-
-    def _keep_weights(self, rows: Rows, logits: np.ndarray) -> None:
-        weights = np.ones(len(rows.fitted_on) + len(rows.held_out))
-        weights[rows.fitted_on] = expit(logits)
-        self.sample_weights_ = weights
+        solver = choose_solver(problem, exact_if_small=False)
+        logits = self._solve(find_start(problem, [problem.start.outer_var]), seed, solver)
+        self.sample_weights_ = np.ones(len(rows.fitted_on) + len(rows.held_out))
+        self.sample_weights_[rows.fitted_on] = expit(logits)
         self.suspicious_ = rows.fitted_on[np.argsort(logits, kind="stable")]
         self.held_out_ = rows.held_out
+        assert problem.exact_solver is not None
+        inner_var = problem.exact_solver(logits, None).inner_var
+        if len(self.classes_) == 2:
+            inner_var = inner_var[:, 1:] - inner_var[:, :1]
+        self._set_model(*self._part(inner_var), scaling)
+        self._report_status()
+        return self

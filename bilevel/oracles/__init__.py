@@ -1,9 +1,9 @@
 """The contract between solvers and problems: derivatives on rows, by automatic differentiation or in closed form."""
 
 from bilevel.oracles.autodiff import AutodiffOracles
-from bilevel.oracles.base import Oracles, joined
+from bilevel.oracles.base import Oracles, join
 from bilevel.oracles.rowwise import RowwiseOracles
 from bilevel.oracles.samples import SAMPLINGS, Samples
 from bilevel.oracles.sharding import ShardedOracles
 
-__all__ = ["SAMPLINGS", "AutodiffOracles", "Oracles", "RowwiseOracles", "Samples", "ShardedOracles", "joined"]
+__all__ = ["SAMPLINGS", "AutodiffOracles", "Oracles", "RowwiseOracles", "Samples", "ShardedOracles", "join"]

@@ -1,8 +1,7 @@
 """Oracles of per-sample losses, by automatic differentiation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -10,28 +9,23 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.base import Oracles
+from bilevel.oracles.samples import STATIC, Samples
 
 Loss = Callable[[PyTree, PyTree, PyTree], Array]
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds"],
-    meta_fields=["inner_loss", "outer_loss"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class AutodiffOracles(Oracles):
     """Derivatives of ``loss(inner_var, outer_var, sample) -> scalar`` on any pytrees."""
 
-    inner_loss: Loss
-    outer_loss: Loss
+    inner_loss: Loss = field(metadata=STATIC)
+    outer_loss: Loss = field(metadata=STATIC)
 
     holds_only_rows = True
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
-        def gradients(inner_var: PyTree, outer_var: PyTree) -> tuple[PyTree, PyTree]:
-            return jax.grad(self._mean_inner_loss, argnums=(0, 1))(inner_var, outer_var, data, weights)
-
+        gradients = jax.grad(_mean(self.inner_loss, self.inner_samples, data, weights), argnums=(0, 1))
         # Moving z along v gives the Hessian-vector and the cross product with the gradient.
         (grad, _), (hvp, cross) = jax.jvp(
             gradients, (point.inner_var, point.outer_var), (point.v, trees.zeros_like(point.outer_var))
@@ -39,22 +33,20 @@ class AutodiffOracles(Oracles):
         return InnerPass(grad, hvp, cross)
 
     def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> PyTree:
-        return jax.grad(self._mean_inner_loss, argnums=1)(point.inner_var, point.outer_var, data, weights)
+        loss = _mean(self.inner_loss, self.inner_samples, data, weights)
+        return jax.grad(loss, argnums=1)(point.inner_var, point.outer_var)
 
     def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
-        gradients = jax.grad(self._mean_outer_loss, argnums=(0, 1))
-        return OuterPass(*gradients(point.inner_var, point.outer_var, data, weights))
+        loss = _mean(self.outer_loss, self.outer_samples, data, weights)
+        return OuterPass(*jax.grad(loss, argnums=(0, 1))(point.inner_var, point.outer_var))
 
     def _inner_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self._mean_inner_loss(point.inner_var, point.outer_var, data, weights)
+        return _mean(self.inner_loss, self.inner_samples, data, weights)(point.inner_var, point.outer_var)
 
     def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self._mean_outer_loss(point.inner_var, point.outer_var, data, weights)
+        return _mean(self.outer_loss, self.outer_samples, data, weights)(point.inner_var, point.outer_var)
 
-    def _mean_inner_loss(self, inner_var: PyTree, outer_var: PyTree, data: PyTree, weights: Array) -> Array:
-        losses = jax.vmap(self.inner_loss, in_axes=(None, None, self.inner_samples.vmap_axes))
-        return jnp.sum(weights * losses(inner_var, outer_var, data))
 
-    def _mean_outer_loss(self, inner_var: PyTree, outer_var: PyTree, data: PyTree, weights: Array) -> Array:
-        losses = jax.vmap(self.outer_loss, in_axes=(None, None, self.outer_samples.vmap_axes))
-        return jnp.sum(weights * losses(inner_var, outer_var, data))
+def _mean(loss: Loss, samples: Samples, data: PyTree, weights: Array) -> Callable[[PyTree, PyTree], Array]:
+    losses = jax.vmap(loss, in_axes=(None, None, samples.vmap_axes))
+    return lambda inner_var, outer_var: jnp.sum(weights * losses(inner_var, outer_var, data))

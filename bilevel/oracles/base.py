@@ -14,11 +14,10 @@ from numpy.typing import DTypeLike
 from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
-from bilevel.oracles.diagonal import N_PROBES, probed_diagonal
+from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
 from bilevel.oracles.samples import Samples
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
-_PIECE = 2048  # rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Oracles(ABC):
     outer_bounds: tuple[PyTree, PyTree] | None = None
 
     diagonal_passes: ClassVar[int] = N_PROBES  # products per inner row that `inner_diagonal` takes; 1 in closed form
-
+    wide_bounds: ClassVar[tuple[float, float] | None] = None  # of x, beyond which the model hardly changes
     is_sharded: ClassVar[bool] = False  # do the rows lie on several devices?
     holds_only_rows: ClassVar[bool] = False  # is nothing that they hold beside their rows of a size with the rows?
 
@@ -65,7 +64,7 @@ class Oracles(ABC):
 
     def inner(self, point: Point, rows: Any = None) -> InnerPass:
         """Return ∇z G, (∇²zz G) v and (∇²xz G) v together."""
-        return estimated(self._inner, point, self.inner_samples, rows)
+        return estimate(self._inner, point, self.inner_samples, rows)
 
     def inner_grad(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇z G."""
@@ -81,11 +80,11 @@ class Oracles(ABC):
 
     def inner_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇x G."""
-        return estimated(self._inner_grad_outer, point, self.inner_samples, rows)
+        return estimate(self._inner_grad_outer, point, self.inner_samples, rows)
 
     def outer(self, point: Point, rows: Any = None) -> OuterPass:
         """Return ∇z F and ∇x F together."""
-        return estimated(self._outer, point, self.outer_samples, rows)
+        return estimate(self._outer, point, self.outer_samples, rows)
 
     def outer_grad(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇z F."""
@@ -98,7 +97,7 @@ class Oracles(ABC):
     def inner_diagonal(self, point: Point, index: Count = 0) -> PyTree:
         """Return the diagonal of ∇²zz G on all rows; where it is estimated, another index gives another estimate."""
         if self.diagonal_passes > 1:
-            return probed_diagonal(lambda v: self.hvp(point._replace(v=v)), point.inner_var, index)
+            return probe_diagonal(lambda v: self.hvp(point._replace(v=v)), point.inner_var, index)
         return self._closed_diagonal(point, majorize=False)
 
     def diagonal_majorizer(self, point: Point, index: Count = 0) -> PyTree:
@@ -110,15 +109,15 @@ class Oracles(ABC):
         return self.inner_diagonal(point, index) if self.diagonal_passes > 1 else self._closed_diagonal(point, True)
 
     def squared_diagonals(self, point: Point) -> PyTree:
-        """Return the mean over all rows of their squared cautious diagonals; 0 where no single row's is known."""
+        """Return the mean over all rows of their squared diagonal majorizers; 0 where no single row's is known."""
         if self.diagonal_passes > 1:
             return trees.zeros_like(point.inner_var)
         squares = partial(self._row_diagonals, power=2, majorize=True)
-        return estimated(squares, point, self.inner_samples, None)
+        return estimate(squares, point, self.inner_samples, None)
 
     def _closed_diagonal(self, point: Point, majorize: bool) -> PyTree:
         of_rows = partial(self._row_diagonals, power=1, majorize=majorize)
-        return trees.add(estimated(of_rows, point, self.inner_samples, None), self._diagonal_regularization(point))
+        return trees.add(estimate(of_rows, point, self.inner_samples, None), self._diagonal_regularization(point))
 
     def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> PyTree:
         """Return sum(weights * h_i**power) with h_i the diagonal of row i; asked only in closed form."""
@@ -130,15 +129,15 @@ class Oracles(ABC):
 
     def inner_value(self, point: Point, rows: Any = None) -> Array:
         """Return G."""
-        return estimated(self._inner_value, point, self.inner_samples, rows)
+        return estimate(self._inner_value, point, self.inner_samples, rows)
 
     def outer_value(self, point: Point, rows: Any = None) -> Array:
         """Return F."""
-        return estimated(self._outer_value, point, self.outer_samples, rows)
+        return estimate(self._outer_value, point, self.outer_samples, rows)
 
     def direction(self, point: Point, rows: Rows = Rows()) -> Point:  # noqa: B008
         """Return D: ∇z G, (∇²xz G) v + ∇x F and (∇²zz G) v + ∇z F."""
-        return joined(self.inner(point, rows.inner), self.outer(point, rows.outer))
+        return join(self.inner(point, rows.inner), self.outer(point, rows.outer))
 
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
         """Return D(point) - D(previous) on the same rows."""
@@ -147,11 +146,6 @@ class Oracles(ABC):
     @property
     def largest_curvature(self) -> float | None:
         """The largest eigenvalue of ∇²zz G where it is known and the same everywhere, else None."""
-        return None
-
-    @property
-    def wide_bounds(self) -> tuple[float, float] | None:
-        """Bounds of the outer variable beyond which the model hardly changes, or None where nothing is known."""
         return None
 
     @property
@@ -195,49 +189,35 @@ class Oracles(ABC):
             return outer_var
         return jax.tree.map(jnp.clip, outer_var, *self.outer_bounds)
 
-    def batched(self, batch_size: int, sampling: str) -> Self:
+    def with_batches(self, batch_size: int, sampling: str) -> Self:
         """Return the same oracles, drawing batches of this size in this way."""
         return replace(
             self,
-            inner_samples=self.inner_samples.batched(batch_size, sampling),
-            outer_samples=self.outer_samples.batched(batch_size, sampling),
+            inner_samples=self.inner_samples.with_batches(batch_size, sampling),
+            outer_samples=self.outer_samples.with_batches(batch_size, sampling),
         )
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the same oracles in another floating type."""
         cast = trees.cast(self, dtype)
         return replace(
-            cast,
-            inner_samples=cast.inner_samples.astype(dtype),
-            outer_samples=cast.outer_samples.astype(dtype),
+            cast, inner_samples=cast.inner_samples.astype(dtype), outer_samples=cast.outer_samples.astype(dtype)
         )
 
-    def widened(self) -> Self:
+    def in_float64(self) -> Self:
         """Return the same oracles computing in float64, the rows held as they are."""
 
         def wide(leaf: Any) -> Any:
-            return leaf.widened() if isinstance(leaf, Samples) else trees.cast(leaf, np.float64)
+            return leaf.in_float64() if isinstance(leaf, Samples) else trees.cast(leaf, np.float64)
 
         return jax.tree.map(wide, self, is_leaf=lambda leaf: isinstance(leaf, Samples))
 
 
-def estimated(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
-    """Return the function on drawn rows or on all.
-
-    All of many long rows are read in pieces, so that one that is read for several products comes from the cache;
-    widened rows always, so that few are wide at a time.
-    """
-    in_pieces = samples.is_widened or (samples.is_rows_first and samples.n > _PIECE)
-    if rows is not None or not in_pieces:
-        return function(point, *samples.take(rows))
-    pieces = samples.sliced(min(_PIECE, samples.n))
-
-    def with_piece(index: Array, total: PyTree) -> PyTree:
-        return trees.add(total, trees.scale(pieces.share(index), function(point, *pieces.take(index))))
-
-    shapes = jax.eval_shape(function, point, *samples.take(None))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, pieces.n_blocks, with_piece, nothing)
+def estimate(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
+    """Return the function at a point on drawn rows, or on all of them."""
+    if rows is None and samples.is_read_in_pieces:
+        return samples.mean(partial(function, point))
+    return function(point, *samples.take(rows))
 
 
 def _total(samples: Samples, rows: Any, batches: int | None, first: Count | None = None) -> Count:
@@ -249,10 +229,8 @@ def _total(samples: Samples, rows: Any, batches: int | None, first: Count | None
     return jnp.sum(counts, dtype=jnp.int32)
 
 
-def joined(inner: InnerPass, outer: OuterPass) -> Point:
+def join(inner: InnerPass, outer: OuterPass) -> Point:
     """Return the direction that derivatives of G and of F make together."""
     return Point(
-        inner_var=inner.grad,
-        outer_var=trees.add(inner.cross, outer.grad_outer),
-        v=trees.add(inner.hvp, outer.grad),
+        inner_var=inner.grad, outer_var=trees.add(inner.cross, outer.grad_outer), v=trees.add(inner.hvp, outer.grad)
     )

@@ -21,7 +21,7 @@ from bilevel._types import Array, Count, PyTree
 N_PROBES = 8  # a power of two
 
 
-def probed_diagonal(product: Callable[[PyTree], PyTree], like: PyTree, index: Count) -> PyTree:
+def probe_diagonal(product: Callable[[PyTree], PyTree], like: PyTree, index: Count) -> PyTree:
     """Return the diagonal of the symmetric matrix with these products; ``index`` chooses the signs."""
     flat, unravel = ravel_pytree(like)
     signs = _signs(flat.size, index).astype(flat.dtype)
@@ -29,7 +29,7 @@ def probed_diagonal(product: Callable[[PyTree], PyTree], like: PyTree, index: Co
     def one(probe: Array) -> Array:
         return probe * ravel_pytree(product(unravel(probe)))[0]
 
-    # One after the other: together they would take the memory of as many all-rows passes.
+    # One after the other: together they would take the memory of as many full-batch passes.
     return unravel(jnp.mean(jax.lax.map(one, signs), axis=0))
 
 

@@ -1,9 +1,9 @@
 """Oracles of models in which each row acts through a few numbers of its own, its terms.
 
-    derivatives = sum_i w_i (row i times its terms) + rest
+    derivatives = sum_i w_i (row i times its terms) + regularization term
 
-The terms depend on the point, the sum is linear in them, and the rest is no sum over rows. The change from one point to
-another then takes one sum, and a memory of every row is a memory of its terms.
+The terms depend on the point, the sum is linear in them, and the regularization term is no sum over rows. The change
+from one point to another then takes one sum, and a memory of every row is a memory of its terms.
 """
 
 from abc import abstractmethod
@@ -12,12 +12,12 @@ from typing import Any
 
 from bilevel import _tree as trees
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree, Rows
-from bilevel.oracles.base import Oracles, joined
+from bilevel.oracles.base import Oracles, join
 
 
 @dataclass(frozen=True)
 class RowwiseOracles(Oracles):
-    """A subclass writes terms and sums of each level, and the rest of the inner one; a row is first in its terms."""
+    """A subclass writes terms and sums of each level, and the inner regularization term; terms are rows first."""
 
     @abstractmethod
     def _inner_terms(self, point: Point, data: PyTree) -> PyTree:
@@ -28,8 +28,8 @@ class RowwiseOracles(Oracles):
         """Return the weighted sum over rows; ``like`` is a point with the shapes of the variables."""
 
     @abstractmethod
-    def _inner_regularization(self, point: Point) -> InnerPass:
-        """Return what is not a sum over rows."""
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return what is not a sum over inner rows."""
 
     @abstractmethod
     def _outer_terms(self, point: Point, data: PyTree) -> PyTree:
@@ -49,7 +49,7 @@ class RowwiseOracles(Oracles):
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
         total = self._inner_sum(self._inner_terms(point, data), data, weights, point)
-        return trees.add(total, self._inner_regularization(point))
+        return trees.add(total, self.inner_regularization(point))
 
     def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
         return self._outer_sum(self._outer_terms(point, data), data, weights, point)
@@ -59,21 +59,17 @@ class RowwiseOracles(Oracles):
         train, weights = self.inner_samples.take(rows.inner)
         validation, outer_weights = self.outer_samples.take(rows.outer)
         inner = self._inner_sum(self._inner_changes(point, previous, train), train, weights, point)
-        rest = trees.subtract(self._inner_regularization(point), self._inner_regularization(previous))
+        regularization = trees.subtract(self.inner_regularization(point), self.inner_regularization(previous))
         changes = self._outer_changes(point, previous, validation)
-        return joined(trees.add(inner, rest), self._outer_sum(changes, validation, outer_weights, point))
+        return join(trees.add(inner, regularization), self._outer_sum(changes, validation, outer_weights, point))
 
     def inner_terms(self, point: Point, rows: Any) -> PyTree:
         """Return the terms of each drawn inner row."""
         return self._inner_terms(point, self.inner_samples.take(rows)[0])
 
     def inner_sum(self, terms: PyTree, rows: Any, like: Point) -> InnerPass:
-        """Return the estimate that the drawn inner rows make with these terms, without the rest."""
+        """Return the estimate that the drawn inner rows make with these terms, without the regularization term."""
         return self._inner_sum(terms, *self.inner_samples.take(rows), like)
-
-    def inner_regularization(self, point: Point) -> InnerPass:
-        """Return what is not a sum over inner rows."""
-        return self._inner_regularization(point)
 
     def outer_terms(self, point: Point, rows: Any) -> PyTree:
         """Return the terms of each drawn outer row."""

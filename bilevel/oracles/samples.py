@@ -1,7 +1,8 @@
-"""How rows are drawn: four ways, each a pure function of (key, step), so any step can be drawn at any time.
+"""The rows of one level: their layout, and how a batch of them is drawn, taken, weighted and counted.
 
-A *block* is one of the ceil(n/b) consecutive runs of b rows of the data, which are shuffled once when a
-problem is built. The last block may be short; it is then drawn less often, never filled with other rows.
+A *block* is one of the ceil(n/b) contiguous runs of b rows of the data, which are shuffled once when a problem is
+built. The last block may be short; it is then drawn less often, never filled with other rows. Each way to draw is a
+pure function of (key, step), so that any step can be drawn at any time:
 
 ==============  ====================================================================================
 ``blocks``      one block, drawn with probability (its rows)/n, with replacement
@@ -9,11 +10,10 @@ problem is built. The last block may be short; it is then drawn less often, neve
 ``reshuffle``   every block once per pass, in a new order each pass
 ``full``        every row, always: the deterministic version of a method
 ==============  ====================================================================================
-
-The rows of one level: their layout, how a batch is drawn, taken, weighted and counted.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -28,16 +28,14 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Count, PyTree
 
 SAMPLINGS = ("blocks", "iid", "reshuffle", "full")
+STATIC = {"static": True}  # metadata of a field that is no pytree of arrays: part of what a program is compiled for
+NARROW = 64  # up to this many numbers per row the sample axis goes last, so that XLA's loops run along samples
 
+_PIECE = 2048  # rows read at a time in a pass over many
 _ROUNDS = 16  # of the Feistel network; with 4 the orders of few blocks are visibly uneven, with 8 hardly
 
 
-def uniform_rows(key: Array, shape: tuple[int, ...], n: int) -> Array:
-    """Draw rows of {0, …, n-1} uniformly; the dtype is named so that x64 on or off draws the same."""
-    return _threefry.integers(key, shape, n)
-
-
-def permuted(key: Array, position: Array, n: int) -> Array:
+def permute(key: Array, position: Array, n: int) -> Array:
     """Return the image of ``position`` under a random permutation of {0, …, n-1} given by ``key``.
 
     A Feistel network on the next power of four, walked until it lands inside, is a bijection that can be
@@ -50,29 +48,21 @@ def permuted(key: Array, position: Array, n: int) -> Array:
     def network(value: Array) -> Array:
         left, right = value >> half_bits, value & mask
         for i in range(_ROUNDS):
-            left, right = right, left ^ (_mixed(right ^ round_keys[i]) & mask)
+            left, right = right, left ^ (_mix(right ^ round_keys[i]) & mask)
         return (left << half_bits) | right
 
     outside = network(position.astype(jnp.uint32))
     return jax.lax.while_loop(lambda value: value >= n, network, outside).astype(jnp.int32)
 
 
-def _mixed(bits: Array) -> Array:
+def _mix(bits: Array) -> Array:
     """Scramble 32 bits (the finalizer of MurmurHash3)."""
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
     return bits ^ (bits >> 16)
 
 
-# Up to this many numbers per row the sample axis goes last, so that XLA's loops run along samples.
-NARROW = 64
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["leaves", "blocks", "row_weights"],
-    meta_fields=["n", "axes", "dtype", "batch_size", "sampling"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Samples:
     """Data of one level, one flat array per leaf.
@@ -83,45 +73,42 @@ class Samples:
     n : number of rows
     axes : the sample axis of each leaf, in the order of ``jax.tree.leaves``
     dtype : the floating type that rows are taken in; the leaves may be held in a narrower one
-    batch_size, sampling : how `draw` draws; see :mod:`bilevel.oracles.samples`
+    batch_size, sampling : how `draw` draws
     blocks : the rows once more, block after block, the last one padded; None where a block is a slice of the leaves
     row_weights : weights of the rows of each block in its estimate, block after block; None where all are 1/b
     """
 
     leaves: PyTree
-    n: int
-    axes: tuple[int, ...]
-    dtype: np.dtype
-    batch_size: int = 1
-    sampling: str = "full"
+    n: int = field(metadata=STATIC)
+    axes: tuple[int, ...] = field(metadata=STATIC)
+    dtype: np.dtype = field(metadata=STATIC)
+    batch_size: int = field(default=1, metadata=STATIC)
+    sampling: str = field(default="full", metadata=STATIC)
     blocks: PyTree | None = None
     row_weights: Array | None = None
 
     @classmethod
     def from_rows(
-        cls, data: PyTree, dtype: DTypeLike, order: np.ndarray | None = None, narrow: int = NARROW
+        cls, data: PyTree, dtype: DTypeLike, rng: np.random.Generator | None = None, narrow: int = NARROW
     ) -> "Samples":
-        """Lay out a pytree of arrays whose first axis is the samples, in the given order of rows.
+        """Lay out a pytree of arrays whose first axis is the samples, in a random order where ``rng`` is given.
 
-        The sample axis of a leaf goes last where a row holds at most ``narrow`` numbers.
+        Consecutive rows of a file are seldom independent. The sample axis of a leaf goes last where a row holds at
+        most ``narrow`` numbers.
         """
         leaves, structure = jax.tree.flatten(data)
         axes = tuple(leaf.ndim - 1 if prod(leaf.shape[1:]) <= narrow else 0 for leaf in leaves)
+        n = leaves[0].shape[0]
+        order = None if rng is None else rng.permutation(n)
 
-        def laid_out(leaf: np.ndarray, axis: int) -> Array:
+        def lay_out(leaf: np.ndarray, axis: int) -> Array:
             rows = leaf if order is None else leaf[order]
             if np.issubdtype(rows.dtype, np.floating):
                 rows = rows.astype(dtype, copy=False)
             return jnp.asarray(np.ascontiguousarray(np.moveaxis(rows, 0, axis)))
 
-        arrays = [laid_out(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
-        return cls(jax.tree.unflatten(structure, arrays), leaves[0].shape[0], axes, np.dtype(dtype))
-
-    @classmethod
-    def shuffled(cls, data: PyTree, dtype: DTypeLike, rng: np.random.Generator, narrow: int = NARROW) -> "Samples":
-        """Lay out rows in a random order: consecutive rows of a file are seldom independent."""
-        n = jax.tree.leaves(data)[0].shape[0]
-        return cls.from_rows(data, dtype, rng.permutation(n), narrow)
+        arrays = [lay_out(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
+        return cls(jax.tree.unflatten(structure, arrays), n, axes, np.dtype(dtype))
 
     def one(self) -> PyTree:
         """Return the first row."""
@@ -142,19 +129,19 @@ class Samples:
         """Whether the last block has fewer than `batch_size` rows."""
         return self.n % self.batch_size != 0
 
-    def batched(self, batch_size: int, sampling: str) -> "Samples":
+    def with_batches(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size.
 
         Samples-last data are laid out once more, block after block: a step then reads two stretches of memory, where
         slices of p long rows would be 2p. Rows-first data, which may be large, are left as they are.
         """
-        plain = self.sliced(batch_size, sampling)
+        plain = self.with_slices(batch_size, sampling)
         if sampling not in ("blocks", "reshuffle") or self.is_rows_first:
             return plain
         weights = plain._row_weights(real_rows_last=False) if plain.has_short_block else None
         return replace(plain, blocks=self._map(partial(_in_blocks, size=batch_size)), row_weights=weights)
 
-    def sliced(self, batch_size: int, sampling: str = "blocks") -> "Samples":
+    def with_slices(self, batch_size: int, sampling: str = "blocks") -> "Samples":
         """Return the same rows, drawn in batches of this size that are cut out of the leaves."""
         plain = replace(self, batch_size=batch_size, sampling=sampling, blocks=None, row_weights=None)
         if sampling not in ("blocks", "reshuffle") or not plain.has_short_block:
@@ -186,7 +173,7 @@ class Samples:
             row_weights=trees.cast(self.row_weights, dtype),
         )
 
-    def widened(self) -> "Samples":
+    def in_float64(self) -> "Samples":
         """Return the same rows, cast to float64 as they are taken, not before."""
         wide = np.dtype(np.float64)
         return replace(self, dtype=wide, row_weights=trees.cast(self.row_weights, wide))
@@ -197,27 +184,27 @@ class Samples:
         return all(axis == 0 for axis in self.axes)
 
     @property
-    def is_widened(self) -> bool:
+    def is_cast_when_taken(self) -> bool:
         """Whether rows are held in a narrower type than they are taken in."""
         floats = (leaf for leaf in jax.tree.leaves(self.leaves) if jnp.issubdtype(leaf.dtype, jnp.floating))
         return any(leaf.dtype != self.dtype for leaf in floats)
 
     def draw(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw the rows of step ``index``: one batch, or ``count`` of them along a leading axis."""
-        shape = () if count is None else (count,)
+        shape: tuple[int, ...] = () if count is None else (count,)
         if self.sampling == "full":
             return None
         if self.sampling == "reshuffle":
             return self._next_of_pass(key, index, count)
-        step_key = _threefry.fold_in(key, index)
-        if self.sampling == "iid":
-            return uniform_rows(step_key, (*shape, self.batch_size), self.n)
-        return uniform_rows(step_key, shape, self.n) // self.batch_size
+        is_iid = self.sampling == "iid"
+        shape = (*shape, self.batch_size) if is_iid else shape
+        rows = _threefry.integers(_threefry.fold_in(key, index), shape, self.n)
+        return rows if is_iid else rows // self.batch_size
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
             pass_key = _threefry.fold_in(key, position // self.n_blocks)
-            return permuted(pass_key, position % self.n_blocks, self.n_blocks)
+            return permute(pass_key, position % self.n_blocks, self.n_blocks)
 
         if count is None:
             return block(index)
@@ -226,22 +213,17 @@ class Samples:
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return the data of the rows, and weights such that sum(weights * values) is their estimate."""
         if rows is None:
-            return trees.cast(self.leaves, self.dtype), self._all_weights()
+            return trees.cast(self.leaves, self.dtype), jnp.full(self.n, 1 / self.n, self.dtype)
+        equal = jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
         if self.sampling == "iid":
             taken = self._map(lambda leaf, axis: jnp.take(leaf, rows, axis=axis))
-            return trees.cast(taken, self.dtype), self._equal_weights()
+            return trees.cast(taken, self.dtype), equal
         block = partial(jax.lax.dynamic_slice_in_dim, start_index=rows * self.batch_size, slice_size=self.batch_size)
-        weights = self._equal_weights() if self.row_weights is None else block(self.row_weights)
+        weights = equal if self.row_weights is None else block(self.row_weights)
         if self.blocks is None:
             return trees.cast(self._map(lambda leaf, axis: block(leaf, axis=axis)), self.dtype), weights
         taken = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, rows, keepdims=False), self.blocks)
         return trees.cast(taken, self.dtype), weights
-
-    def _equal_weights(self) -> Array:
-        return jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
-
-    def _all_weights(self) -> Array:
-        return jnp.full(self.n, 1 / self.n, self.dtype)
 
     def count(self, rows: Any) -> Count:
         """Return how many rows one batch holds."""
@@ -255,6 +237,25 @@ class Samples:
         """Return how many rows each of several batches holds."""
         one = self.n if rows is None else self.count(rows)
         return jnp.broadcast_to(jnp.asarray(one, jnp.int32), (batches,))
+
+    def mean(self, function: Callable[[PyTree, Array], PyTree]) -> PyTree:
+        """Return the function of all rows, read in pieces: it sums over rows with the weights it is given."""
+        pieces = self.with_slices(min(_PIECE, self.n))
+
+        def with_piece(index: Array, total: PyTree) -> PyTree:
+            return trees.add(total, trees.scale(pieces.share(index), function(*pieces.take(index))))
+
+        shapes = jax.eval_shape(lambda: function(*pieces.take(jnp.zeros((), jnp.int32))))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.fori_loop(0, pieces.n_blocks, with_piece, nothing)
+
+    @property
+    def is_read_in_pieces(self) -> bool:
+        """Whether a pass reads few rows at a time: long ones then come from the cache when they are read again.
+
+        Rows that are cast when taken always are, so that few are held in float64 at a time.
+        """
+        return self.is_cast_when_taken or (self.is_rows_first and self.n > _PIECE)
 
     def share(self, rows: Array) -> Array:
         """Return (rows of the block)/n, the weight of a block in a table's mean."""

@@ -1,18 +1,18 @@
 """Oracles whose rows lie on several devices, of one process or of many.
 
 Device d of k holds the rows d, d + k, d + 2k, …, whatever the batch: of a block of consecutive rows each device then
-holds a k-th, one after the other, so that the blocks, the draws and the ledger are those of one device. Variables are
-on every device. Each computes an estimate from its rows alone, with weights k times as large; the mean of the k is
-the estimate, in which terms that are no sum over rows count once. No row ever leaves its device.
+holds a k-th, one after the other, so that the blocks, the draws and the oracle calls are those of one device. Variables
+are on every device. Each computes an estimate from its rows alone, with weights k times as large; the mean of the k is
+the estimate, in which terms that are no sum over rows count once. No row ever leaves its device, and a
+process touches the rows of its own devices only.
 
-Rows on their way to the devices that will hold them; each process touches none but those of its own devices.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +21,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import AnyArray, Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel._types import AnyArray, Array, Point, PyTree
 from bilevel.oracles.base import Oracles
-from bilevel.oracles.samples import Samples
+from bilevel.oracles.samples import STATIC, Samples
 
 AXIS = "rows"
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["leaves", "blocks", "row_weights"],
-    meta_fields=["n", "axes", "dtype", "batch_size", "sampling", "n_devices"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shard(Samples):
     """Rows of one level on several devices; draws and counts are those of all rows together.
@@ -40,15 +36,15 @@ class Shard(Samples):
     Only on a device, where the leaves are its part of them, can rows be taken.
     """
 
-    n_devices: int = 1
+    n_devices: int = field(default=1, metadata=STATIC)
 
-    def batched(self, batch_size: int, sampling: str) -> "Shard":
+    def with_batches(self, batch_size: int, sampling: str) -> "Shard":
         """Return the same rows, drawn in batches of this size; none is moved."""
         return replace(self, batch_size=batch_size, sampling=sampling)
 
-    def sliced(self, batch_size: int, sampling: str = "blocks") -> "Shard":
-        """Return the same as `batched`: a block is always cut out of the leaves."""
-        return self.batched(batch_size, sampling)
+    def with_slices(self, batch_size: int, sampling: str = "blocks") -> "Shard":
+        """Return the same as `with_batches`: a block is always cut out of the leaves."""
+        return self.with_batches(batch_size, sampling)
 
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return this device's part of the rows, and weights whose mean over devices makes the estimate."""
@@ -94,11 +90,16 @@ class Shard(Samples):
         return replace(self, leaves=self._map(lambda _, axis: split_along(axis)))
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds", "rule"],
-    meta_fields=["mesh"],
-)
+def _on_devices(kind: str) -> Callable[..., Any]:
+    """Return the method of sharded oracles that averages this one of each device's."""
+
+    def method(self: "ShardedOracles", *arguments: Any) -> Any:
+        return _mean(self, kind, *arguments)
+
+    return method
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class ShardedOracles(Oracles):
     """Oracles on every device of a mesh at once; one all-reduce of the result's size per call.
@@ -110,45 +111,19 @@ class ShardedOracles(Oracles):
     """
 
     rule: Oracles
-    mesh: Mesh
+    mesh: Mesh = field(metadata=STATIC)
 
     is_sharded = True
 
-    def inner(self, point: Point, rows: Any = None) -> InnerPass:
-        """Return ∇z G, (∇²zz G) v and (∇²xz G) v together."""
-        return _mean(self, "inner", point, rows)
-
-    def inner_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
-        """Return ∇x G."""
-        return _mean(self, "inner_grad_outer", point, rows)
-
-    def outer(self, point: Point, rows: Any = None) -> OuterPass:
-        """Return ∇z F and ∇x F together."""
-        return _mean(self, "outer", point, rows)
-
-    def inner_value(self, point: Point, rows: Any = None) -> Array:
-        """Return G."""
-        return _mean(self, "inner_value", point, rows)
-
-    def outer_value(self, point: Point, rows: Any = None) -> Array:
-        """Return F."""
-        return _mean(self, "outer_value", point, rows)
-
-    def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
-        """Return D(point) - D(previous) on the same rows."""
-        return _mean(self, "difference", point, previous, rows)
-
-    def inner_diagonal(self, point: Point, index: Count = 0) -> PyTree:
-        """Return the diagonal of ∇²zz G on all rows."""
-        return _mean(self, "inner_diagonal", point, index)
-
-    def diagonal_majorizer(self, point: Point, index: Count = 0) -> PyTree:
-        """Return a diagonal to divide moves by."""
-        return _mean(self, "diagonal_majorizer", point, index)
-
-    def squared_diagonals(self, point: Point) -> PyTree:
-        """Return the mean over all rows of their squared diagonals."""
-        return _mean(self, "squared_diagonals", point)
+    inner = _on_devices("inner")
+    inner_grad_outer = _on_devices("inner_grad_outer")
+    outer = _on_devices("outer")
+    inner_value = _on_devices("inner_value")
+    outer_value = _on_devices("outer_value")
+    difference = _on_devices("difference")
+    inner_diagonal = _on_devices("inner_diagonal")
+    diagonal_majorizer = _on_devices("diagonal_majorizer")
+    squared_diagonals = _on_devices("squared_diagonals")
 
     @property
     def diagonal_passes(self) -> int:  # type: ignore[override]
@@ -156,17 +131,9 @@ class ShardedOracles(Oracles):
         return self.rule.diagonal_passes
 
     @property
-    def wide_bounds(self) -> tuple[float, float] | None:
-        """Bounds of the outer variable beyond which the model hardly changes, where they are known."""
+    def wide_bounds(self) -> tuple[float, float] | None:  # type: ignore[override]
+        """Bounds of x beyond which the model hardly changes."""
         return self.rule.wide_bounds
-
-    def specs(self) -> "ShardedOracles":
-        """Return how the leaves are split."""
-
-        def spec(leaf: Any) -> Any:
-            return leaf.specs() if isinstance(leaf, Shard) else PartitionSpec()
-
-        return jax.tree.map(spec, self, is_leaf=lambda leaf: isinstance(leaf, Shard))
 
     @property
     def largest_curvature(self) -> float | None:
@@ -178,20 +145,19 @@ class ShardedOracles(Oracles):
         """Number of processes whose devices hold rows."""
         return len({device.process_index for device in self.mesh.devices.flat})
 
-    def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
-        return self.rule._inner(point, data, weights)
+    def _on_rows(self, point: Point, data: PyTree, weights: Array) -> Any:
+        raise NotImplementedError("Rows that lie on several devices are not taken outside of them.")
 
-    def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> PyTree:
-        return self.rule._inner_grad_outer(point, data, weights)
+    _inner = _inner_grad_outer = _outer = _inner_value = _outer_value = _on_rows
 
-    def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
-        return self.rule._outer(point, data, weights)
 
-    def _inner_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self.rule._inner_value(point, data, weights)
+def _specs(oracles: ShardedOracles) -> ShardedOracles:
+    """Return how the leaves are split."""
 
-    def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self.rule._outer_value(point, data, weights)
+    def spec(leaf: Any) -> Any:
+        return leaf.specs() if isinstance(leaf, Shard) else PartitionSpec()
+
+    return jax.tree.map(spec, oracles, is_leaf=lambda leaf: isinstance(leaf, Shard))
 
 
 def split_along(axis: int) -> PartitionSpec:
@@ -208,14 +174,13 @@ def _mean(oracles: ShardedOracles, kind: str, *arguments: Any) -> Any:
         local = replace(here.rule, inner_samples=here.inner_samples, outer_samples=here.outer_samples)
         return jax.lax.pmean(getattr(local, kind)(*arguments), AXIS)
 
-    specs = oracles.specs(), *[PartitionSpec()] * len(arguments)
+    specs = _specs(oracles), *[PartitionSpec()] * len(arguments)
     # The check would have JAX sum over devices inside the gradients of a loss, and refuse loops in it.
     together = jax.shard_map(on_device, mesh=oracles.mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
     return together(oracles, *arguments)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Which rows device d takes of those at hand: ``first(d)`` and each ``stride``-th after it."""
 
     mesh: Mesh
@@ -225,9 +190,8 @@ class Layout:
 
 def shard(oracles: Oracles, devices: Sequence[jax.Device]) -> ShardedOracles:
     """Split the rows of oracles that every process holds whole."""
-    mesh, _ = _interleaved(devices)
-    layout = Layout(mesh, first=lambda device: device, stride=mesh.size)
-    return _sharded(oracles, layout, (oracles.n_inner, oracles.n_outer))
+    mesh, _ = _interleave(devices)
+    return _split(oracles, Layout(mesh, lambda device: device, mesh.size), (oracles.n_inner, oracles.n_outer))
 
 
 def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
@@ -237,10 +201,9 @@ def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> 
             f"`own_rows=True`: {type(oracles).__name__} cannot be built from a part of the rows. Build the whole "
             "problem in every process and leave `own_rows` out: each places only its part on its devices."
         )
-    mesh, n_processes = _interleaved(devices)
-    sizes = _agreed_sizes(oracles, start, n_processes)
-    layout = Layout(mesh, first=lambda device: device // n_processes, stride=mesh.size // n_processes)
-    return _sharded(oracles, layout, sizes)
+    mesh, n_processes = _interleave(devices)
+    layout = Layout(mesh, lambda device: device // n_processes, mesh.size // n_processes)
+    return _split(oracles, layout, _joint_sizes(oracles, start, n_processes))
 
 
 def contents(array: AnyArray) -> np.ndarray:
@@ -253,7 +216,7 @@ def contents(array: AnyArray) -> np.ndarray:
     return process_allgather(np.frombuffer(b"".join(own), np.uint8))
 
 
-def _interleaved(devices: Sequence[jax.Device]) -> tuple[Mesh, int]:
+def _interleave(devices: Sequence[jax.Device]) -> tuple[Mesh, int]:
     """Return the devices, one of each process in turn, and the number of processes."""
     by_process: dict[int, list[jax.Device]] = {}
     for device in devices:
@@ -265,7 +228,7 @@ def _interleaved(devices: Sequence[jax.Device]) -> tuple[Mesh, int]:
     return Mesh(np.array([device for one in rounds for device in one]), (AXIS,)), len(by_process)
 
 
-def _agreed_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int, int]:
+def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int, int]:
     """Return the numbers of rows of all processes together, where their problems fit."""
     own = oracles.n_inner, oracles.n_outer
     if n_processes == 1:
@@ -292,25 +255,17 @@ def _digest(start: Point) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint8)
 
 
-def _sharded(oracles: Oracles, layout: Layout, sizes: tuple[int, int]) -> ShardedOracles:
-    inner, outer = oracles.inner_samples, oracles.outer_samples
+def _split(oracles: Oracles, layout: Layout, sizes: tuple[int, int]) -> ShardedOracles:
+    levels = oracles.inner_samples, oracles.outer_samples
+    inner, outer = (Samples(leaves=None, n=level.n, axes=(), dtype=level.dtype) for level in levels)
     # In NumPy: an array of one process's device could not meet those of all processes.
-    rule = trees.to_numpy(replace(oracles, inner_samples=_without_rows(inner), outer_samples=_without_rows(outer)))
+    rule = trees.to_numpy(replace(oracles, inner_samples=inner, outer_samples=outer))
     with arithmetic(inner.dtype):
-        return ShardedOracles(
-            inner_samples=_placed(inner, layout, sizes[0]),
-            outer_samples=_placed(outer, layout, sizes[1]),
-            outer_bounds=rule.outer_bounds,
-            rule=rule,
-            mesh=layout.mesh,
-        )
+        inner, outer = (_place(level, layout, size) for level, size in zip(levels, sizes, strict=True))
+        return ShardedOracles(inner, outer, rule.outer_bounds, rule=rule, mesh=layout.mesh)
 
 
-def _without_rows(samples: Samples) -> Samples:
-    return Samples(leaves=None, n=samples.n, axes=(), dtype=samples.dtype)
-
-
-def _placed(samples: Samples, layout: Layout, n: int) -> Shard:
+def _place(samples: Samples, layout: Layout, n: int) -> Shard:
     n_devices = layout.mesh.size
     n_held = -(-n // n_devices)
 

@@ -1,4 +1,4 @@
-"""Problems: oracles, a start, and an exact reference."""
+"""Problems: oracles, a start, and what is known of them in closed form. A model family is one file."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A bilevel problem: oracles, a start, and the exact reference it is judged by."""
+"""A bilevel problem: oracles, a start, and what is known of it: exact solutions, constants, certificate bounds."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,16 +10,17 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Point, PyTree
 from bilevel.oracles import AutodiffOracles, Oracles, Samples
 from bilevel.oracles.autodiff import Loss
+from bilevel.oracles.samples import NARROW
 from bilevel.oracles.sharding import contents, shard, shard_own
 from bilevel.problems.certificate import Certifier, PointBounds
-from bilevel.problems.checks import check_derivatives, checked_bounds, checked_data, checked_variable
-from bilevel.problems.constants import Constants, ConstantsRule, completed
+from bilevel.problems.checks import check_bounds, check_data, check_derivatives, check_start, check_variable
+from bilevel.problems.constants import Constants, ConstantsRule, complete
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
-from bilevel.problems.sampled import EstimatedBounds, sampled_constants
+from bilevel.problems.sampled import SampledBounds, sample_constants
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class BilevelProblem:
         outer_bounds: Any = None,
         strongly_convex: bool = False,
         metrics: dict[str, Callable[[Point], Any]] | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
         seed: int = 0,
         name: str = "custom",
     ) -> "BilevelProblem":
@@ -78,38 +79,31 @@ class BilevelProblem:
         v : start of the auxiliary variable, like ``inner_var``; zero by default
         outer_bounds : (lower, upper), each None, a number, or like ``outer_var``
         strongly_convex : say True when the inner loss is strongly convex in ``inner_var``: runs are then
-            judged by exact hypergradients, computed by L-BFGS and conjugate gradients in float64
+            evaluated by exact hypergradients, computed by Newton's method and conjugate gradients in float64
         metrics : more numbers to follow, name -> function of the point
-        dtype : "float32" or "float64"; what runs compute in
+        dtype : "float32" or "float64", what runs compute in; by default what JAX makes of the data
         seed : of the one shuffle of the rows
         name : for tables and plots
         """
-        dtype = as_float_dtype(dtype)
-        inner_data = checked_data("inner_data", inner_data)
-        outer_data = checked_data("outer_data", outer_data)
-        inner_var = checked_variable("inner_var", inner_var, dtype)
-        outer_var = checked_variable("outer_var", outer_var, dtype)
-        v = jax.tree.map(np.zeros_like, inner_var) if v is None else checked_variable("v", v, dtype)
+        dtype = resolve_dtype(dtype, inner_data, outer_data)
+        data = check_data("inner_data", inner_data), check_data("outer_data", outer_data)
+        inner_var = check_variable("inner_var", inner_var, dtype)
+        outer_var = check_variable("outer_var", outer_var, dtype)
+        v = jax.tree.map(np.zeros_like, inner_var) if v is None else check_variable("v", v, dtype)
         if jax.tree.map(np.shape, v) != jax.tree.map(np.shape, inner_var):
             raise ValueError("`v` must have the structure and shapes of `inner_var`.")
-        bounds = checked_bounds(outer_bounds, outer_var)
         start = Point(inner_var, outer_var, v)
-        shuffle = np.random.default_rng(seed)
+        bounds = check_bounds(outer_bounds, outer_var)
+        parts = _lay_out_rows(data, dtype, np.random.default_rng(seed))
         with arithmetic(dtype):
-            inner_samples = Samples.shuffled(inner_data, dtype, shuffle)
-            outer_samples = Samples.shuffled(outer_data, dtype, shuffle)
-            _check_loss("inner_loss", inner_loss, start, inner_samples)
-            _check_loss("outer_loss", outer_loss, start, outer_samples)
-            oracles = AutodiffOracles(
-                inner_samples=inner_samples,
-                outer_samples=outer_samples,
-                outer_bounds=bounds,
-                inner_loss=inner_loss,
-                outer_loss=outer_loss,
-            )
-        exact_solver = IterativeExactSolver(oracles, start) if strongly_convex else None
-        problem = cls(oracles, start, exact_solver, name, metrics or {})
-        return replace(problem, certificate_bounds=EstimatedBounds, is_certified=False) if strongly_convex else problem
+            _check_loss("inner_loss", inner_loss, start, parts["inner_samples"])
+            _check_loss("outer_loss", outer_loss, start, parts["outer_samples"])
+        oracles = AutodiffOracles(**parts, outer_bounds=bounds, inner_loss=inner_loss, outer_loss=outer_loss)
+        problem = cls(oracles, start, name=name, metrics=metrics or {})
+        if not strongly_convex:
+            return problem
+        exact_solver = IterativeExactSolver(oracles, start)
+        return replace(problem, exact_solver=exact_solver, certificate_bounds=SampledBounds, is_certified=False)
 
     @property
     def dtype(self) -> np.dtype:
@@ -184,8 +178,8 @@ class BilevelProblem:
             )
         if radius is not None and not 0 < radius < inf:
             raise ValueError(f"`radius={radius!r}`: must be above 0 and finite, or None.")
-        find = self.find_constants or sampled_constants
-        return completed(*find(self, radius, box, seed))
+        find = self.find_constants or sample_constants
+        return complete(*find(self, radius, box, seed))
 
     def certifier(self) -> Certifier:
         """Return the function from a point to its certificate; making it may take a pass over all rows."""
@@ -212,3 +206,37 @@ def _check_loss(name: str, loss: Loss, start: Point, samples: Samples) -> None:
     if len(leaves) != 1 or leaves[0].shape != () or leaves[0].dtype.kind != "f":
         got = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
         raise ValueError(f"`{name}` must return one real scalar for one sample, got {got}; sum or average it.")
+
+
+def lay_out(
+    data: tuple[PyTree, PyTree],
+    starts: tuple[Any, Any],
+    defaults: tuple[np.ndarray, np.ndarray],
+    outer_bounds: Any,
+    dtype: np.dtype,
+    rng: np.random.Generator,
+    narrow: int = NARROW,
+) -> tuple[dict[str, Any], Point]:
+    """Return what every oracles class takes, from the checked rows of both levels, and the start of a run.
+
+    Parameters
+    ----------
+    data : pytrees of arrays, first axis = samples, of the inner and the outer level
+    starts, defaults : of z and x; a default stands for None and says what shape is due
+    outer_bounds : (lower, upper) for x, each None, a number or like x
+    dtype : what runs compute in
+    rng : of the one shuffle of the rows
+    narrow : how many numbers a row has at most where the samples go last
+    """
+    z = check_start("inner_var", starts[0], defaults[0], dtype)
+    x = check_start("outer_var", starts[1], defaults[1], dtype)
+    bounds = check_bounds(outer_bounds, x)
+    return _lay_out_rows(data, dtype, rng, narrow) | {"outer_bounds": bounds}, Point(z, x, np.zeros_like(z))
+
+
+def _lay_out_rows(
+    data: tuple[PyTree, PyTree], dtype: np.dtype, rng: np.random.Generator, narrow: int = NARROW
+) -> dict[str, Any]:
+    with arithmetic(dtype):
+        inner, outer = (Samples.from_rows(level, dtype, rng, narrow) for level in data)
+    return {"inner_samples": inner, "outer_samples": outer}

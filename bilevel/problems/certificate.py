@@ -17,13 +17,7 @@ and from  D_x(z, v, x) - ∇h(x) = [D_x(z, v, x) - D_x(z*, v, x)] + (∇²xz G)(
     ||D_x(z, v, x) - ∇h(x)||_2 <= c δ + e ε.
 
 With M = I and constants of the whole space this is δ = ||D_z||/μ, a = L2_G ||v||, b = L1_F, c = L2_G ||v|| + L1_F,
-e = L1_G. The files beside this one give sharper ones, of the point.
-
-Metrics in which a problem is well conditioned.
-
-Passes over all rows, in pieces, so that few are in float64 at a time. Rows are columns here: (features, samples).
-
-How far z* can be from z, by the curvature around z.
+e = L1_G. The file of a model family gives sharper ones, of the point. Rows are columns here: (features, samples).
 """
 
 from collections.abc import Callable
@@ -37,8 +31,7 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import Array, Point, PyTree
-from bilevel.oracles import Oracles, Samples
+from bilevel._types import Array, Point
 from bilevel.problems.exact import stationarity
 
 if TYPE_CHECKING:
@@ -82,8 +75,7 @@ NOTHING = Bounds(inf, 1.0, inf, 0.0, 0.0, 1.0, 1.0)
 class Certificate:
     """How far the direction D_x at a point (z, x, v) can be from ∇h(x), without z*(x) or v*(x) being known.
 
-    Residuals are those of all rows as the problem holds them, in float64; the rounding of that arithmetic, relative
-    errors of about 1e-14, is not part of the bounds.
+    Residuals are those of all rows, in float64; the rounding of that arithmetic is not part of the bounds.
 
     Attributes
     ----------
@@ -101,11 +93,6 @@ class Certificate:
     v_distance_bound: float
     certified: bool
     why: str
-
-    @classmethod
-    def of(cls, bounds: Bounds, direction_norm: float, certified: bool, why: str) -> "Certificate":
-        """Put together what a proof and the norm of D_x give."""
-        return cls(bounds.error, direction_norm + bounds.error, *bounds.distances, certified, why)
 
     def __str__(self) -> str:
         if not isfinite(self.error_bound):
@@ -164,9 +151,9 @@ class Metric:
         """Return the norm of w -> (sum of factors w over each group)."""
         if self.inverse_root.ndim == 1:
             return float(np.sqrt(np.bincount(groups, (factors * self.inverse_root) ** 2).max()))
-        summed = np.zeros((groups.max() + 1, len(factors)))
-        summed[groups, np.arange(len(factors))] = factors
-        return self.operator_norm(summed)
+        sums = np.zeros((groups.max() + 1, len(factors)))
+        sums[groups, np.arange(len(factors))] = factors
+        return self.operator_norm(sums)
 
 
 def largest(matrix: Any) -> float:
@@ -175,23 +162,7 @@ def largest(matrix: Any) -> float:
     return max(0.0, float(np.linalg.eigvalsh(array)[-1])) if np.all(np.isfinite(array)) else inf
 
 
-_PIECE = 2048
-
-
-def summed(function: Callable[[Any, Array], PyTree], samples: Samples) -> PyTree:
-    """Return the mean over rows: the function gives the sum over the data of a piece with weights."""
-    pieces = samples.sliced(min(_PIECE, samples.n))
-
-    def with_piece(index: Array, total: PyTree) -> PyTree:
-        return trees.add(total, trees.scale(pieces.share(index), function(*pieces.take(index))))
-
-    first = jnp.zeros((), jnp.int32)
-    shapes = jax.eval_shape(lambda: function(*pieces.take(first)))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, pieces.n_blocks, with_piece, nothing)
-
-
-def whitened(rows: Array, inverse_root: Array) -> Array:
+def whiten(rows: Array, inverse_root: Array) -> Array:
     """Return L⁻¹ d of each row: d'w = (L⁻¹d)'(L'w) <= ||L⁻¹d|| ||w||."""
     return inverse_root[:, None] * rows if inverse_root.ndim == 1 else inverse_root @ rows
 
@@ -201,11 +172,23 @@ def norms(rows: Array) -> Array:
     return jnp.sqrt(jnp.sum(rows**2, axis=0))
 
 
-def spread(rows: Array, weights: Array) -> Array:
+def second_moment(rows: Array, weights: Array) -> Array:
     """Return the sum of weights dd', or for long rows its trace as a matrix of one number: the larger bound."""
     if rows.shape[0] > DENSE:
         return jnp.sum(weights * jnp.sum(rows**2, axis=0))[None, None]
     return (rows * weights) @ rows.T
+
+
+def penalty_bounds(metric: Metric, point: Point, direction: Point, groups: np.ndarray, **bounds: float) -> Bounds:
+    """Return the bounds where G holds ½ sum exp(x_g) z², from those of the fit: delta, mu, a and b."""
+    penalties = np.exp(point.outer_var)[groups]
+    return Bounds(
+        v_residual=metric.dual_norm(direction.v.ravel()),
+        c=metric.grouped_norm(penalties * point.v.ravel(), groups),
+        e=metric.grouped_norm(penalties * point.inner_var.ravel(), groups) + bounds["delta"],
+        least=metric.least,
+        **bounds,
+    )
 
 
 _TRIALS = 12
@@ -245,6 +228,9 @@ _UNKNOWN = "The inner loss is not known to be strongly convex; where it is, `str
 _TOO_FAR = "From the residuals and the curvature at this point no finite bound follows in float64."
 
 
+_direction = jax.jit(lambda oracles, point: oracles.direction(point))
+
+
 class Certifier:
     """Certificates of one problem.
 
@@ -257,37 +243,25 @@ class Certifier:
     def __init__(self, problem: "BilevelProblem") -> None:
         self._problem = problem
         with arithmetic(np.float64):
-            self._oracles = problem.oracles.widened()
-            self._bounds_at, self.certified, self.why = _bounds_of(problem)
+            self._oracles = problem.oracles.in_float64()
+            make = problem.certificate_bounds
+            self._bounds_at = None if make is None else make(problem)
+        self.certified = problem.is_certified and self._bounds_at is not None
+        missing = _SHARDED if problem.oracles.is_sharded else _UNKNOWN
+        self.why = missing if self._bounds_at is None else self._bounds_at.why
 
     def __call__(self, point: Point) -> Certificate:
         """Return the certificate of a point; it takes a few passes over all rows, and no solve."""
         if self._bounds_at is None:
-            return Certificate.of(NOTHING, inf, False, self.why)
+            return Certificate(inf, inf, inf, inf, False, self.why)
         with arithmetic(np.float64), np.errstate(all="ignore"):
-            return self._certificate(self._bounds_at, trees.to_numpy(point, np.float64))
-
-    def _certificate(self, bounds_at: PointBounds, point: Point) -> Certificate:
-        direction = trees.to_numpy(_direction(self._oracles, point))
-        norm = float(np.sqrt(stationarity(self._problem.oracles, point.outer_var, direction.outer_var)))
-        try:
-            bounds = bounds_at(point, direction)
-        except np.linalg.LinAlgError:
-            bounds = NOTHING  # numbers that are not finite, or too far apart for float64
+            point = trees.to_numpy(point, np.float64)
+            direction = trees.to_numpy(_direction(self._oracles, point))
+            norm = float(np.sqrt(stationarity(self._problem.oracles, point.outer_var, direction.outer_var)))
+            try:
+                bounds = self._bounds_at(point, direction)
+            except np.linalg.LinAlgError:
+                bounds = NOTHING  # numbers that are not finite, or too far apart for float64
         if not np.isfinite(norm + bounds.error):
-            return Certificate.of(NOTHING, inf, False, _TOO_FAR)
-        return Certificate.of(bounds, norm, self.certified, self.why)
-
-
-def _bounds_of(problem: "BilevelProblem") -> tuple[PointBounds | None, bool, str]:
-    if problem.certificate_bounds is not None:
-        found = problem.certificate_bounds(problem)
-        return found, problem.is_certified, found.why
-    if problem.oracles.is_sharded:
-        return None, False, _SHARDED
-    return None, False, _UNKNOWN
-
-
-@jax.jit
-def _direction(oracles: Oracles, point: Point) -> Point:
-    return oracles.direction(point)
+            return Certificate(inf, inf, inf, inf, False, _TOO_FAR)
+        return Certificate(bounds.error, norm + bounds.error, *bounds.distances, self.certified, self.why)

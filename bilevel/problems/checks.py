@@ -1,9 +1,5 @@
-"""Input of a problem, refused with a sentence before any work is done.
+"""Checks: input of a problem, refused with a sentence before any work is done, and its derivatives."""
 
-Derivatives against central differences, in float64.
-"""
-
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +12,7 @@ from bilevel._types import Point, PyTree
 from bilevel.oracles import Oracles
 
 
-def checked_data(name: str, data: PyTree) -> PyTree:
+def check_data(name: str, data: PyTree) -> PyTree:
     """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite."""
     leaves, structure = jax.tree.flatten(data)
     if not leaves:
@@ -38,7 +34,7 @@ def checked_data(name: str, data: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, arrays)
 
 
-def checked_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
+def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     """Return the variable in ``dtype``, refusing integers and what is not finite."""
     leaves, structure = jax.tree.flatten(variable)
     if not leaves:
@@ -52,7 +48,7 @@ def checked_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     return jax.tree.unflatten(structure, [array.astype(dtype) for array in arrays])
 
 
-def checked_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
+def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
     """Return (lower, upper) as pytrees like the outer variable; a number or None stands for all leaves."""
     if bounds is None:
         return None
@@ -81,17 +77,17 @@ def _spread(bound: Any, outer_var: PyTree, missing: float) -> PyTree:
         raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
 
 
-def checked_start(name: str, given: Any, default: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+def check_start(name: str, given: Any, default: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Return the start of a variable that is one array, refusing any shape but that of the default."""
-    start = checked_variable(name, default if given is None else given, dtype)
+    start = check_variable(name, default if given is None else given, dtype)
     if np.shape(start) != default.shape:
         raise ValueError(f"`{name}` has shape {np.shape(start)}; this problem needs {default.shape}.")
     return start
 
 
-def checked_table(features_name: str, features: Any, targets_name: str, targets: Any) -> tuple[np.ndarray, np.ndarray]:
+def check_table(features_name: str, features: Any, targets_name: str, targets: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return features, (samples, features), and targets, one per row; what targets hold is not looked at."""
-    rows, column = checked_data(features_name, features), np.asarray(targets)
+    rows, column = check_data(features_name, features), np.asarray(targets)
     if not isinstance(rows, np.ndarray) or rows.ndim != 2:
         raise ValueError(
             f"`{features_name}` must be an array with two axes, (samples, features), got shape {np.shape(rows)}."
@@ -103,6 +99,14 @@ def checked_table(features_name: str, features: Any, targets_name: str, targets:
     return rows, column
 
 
+def check_tables(X_train: Any, y_train: Any, X_val: Any, y_val: Any) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Return features and targets of both levels, with the same number of columns."""
+    train = check_table("X_train", X_train, "y_train", y_train)
+    validation = check_table("X_val", X_val, "y_val", y_val)
+    check_same_features(("X_train", "X_val"), (train[0], validation[0]))
+    return train, validation
+
+
 def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.ndarray]) -> None:
     """Refuse two tables with different numbers of columns."""
     widths = [table.shape[1] for table in tables]
@@ -110,7 +114,7 @@ def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.nda
         raise ValueError(f"`{names[0]}` has {widths[0]} features and `{names[1]}` {widths[1]}; they must agree.")
 
 
-def checked_signs(name: str, labels: np.ndarray) -> np.ndarray:
+def check_signs(name: str, labels: np.ndarray) -> np.ndarray:
     """Return labels ±1 as float64."""
     if not np.all(np.isin(labels, (-1, 1))):
         seen = np.unique(labels)[:5].tolist()
@@ -118,7 +122,7 @@ def checked_signs(name: str, labels: np.ndarray) -> np.ndarray:
     return labels.astype(np.float64)
 
 
-def checked_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -> np.ndarray:
+def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -> np.ndarray:
     """Return classes 0, 1, … as int32, refusing others and those not below ``n_classes``."""
     if labels.dtype.kind not in "iub" or labels.min() < 0:
         seen = np.unique(labels)[:5].tolist()
@@ -130,7 +134,7 @@ def checked_classes(name: str, labels: np.ndarray, n_classes: int | None = None)
     return labels.astype(np.int32)
 
 
-def checked_groups(groups: Any, n_members: int, member: str = "feature") -> np.ndarray | None:
+def check_groups(groups: Any, n_members: int, member: str = "feature") -> np.ndarray | None:
     """Return the group of each feature (or other member) as int32; groups are 0, 1, … and none is empty."""
     if groups is None:
         return None
@@ -148,15 +152,45 @@ def checked_groups(groups: Any, n_members: int, member: str = "feature") -> np.n
     return numbers.astype(np.int32)
 
 
+def check_sizes(**sizes: int) -> None:
+    """Refuse what is no integer of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse what is not above 0 and finite."""
+    for name, number in numbers.items():
+        if not 0 < number < np.inf:
+            raise ValueError(f"`{name}={number!r}`: must be above 0 and finite.")
+
+
+def check_choice(name: str, choice: str, choices: tuple[str, ...]) -> None:
+    """Refuse what is none of the choices."""
+    if choice not in choices:
+        raise ValueError(f"`{name}={choice!r}`: must be one of {', '.join(map(repr, choices))}.")
+
+
 STEP = 1e-5
 TOLERANCE = 1e-5
 NEGLIGIBLE = 1e-5  # rounding leaves about 1e-11 in a difference quotient, whatever the derivative's size
+
+# Of each derivative: what it is the derivative of, and along which part of a move.
+_PRIMITIVES = {
+    "inner_grad": ("inner_value", "inner_var"),
+    "inner_grad_outer": ("inner_value", "outer_var"),
+    "outer_grad": ("outer_value", "inner_var"),
+    "outer_grad_outer": ("outer_value", "outer_var"),
+    "hvp": ("inner_grad", "v"),
+    "cross": ("inner_grad_outer", "v"),
+}
 
 
 def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str, float]:
     """Return the relative error of each derivative; raise ValueError where one is wrong or not finite.
 
-    Values judge the gradients, and gradients judge the second derivatives, along random moves.
+    Gradients are compared with differences of values, second derivatives with those of gradients, along random moves.
     """
     rng = np.random.default_rng(seed)
     with arithmetic(np.float64):
@@ -164,7 +198,7 @@ def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str
         point = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(np.shape(leaf)), start)
         point = point._replace(outer_var=exact.project(point.outer_var))
         move = jax.tree.map(lambda leaf: rng.standard_normal(np.shape(leaf)), point)
-        errors = {name: error(exact, point, move) for name, error in _COMPARISONS.items()}
+        errors = {name: _derivative_error(exact, name, point, move) for name in _PRIMITIVES}
     for name, error in errors.items():
         if not error <= TOLERANCE:
             raise ValueError(
@@ -174,49 +208,18 @@ def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str
     return errors
 
 
-def _slope(function: Callable[[Point], PyTree], point: Point, move: Point) -> PyTree:
-    ahead = function(trees.add(point, trees.scale(STEP, move)))
-    behind = function(trees.subtract(point, trees.scale(STEP, move)))
-    return trees.scale(1 / (2 * STEP), trees.subtract(ahead, behind))
-
-
-def _relative(claimed: PyTree, measured: PyTree) -> float:
-    gap = np.sqrt(trees.norm_sq(trees.subtract(claimed, measured)))
-    size = np.sqrt(trees.norm_sq(claimed)) + np.sqrt(trees.norm_sq(measured))
-    return float(gap / (size + NEGLIGIBLE))
-
-
-def _along_inner(move: Point) -> Point:
-    return Point(move.inner_var, trees.zeros_like(move.outer_var), trees.zeros_like(move.v))
-
-
-def _along_outer(move: Point) -> Point:
-    return Point(trees.zeros_like(move.inner_var), move.outer_var, trees.zeros_like(move.v))
-
-
-def _gradient_error(value: str, gradient: str, along: Callable[[Point], Point]) -> Callable:
-    def error(oracles: Oracles, point: Point, move: Point) -> float:
-        direction = along(move)
-        claimed = getattr(oracles, gradient)(point)
-        part = direction.inner_var if along is _along_inner else direction.outer_var
-        return _relative(trees.dot(claimed, part), _slope(getattr(oracles, value), point, direction))
-
-    return error
-
-
-def _product_error(gradient: str, product: str) -> Callable:
-    def error(oracles: Oracles, point: Point, move: Point) -> float:
-        along_v = _along_inner(move._replace(inner_var=point.v))
-        return _relative(getattr(oracles, product)(point), _slope(getattr(oracles, gradient), point, along_v))
-
-    return error
-
-
-_COMPARISONS: dict[str, Callable[[Oracles, Point, Point], float]] = {
-    "inner_grad": _gradient_error("inner_value", "inner_grad", _along_inner),
-    "inner_grad_outer": _gradient_error("inner_value", "inner_grad_outer", _along_outer),
-    "outer_grad": _gradient_error("outer_value", "outer_grad", _along_inner),
-    "outer_grad_outer": _gradient_error("outer_value", "outer_grad_outer", _along_outer),
-    "hvp": _product_error("inner_grad", "hvp"),
-    "cross": _product_error("inner_grad_outer", "cross"),
-}
+def _derivative_error(oracles: Oracles, name: str, point: Point, move: Point) -> float:
+    """Return |claimed - measured| relative to their sizes, by a central difference in float64."""
+    of, part = _PRIMITIVES[name]
+    along = trees.zeros_like(point)
+    claimed = getattr(oracles, name)(point)
+    if part == "v":
+        along = along._replace(inner_var=point.v)
+    else:
+        along = along._replace(**{part: getattr(move, part)})
+        claimed = trees.dot(claimed, getattr(move, part))
+    ahead = getattr(oracles, of)(trees.add(point, trees.scale(STEP, along)))
+    behind = getattr(oracles, of)(trees.subtract(point, trees.scale(STEP, along)))
+    measured = trees.scale(1 / (2 * STEP), trees.subtract(ahead, behind))
+    gap, *sizes = (np.sqrt(trees.norm_sq(tree)) for tree in (trees.subtract(claimed, measured), claimed, measured))
+    return float(gap / (sum(sizes) + NEGLIGIBLE))

@@ -7,10 +7,6 @@ quadratics, have no more. So ``mu_G`` is that of G, all other constants are of e
 
 A Lipschitz constant of derivatives of order k - 1 is the supremum of |d^k/dt^k f(w + t u)| at t = 0 over points w and
 unit vectors u.
-
-Where constants hold.
-
-What the constants of logistic and softmax losses share: suprema of derivatives and moments of rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -114,7 +110,7 @@ def implied(mu_G: float, L0_F: float | None, L1_F: float, L1_G: float, L2_G: flo
     return {"R": R, "L_z_star": L_z_star, "L_v_star": sqrt(stretch) * slope / mu_G, "L_h": stretch * slope}
 
 
-def completed(values: Values, how: dict[str, str], region: Region) -> Constants:
+def complete(values: Values, how: dict[str, str], region: Region) -> Constants:
     """Add what follows from the assumed constants to what a rule found."""
     needed = ("mu_G", "L0_F", "L1_F", "L1_G", "L2_G")
     follows = implied(**{name: values[name] for name in needed})  # type: ignore[arg-type]
@@ -127,12 +123,12 @@ def _shown(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
 
 
-def holding_start(problem: "BilevelProblem", radius: float) -> float:
+def radius_with_start(problem: "BilevelProblem", radius: float) -> float:
     """Return the radius, or a larger one whose ball holds the start."""
     return max(radius, float(np.linalg.norm(trees.flat(problem.start.inner_var))))
 
 
-def box_of(problem: "BilevelProblem", box: tuple[Any, Any] | None) -> tuple[np.ndarray, np.ndarray]:
+def box_around(problem: "BilevelProblem", box: tuple[Any, Any] | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the limits of x: those given, those of the problem where they are finite, or 1 around the start."""
     x = trees.flat(problem.start.outer_var)
     bounds = problem.oracles.outer_bounds if box is None else box
@@ -150,12 +146,6 @@ def _limits(given: Any, x: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
     if limits.size not in (1, x.size):
         raise ValueError(f"`box`: a limit has {limits.size} numbers; give one, or {x.size} like the outer variable.")
     return np.where(np.isinf(limits), otherwise, limits)
-
-
-# Suprema of |σ|, |σ'|, …: of the derivatives of log(1 + exp(s)) from the first on.
-SIGMOID = (1.0, 1 / 4, 1 / (6 * sqrt(3)), 1 / 8)
-_ROOT = sqrt(0.5 - sqrt(105) / 30)
-SIGMOID_FOURTH = _ROOT * (1 - _ROOT**2) * (2 - 3 * _ROOT**2) / 4
 
 
 class Moments(NamedTuple):

@@ -1,4 +1,4 @@
-"""Closed-form oracles of data cleaning: softmax regression with one weight per training row.
+"""Data cleaning: learn the weight of each training row, by the loss of the fit on clean validation rows.
 
     G = mean_i sigmoid(x_i) CE_i(z) + C ||z||²        F = mean CE(z)        z: features × classes
 
@@ -6,24 +6,17 @@ With the residual r_i = softmax(d_i'z) - e_label and S_i t = p (t - p't), where 
 
     ∇z G = D'(s r) + 2C z     (∇²zz G) v = D'(s S(Dv)) + 2C v     ((∇²xz G) v)_i = s_i (1 - s_i) r_i'(d_i'v) / n
 
-so that the cross product of a batch is zero outside the rows of the batch.
+so that the cross product of a batch is zero outside the rows of the batch. Constants are proved on a ball of z.
 
-Data cleaning: learn how far to trust each training row, by the loss of the fit on clean validation rows.
-
-Constants of data cleaning: proved on a ball of z, for all x.
-
-Certificates of data cleaning: G = mean σ(x_i) CE_i(z) + C_r ||z||², F = mean CE.
-
-M = I: H >= 2 C_r everywhere, so μ = 2 C_r and δ = ||D_z||/μ. With s = σ(x), and with C and k of
+Certificates. M = I: H >= 2C everywhere, so μ = 2C and δ = ||D_z||/μ. With K and k, the C and k of
 :mod:`bilevel.problems.softmax` within ||d|| δ of the scores:
 
-    a = λ_max(mean s k dd')                        b = λ_max(mean C dd') on outer rows
-    c² = λ_max(sum q² C² ||t - mean t||² dd')      t = d'v and q = s (1 - s)/n: the factor of row i in D_x
-    e² = λ_max(sum q² ρ² dd')                      ρ = min(√2, ||p - e_label|| + C ||d|| δ) >= the residual at z*
+    a = λ_max(mean s k dd')                        b = λ_max(mean K dd') on outer rows
+    c² = λ_max(sum q² K² ||t - mean t||² dd')      t = d'v and q = s (1 - s)/n: the factor of row i in D_x
+    e² = λ_max(sum q² ρ² dd')                      ρ = min(√2, ||p - e_label|| + K ||d|| δ) >= the residual at z*
 """
 
 from dataclasses import dataclass
-from functools import partial
 from math import comb, log, sqrt
 from typing import Any
 
@@ -33,91 +26,18 @@ import numpy as np
 from jax.tree_util import Partial
 from numpy.typing import DTypeLike
 
-from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, Point
-from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import Bounds, largest, norms, spread, summed
-from bilevel.problems.checks import check_same_features, checked_bounds, checked_classes, checked_start, checked_table
-from bilevel.problems.constants import (
-    SIGMOID,
-    SIGMOID_FOURTH,
-    Found,
-    Moments,
-    Region,
-    Values,
-    holding_start,
-    largest_on_circle,
-)
+from bilevel.problems import softmax
+from bilevel.problems.base import BilevelProblem, lay_out
+from bilevel.problems.certificate import Bounds, largest, norms, second_moment
+from bilevel.problems.checks import check_classes, check_same_features, check_table
+from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.losses import sigmoid
-from bilevel.problems.softmax import (
-    Labeled,
-    SoftmaxOracles,
-    bends,
-    centered_norms,
-    cross_entropies,
-    curvatures,
-    curved,
-    labeled_levels,
-    largest_curvatures,
-    probabilities,
-    residuals,
-    row_diagonals,
-)
+from bilevel.problems.losses import SIGMOID, sigmoid
+from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
-LOGITS = (-8.0, 8.0)
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds", "regularization"],
-    meta_fields=[],
-)
-@dataclass(frozen=True, kw_only=True)
-class CleaningOracles(SoftmaxOracles):
-    """Labeled rows on each level; ``regularization`` is C, in the dtype of the rows."""
-
-    regularization: Array
-
-    @property
-    def wide_bounds(self) -> tuple[float, float]:
-        """Bounds of the logit of a weight: beyond, a row counts fully or not at all."""
-        return LOGITS
-
-    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        trust, chances = sigmoid(point.outer_var[data.index]), probabilities(scores)
-        missed = residuals(chances, data.labels)
-        slopes = trust * (1 - trust) * jnp.sum(missed * tangents, axis=1)
-        return trust[:, None] * missed, trust[:, None] * curved(chances, tangents), slopes
-
-    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
-        return InnerPass(grad, hvp, _placed(terms[2], data.index, like.outer_var))
-
-    def _inner_regularization(self, point: Point) -> InnerPass:
-        ridge = 2 * self.regularization
-        return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
-
-    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        trust, chances = sigmoid(point.outer_var[data.index]), probabilities(data.features @ point.inner_var)
-        return row_diagonals(data.features, trust[:, None] * curvatures(data, chances, majorize), weights, power)
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jnp.full_like(point.inner_var, 2 * self.regularization)
-
-    def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
-        trust = sigmoid(point.outer_var[data.index])
-        losses = cross_entropies(data.features @ point.inner_var, data.labels)
-        return _placed(weights * trust * (1 - trust) * losses, data.index, point.outer_var)
-
-    def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
-        losses = cross_entropies(data.features @ point.inner_var, data.labels)
-        fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
-        return fit + self.regularization * jnp.sum(point.inner_var**2)
-
-
-def _placed(values: Array, index: Array, like: Array) -> Array:
-    """Return zeros but for the values of the rows at ``index``."""
-    return jnp.zeros_like(like).at[index].add(values)
+LOGITS = (-8.0, 8.0)  # bounds of the logit of a weight: beyond, a row counts fully or not at all
 
 
 def data_cleaning(
@@ -133,13 +53,13 @@ def data_cleaning(
     inner_var: Any = None,
     outer_var: Any = None,
     outer_bounds: Any = None,
-    dtype: DTypeLike = "float32",
+    dtype: DTypeLike | None = None,
     seed: int = 0,
 ) -> BilevelProblem:
     """Build the problem min over x of the validation loss of a softmax fit with the weight sigmoid(x_i) on row i.
 
         G = mean_i sigmoid(x_i) CE(d_i'z, y_i) + C ||z||²  on training rows, some of whose labels are wrong
-        F = mean CE(d'z, y)                                on validation rows, whose labels can be trusted
+        F = mean CE(d'z, y)                                on validation rows, whose labels are right
 
     ``info["v_radius"]`` is the bound sqrt(2) max||d_j|| / 2C of ||v*(x)||, for solvers that project v.
 
@@ -148,40 +68,34 @@ def data_cleaning(
     X_train, X_val : (samples, features)
     y_train, y_val : classes 0, 1, 2, …
     X_test, y_test : rows for the metric ``test_error`` at the solver's z; none by default
-    corrupted : which training rows are known to be wrong, one bool each, for the metric ``weight_auc``: the chance
-        that a clean row has a larger weight than a corrupted one; solvers never see it
+    corrupted : which training rows are known to be wrong, one bool each, for the metric ``weight_auc``: the
+        probability that a clean row has a larger weight than a corrupted one; solvers never see it
     regularization : C
     inner_var : start of z, (features, classes); 0 by default
     outer_var : start of x, one per training row; -2 by default
     outer_bounds : (lower, upper) for x, each None, a number or like x
-    dtype : "float32" or "float64"
+    dtype : "float32" or "float64"; by default what JAX makes of the features
     seed : of the one shuffle of the rows
     """
-    dtype = as_float_dtype(dtype)
+    dtype = resolve_dtype(dtype, X_train, X_val)
     if not 0 < regularization < np.inf:
         raise ValueError(f"`regularization={regularization!r}`: must be above 0, or the fit has no unique solution.")
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
+    defaults = np.zeros(shape), np.full(len(data[0].labels), -2.0)
+    rng = np.random.default_rng(seed)
+    parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
-        levels = labeled_levels(X_train, y_train, X_val, y_val, dtype, np.random.default_rng(seed))
-        z = checked_start("inner_var", inner_var, np.zeros((levels.n_features, levels.n_classes)), dtype)
-        x = checked_start("outer_var", outer_var, np.full(levels.inner.n, -2.0), dtype)
-        oracles = CleaningOracles(
-            inner_samples=levels.inner,
-            outer_samples=levels.outer,
-            outer_bounds=checked_bounds(outer_bounds, x),
-            regularization=jnp.asarray(regularization, dtype),
-        )
-        metrics = _test_metrics(X_test, y_test, z.shape, dtype) | _weight_metrics(corrupted, len(x))
-    start = Point(z, x, np.zeros_like(z))
-    longest = float(np.linalg.norm(levels.outer.leaves.features, axis=1).max())
+        oracles = CleaningOracles(**parts, regularization=jnp.asarray(regularization, dtype))
+        metrics = _test_metrics(X_test, y_test, shape, dtype) | _weight_metrics(corrupted, len(start.outer_var))
+    longest = float(np.linalg.norm(oracles.outer_samples.leaves.features, axis=1).max())
     info = {
         "inner_strong_convexity": 2 * regularization,
         "v_radius": float(np.sqrt(2) * longest / (2 * regularization)),
     }
-    exact_solver = IterativeExactSolver(oracles, start, residual=1e-10)
     return BilevelProblem(
         oracles,
         start,
-        exact_solver,
+        IterativeExactSolver(oracles, start, residual=1e-10),
         "data_cleaning",
         metrics,
         info,
@@ -195,9 +109,9 @@ def _test_metrics(X_test: Any, y_test: Any, shape: tuple[int, int], dtype: np.dt
         return {}
     if X_test is None or y_test is None:
         raise ValueError("`X_test` and `y_test` must be given together.")
-    rows, labels = checked_table("X_test", X_test, "y_test", y_test)
+    rows, labels = check_table("X_test", X_test, "y_test", y_test)
     check_same_features(("X_train", "X_test"), (np.empty(shape).T, rows))
-    labels = checked_classes("y_test", labels, shape[1])
+    labels = check_classes("y_test", labels, shape[1])
     return {"test_error": Partial(_error_rate, jnp.asarray(rows.astype(dtype, copy=False)), jnp.asarray(labels))}
 
 
@@ -224,10 +138,56 @@ def _weight_metrics(corrupted: Any, n_rows: int) -> dict[str, Partial]:
 @jax.jit
 def _separation(clean: Array, corrupted: Array, point: Point) -> Array:
     """Return the area under the ROC curve of x as a sign of clean rows; ties count half."""
-    distrusted = jnp.sort(point.outer_var[corrupted])
-    below, not_above = (jnp.searchsorted(distrusted, point.outer_var[clean], side=side) for side in ("left", "right"))
+    weights = jnp.sort(point.outer_var[corrupted])
+    below, not_above = (jnp.searchsorted(weights, point.outer_var[clean], side=side) for side in ("left", "right"))
     dtype = point.outer_var.dtype
     return jnp.mean((below.astype(dtype) + not_above.astype(dtype)) / 2) / len(corrupted)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class CleaningOracles(SoftmaxOracles):
+    """Labeled rows on each level; ``regularization`` is C, in the dtype of the rows."""
+
+    regularization: Array
+
+    wide_bounds = LOGITS
+
+    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
+        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(scores)
+        r = softmax.residuals(p, data.labels)
+        slopes = s * (1 - s) * jnp.sum(r * tangents, axis=1)
+        return s[:, None] * r, s[:, None] * softmax.bend(p, tangents), slopes
+
+    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
+        return InnerPass(grad, hvp, _place(terms[2], data.index, like.outer_var))
+
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return the derivatives of the penalty."""
+        ridge = 2 * self.regularization
+        return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
+
+    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
+        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(data.features @ point.inner_var)
+        return softmax.row_diagonals(data.features, s[:, None] * softmax.curvatures(data, p, majorize), weights, power)
+
+    def _diagonal_regularization(self, point: Point) -> Array:
+        return jnp.full_like(point.inner_var, 2 * self.regularization)
+
+    def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
+        s = sigmoid(point.outer_var[data.index])
+        losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
+        return _place(weights * s * (1 - s) * losses, data.index, point.outer_var)
+
+    def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
+        losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
+        fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
+        return fit + self.regularization * jnp.sum(point.inner_var**2)
+
+
+def _place(values: Array, index: Array, like: Array) -> Array:
+    """Return zeros but for the values of the rows at ``index``."""
+    return jnp.zeros_like(like).at[index].add(values)
 
 
 def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
@@ -239,7 +199,7 @@ def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     oracles = problem.oracles
     assert isinstance(oracles, CleaningOracles)
     ridge, n_classes = float(oracles.regularization), problem.start.inner_var.shape[1]
-    radius = radius or holding_start(problem, sqrt(log(n_classes) / ridge))
+    radius = radius or radius_with_start(problem, sqrt(log(n_classes) / ridge))
     train, validation = (
         Moments.of(np.asarray(level.leaves.features, np.float64))
         for level in (oracles.inner_samples, oracles.outer_samples)
@@ -248,12 +208,11 @@ def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     values |= {f"L{k - 1}_F": _cumulant(k, validation.longest) for k in (1, 2, 3)}
     loss = float(np.logaddexp(0, log(n_classes - 1) + sqrt(2) * train.longest * radius))
     slopes = [loss, *(_cumulant(k, train.longest) for k in (1, 2, 3, 4))]
-    weights = (*SIGMOID, SIGMOID_FOURTH)
     for order in (2, 3, 4):
-        terms = np.array([comb(order, j) * weights[j] * slopes[order - j] for j in range(order + 1)])
+        terms = np.array([comb(order, j) * SIGMOID[j] * slopes[order - j] for j in range(order + 1)])
         terms[0] += 2 * ridge if order == 2 else 0
         values[f"L{order - 1}_G"] = largest_on_circle(terms)
-    values |= _cleaning_solution(2 * ridge, train, validation)
+    values |= _constants_of_solution(2 * ridge, train, validation)
     # Those of F are approached as z goes to infinity only.
     return values, dict.fromkeys(values, "bound") | {"mu_G": "exact"}, Region(radius)
 
@@ -262,7 +221,7 @@ def _cumulant(order: int, longest: float) -> float:
     return (sqrt(2) * longest) ** order * SIGMOID[order - 1]
 
 
-def _cleaning_solution(mu: float, train: Moments, validation: Moments) -> Values:
+def _constants_of_solution(mu: float, train: Moments, validation: Moments) -> Values:
     """Bound z*, v* and ∇²h: x_i enters the mean G through row i alone, with the weight 1/n."""
     R = sqrt(2) * validation.longest / mu
     spread = sqrt(train.second / train.n)  # the norm of the table of rows, over n
@@ -285,7 +244,7 @@ class CleaningBounds:
     def __init__(self, problem: BilevelProblem) -> None:
         oracles = problem.oracles
         assert isinstance(oracles, CleaningOracles)
-        self._oracles, self._mu = oracles.widened(), 2 * float(oracles.regularization)
+        self._oracles, self._mu = oracles.in_float64(), 2 * float(oracles.regularization)
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
         """Return the bounds in the Euclidean metric."""
@@ -302,20 +261,20 @@ def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array,
 
     def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
         rows, tangents = data.features.T, data.features @ v
-        reach, chances = norms(rows) * delta, probabilities(data.features @ z)
-        curvatures, trust = largest_curvatures(chances, reach), sigmoid(x[data.index])
-        missed = jnp.sqrt(jnp.sum(residuals(chances, data.labels) ** 2, axis=1))
-        missed = jnp.minimum(missed + curvatures * reach, sqrt(2))
-        factors = (trust * (1 - trust)) ** 2 / oracles.n_inner
+        reach, p = norms(rows) * delta, softmax.probabilities(data.features @ z)
+        curvatures, s = softmax.largest_curvatures(p, reach), sigmoid(x[data.index])
+        sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=1))
+        largest_residuals = jnp.minimum(sizes + curvatures * reach, sqrt(2))
+        factors = (s * (1 - s)) ** 2 / oracles.n_inner
         return (
-            spread(rows, weights * trust * bends(tangents, curvatures)),
-            spread(rows, weights * factors * (curvatures * centered_norms(tangents)) ** 2),
-            spread(rows, weights * factors * missed**2),
+            second_moment(rows, weights * s * softmax.largest_bends(tangents, curvatures)),
+            second_moment(rows, weights * factors * (curvatures * softmax.centered_norms(tangents)) ** 2),
+            second_moment(rows, weights * factors * largest_residuals**2),
         )
 
     def outer(data: Labeled, weights: Array) -> Array:
-        rows = data.features.T
-        return spread(rows, weights * largest_curvatures(probabilities(data.features @ z), norms(rows) * delta))
+        rows, p = data.features.T, softmax.probabilities(data.features @ z)
+        return second_moment(rows, weights * softmax.largest_curvatures(p, norms(rows) * delta))
 
-    a, c_sq, e_sq = summed(inner, oracles.inner_samples)
-    return a, summed(outer, oracles.outer_samples), c_sq, e_sq
+    a, c_sq, e_sq = oracles.inner_samples.mean(inner)
+    return a, oracles.outer_samples.mean(outer), c_sq, e_sq

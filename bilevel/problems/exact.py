@@ -1,9 +1,12 @@
-"""How far an outer variable is from stationary, where it may be at a bound.
+"""Exact solutions at a given outer variable, in float64, and every numerical solve that they take.
 
-Exact solutions at a given outer variable, in float64: what a run is judged by.
+`newton_to_rounding` has a dense Hessian, `IterativeExactSolver` needs products only. Their loops stay apart: the one
+remembers its damping and goes on to rounding, the other tries a whole step first and stops at a residual, so that
+either in place of the other would give other iterates.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,6 +19,24 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
+
+_SMALL = 1e-10  # a gradient this small is in the region of quadratic convergence
+
+
+class ExactSolution(NamedTuple):
+    """z*(x), v*(x), h(x) and ∇h(x), with the norms of D_z and D_v there."""
+
+    inner_var: PyTree
+    v: PyTree
+    value: float
+    hypergrad: PyTree
+    inner_residual: float
+    v_residual: float
+    value_gap: float | None = None
+
+
+# From an outer variable in float64 and a guess (the last exact solution, or None) to the exact solution there.
+ExactSolver: TypeAlias = Callable[[PyTree, ExactSolution | None], ExactSolution]
 
 
 def stationarity(oracles: Oracles, outer_var: PyTree, hypergrad: PyTree) -> float:
@@ -39,29 +60,51 @@ def norm_sq(tree: PyTree) -> float:
     return float(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
-class ExactSolution(NamedTuple):
-    """z*(x), v*(x), h(x) and ∇h(x), with the norms of what D_z and D_v leave there."""
+def cholesky(matrix: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function that solves systems with a positive definite matrix."""
+    from scipy.linalg import cho_factor, cho_solve
 
-    inner_var: PyTree
-    v: PyTree
-    value: float
-    hypergrad: PyTree
-    inner_residual: float
-    v_residual: float
-    value_gap: float | None = None
+    factor = cho_factor(matrix)
+    return lambda right_side: cho_solve(factor, right_side)
 
 
-# From an outer variable in float64 and a guess (the last reference, or None) to the reference there.
-ExactSolver: TypeAlias = Callable[[PyTree, ExactSolution | None], ExactSolution]
+def lbfgs(value_and_grad: Callable, start: np.ndarray, callback: Callable | None = None, **options: Any) -> Any:
+    """Minimize a function of a flat vector by SciPy's L-BFGS, until its gradient is small whatever its values say."""
+    from scipy.optimize import minimize
+
+    options = {"ftol": 0.0} | options
+    return minimize(value_and_grad, start, jac=True, method="L-BFGS-B", callback=callback, options=options)
+
+
+def newton_to_rounding(
+    derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], z: np.ndarray, max_steps: int = 100
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Take Newton steps, halved where the gradient does not fall, until rounding stops it.
+
+    ``derivatives`` gives gradient and Hessian; those at the last z are returned with it.
+    """
+    grad, hessian = derivatives(z)
+    damping = 1.0
+    for _ in range(max_steps):
+        trial = z - damping * cholesky(hessian)(grad)
+        trial_grad, trial_hessian = derivatives(trial)
+        fell = np.linalg.norm(trial_grad) / np.linalg.norm(grad)
+        if fell < 1:
+            z, grad, hessian = trial, trial_grad, trial_hessian
+        # Newton's method squares a small gradient; one that falls no further is at rounding.
+        if not fell < 0.5 and np.linalg.norm(grad) < _SMALL:
+            break
+        damping = min(1.0, 2 * damping) if fell < 1 else damping / 2
+    return z, grad, hessian
 
 
 class IterativeExactSolver:
-    """References of any strongly convex inner problem, from its oracles.
+    """Exact solutions of any strongly convex inner problem, from its oracles.
 
     Newton steps go from the guess to z*, shortened where a whole one does not halve the gradient; where that fails too,
-    L-BFGS comes nearer first.
-    v* solves a linear system. Gradients and residuals are computed in float64; the systems are solved by conjugate
-    gradients in the dtype of the problem as long as that brings the residuals down, then in float64.
+    L-BFGS comes nearer first. v* solves a linear system. Gradients and residuals are computed in float64; the systems
+    are solved by conjugate gradients in the dtype of the problem as long as that brings the residuals down, then in
+    float64.
 
     Parameters
     ----------
@@ -73,9 +116,9 @@ class IterativeExactSolver:
     shortest = 1 / 64
 
     def __init__(self, oracles: Oracles, start: Point, residual: float = 1e-12) -> None:
-        self._narrow = oracles
+        self._oracles = oracles
         with arithmetic(np.float64):
-            self._wide = oracles.widened()
+            self._in_float64 = oracles.in_float64()
         self._start = start
         self.residual = residual
 
@@ -86,83 +129,79 @@ class IterativeExactSolver:
             return self._solve(trees.cast(Point(near.inner_var, outer_var, near.v), np.float64))
 
     def _solve(self, point: Point) -> ExactSolution:
-        point, solved = self._corrected(point, _inner_defect, _newton_step, self.shortest)
+        point, solved = self._correct(point, _inner_residual, _newton_step, self.shortest)
         if not solved:
-            point, _ = self._corrected(self._lbfgs(point), _inner_defect, _newton_step, self.shortest)
-        point, _ = self._corrected(point, _v_defect, _v_step)
-        value, direction = _value_and_direction(self._wide, point)
+            point, _ = self._correct(self._approach(point), _inner_residual, _newton_step, self.shortest)
+        point, _ = self._correct(point, _v_residual, _v_step)
+        value, direction = _value_and_direction(self._in_float64, point)
         return ExactSolution(
             inner_var=trees.to_numpy(point.inner_var),
             v=trees.to_numpy(point.v),
             value=float(value),
             hypergrad=trees.to_numpy(direction.outer_var),
-            inner_residual=float(np.sqrt(trees.norm_sq(direction.inner_var))),
-            v_residual=float(np.sqrt(trees.norm_sq(direction.v))),
+            inner_residual=float(_norm(direction.inner_var)),
+            v_residual=float(_norm(direction.v)),
         )
 
-    def _corrected(self, point: Point, defect: Callable, step: Callable, shortest: float = 1.0) -> tuple[Point, bool]:
-        """Take steps as long as they halve the defect, or shorter ones help; return whether it became small."""
-        left, size, scale = defect(self._wide, point)
-        oracles = self._narrow
+    def _correct(self, point: Point, residual: Callable, step: Callable, shortest: float = 1.0) -> tuple[Point, bool]:
+        """Take steps as long as they halve the residual, or shorter ones help; return whether it became small."""
+        left, size, scale = residual(self._in_float64, point)
+        oracles = self._oracles
         for _ in range(self.max_corrections):
             if size <= self.residual * scale:
                 return point, True
             # A system is solved no further than this step can use.
             accuracy = max(min(size / scale, 0.1), 1e-4, self.residual * scale / size / 2)
             trial = step(oracles, point, left, accuracy)
-            trial_left, trial_size, trial_scale = defect(self._wide, trial)
-            if trial_size < size / 2:
-                point, left, size, scale = trial, trial_left, trial_size, trial_scale
-            elif oracles is not self._wide:
-                oracles = self._wide
+            found = residual(self._in_float64, trial)
+            if found[1] < size / 2:
+                point, (left, size, scale) = trial, found
+            elif oracles is not self._in_float64:
+                oracles = self._in_float64
             else:
-                shortened = self._shortened(point, trial, defect, size, shortest)
+                shortened = self._shorten(point, trial, residual, size, shortest)
                 if shortened is None:
                     return point, bool(size <= 1e3 * self.residual * scale)
                 point, (left, size, scale) = shortened
         return point, False
 
-    def _shortened(
-        self, point: Point, trial: Point, defect: Callable, size: Array, shortest: float
+    def _shorten(
+        self, point: Point, trial: Point, residual: Callable, size: Array, shortest: float
     ) -> tuple[Point, Any] | None:
-        """Return a part of the way to the trial that lowers the defect by half of that part, and what is left there."""
+        """Return a part of the way to the trial that lowers the residual by half of that part, and the residual."""
         part = 0.5
         while part >= shortest:
             between = trees.add(trees.scale(1 - part, point), trees.scale(part, trial))
-            found = defect(self._wide, between)
+            found = residual(self._in_float64, between)
             if found[1] < (1 - part / 2) * size:
                 return between, found
             part /= 2
         return None
 
-    def _lbfgs(self, point: Point) -> Point:
-        from scipy.optimize import minimize
-
+    def _approach(self, point: Point) -> Point:
         unravel: Callable[[Any], PyTree] = ravel_pytree(point.inner_var)[1]
 
         def value_and_grad(z: np.ndarray) -> tuple[float, np.ndarray]:
-            value, grad = _inner_value_and_grad(self._wide, point._replace(inner_var=unravel(z)))
+            value, grad = _inner_value_and_grad(self._in_float64, point._replace(inner_var=unravel(z)))
             return float(value), trees.flat(grad)
 
-        options = {"maxiter": 1000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-8}
-        found = minimize(value_and_grad, trees.flat(point.inner_var), jac=True, method="L-BFGS-B", options=options)
+        found = lbfgs(value_and_grad, trees.flat(point.inner_var), maxiter=1000, maxfun=5000, gtol=1e-8)
         return point._replace(inner_var=unravel(found.x))
 
 
-@jax.jit
-def _inner_value_and_grad(oracles: Oracles, point: Point) -> tuple[Array, PyTree]:
-    return oracles.inner_value(point), oracles.inner_grad(point)
+_inner_value_and_grad = jax.jit(lambda oracles, point: (oracles.inner_value(point), oracles.inner_grad(point)))
+_value_and_direction = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.direction(point)))
 
 
 @jax.jit
-def _inner_defect(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
+def _inner_residual(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
     """Return ∇z G, its norm, and ||(∇²zz G) z||."""
     inner = oracles.inner(point._replace(v=point.inner_var))
     return inner.grad, _norm(inner.grad), _norm(inner.hvp)
 
 
 @jax.jit
-def _v_defect(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
+def _v_residual(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
     """Return D_v, its norm, and ||∇z F||."""
     outer_grad = oracles.outer_grad(point)
     left = trees.add(oracles.hvp(point), outer_grad)
@@ -171,44 +210,35 @@ def _v_defect(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
 
 @jax.jit
 def _newton_step(oracles: Oracles, point: Point, grad: PyTree, accuracy: Array) -> Point:
-    move = _solution(oracles, point, grad, accuracy)
+    move = _solve_by_cg(oracles, point, grad, accuracy)
     return point._replace(inner_var=trees.subtract(point.inner_var, move))
 
 
 @jax.jit
 def _v_step(oracles: Oracles, point: Point, left: PyTree, accuracy: Array) -> Point:
-    return point._replace(v=trees.subtract(point.v, _solution(oracles, point, left, accuracy)))
+    return point._replace(v=trees.subtract(point.v, _solve_by_cg(oracles, point, left, accuracy)))
 
 
-def _solution(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array) -> PyTree:
+def _solve_by_cg(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array) -> PyTree:
     """Return the solution of (∇²zz G) w = right side in the arithmetic of the oracles, as float64."""
     dtype = oracles.inner_samples.dtype
     z, x, v = trees.cast(point, dtype)
     size = _norm(right_side)
     # Scaled, because a float32 of a tiny residual may be no normal number.
     scaled = trees.cast(trees.scale(1 / size, right_side), dtype)
-    if oracles.inner_samples.is_widened:
+    if oracles.inner_samples.is_cast_when_taken:
         # What a linearization would keep of each piece is as large as the rows.
         def product(w: PyTree) -> PyTree:
             return oracles.hvp(Point(z, x, w))
     else:
         product = jax.linearize(lambda z: oracles.inner_grad(Point(z, x, v)), z)[1]
-    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=_divided_by_diagonal(oracles, Point(z, x, v)))
+    precondition = None
+    if oracles.diagonal_passes == 1:
+        # In closed form the diagonal costs little, and penalties may be of many sizes.
+        precondition = partial(jax.tree.map, lambda d, r: r / d, oracles.inner_diagonal(Point(z, x, v)))
+    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=precondition)
     return trees.scale(size, trees.cast(solution, np.float64))
-
-
-def _divided_by_diagonal(oracles: Oracles, point: Point) -> Callable[[PyTree], PyTree] | None:
-    """Return the preconditioner of penalties of many sizes, where the diagonal is known in closed form."""
-    if oracles.diagonal_passes > 1:
-        return None
-    diagonal = oracles.inner_diagonal(point)
-    return lambda residual: jax.tree.map(jnp.divide, residual, diagonal)
 
 
 def _norm(tree: PyTree) -> Array:
     return jnp.sqrt(trees.norm_sq(tree))
-
-
-@jax.jit
-def _value_and_direction(oracles: Oracles, point: Point) -> tuple[Array, Point]:
-    return oracles.outer_value(point), oracles.direction(point)

@@ -1,4 +1,4 @@
-"""Closed-form oracles of penalty selection for linear models.
+"""What penalty selection for linear models has in common: a loss l of one score per row.
 
     G = mean l(d'z) + ½ sum_k exp(x_g(k)) z_k²        F = mean l(d'z)
 
@@ -6,12 +6,8 @@ with one outer variable per feature, or per group g of features. On rows D, feat
 
     ∇z G = D l' + exp(x) z      (∇²zz G) v = D (l'' D'v) + exp(x) v      (∇²xz G) v = exp(x) z v, summed by group
 
-Losses of one score: how large their second and third derivatives are near a score.
-
-Certificates of penalty selection for linear models: G = mean l(d'z) + ½ sum exp(x) z², F = mean l(d'z).
-
-With P = diag exp(x), H = mean l'' dd' + P. Rows are measured in the metric, d̃ = L⁻¹d, so that within t of z a score
-stays within ||d̃|| t. Two metrics are tried, and the smaller error is kept:
+Certificates. With P = diag exp(x), H = mean l'' dd' + P. Rows are measured in the metric, d̃ = L⁻¹d, so that within t of
+z a score stays within ||d̃|| t. Two metrics are tried, and the smaller error is kept:
 
     M = P     H >= P everywhere, so μ = 1 and δ = ||D_z||'
     M = H     of z; δ and μ from the least l'' near z, as in :mod:`bilevel.problems.certificate`
@@ -22,36 +18,79 @@ stays within ||d̃|| t. Two metrics are tried, and the smaller error is kept:
     e = ||S diag(P z)|| + δ         as ||S P (z* - z) w||_2 <= sum P |z* - z| |w| <= ||z - z*|| ||w||, for M >= P
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import log, sqrt
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevel._precision import arithmetic
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.rowwise import RowwiseOracles
-from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import DENSE, NOTHING, Bounds, Metric, ball, largest, norms, spread, summed, whitened
-from bilevel.problems.losses import sigmoid
+from bilevel.problems.base import BilevelProblem, lay_out
+from bilevel.problems.certificate import (
+    DENSE,
+    NOTHING,
+    Bounds,
+    Metric,
+    ball,
+    largest,
+    norms,
+    penalty_bounds,
+    second_moment,
+    whiten,
+)
+from bilevel.problems.checks import check_groups
+from bilevel.problems.constants import ConstantsRule
+from bilevel.problems.exact import ExactSolution, cholesky
+from bilevel.problems.losses import Curve
 
 # Beside curvatures of data near 1, a penalty below the lower one is as good as none, and one above the upper as good
 # as leaving the feature out.
 LOG_PENALTIES = (-20.0, 20.0)
 
 
-def ungrouped(per_group: Array, groups: Array | None) -> Array:
+def expand_groups(per_group: Array, groups: Array | None) -> Array:
     """Return what each member has from its group."""
     return per_group if groups is None else per_group[groups]
 
 
-def grouped(per_member: Array, groups: Array | None, n_groups: int) -> Array:
+def sum_groups(per_member: Array, groups: Array | None, n_groups: int) -> Array:
     """Return the sum over the members of each group."""
     return per_member if groups is None else jax.ops.segment_sum(per_member, groups, num_segments=n_groups)
+
+
+def penalty_selection(
+    kind: "type[LinearOracles]",
+    data: tuple[PyTree, PyTree],
+    starts: tuple[Any, Any],
+    default_starts: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
+    groups: Any,
+    outer_bounds: Any,
+    dtype: np.dtype,
+    rng: np.random.Generator,
+    *,
+    name: str,
+    exact_solver: "type[LinearExactSolver]",
+    find_constants: ConstantsRule | None = None,
+) -> BilevelProblem:
+    """Build the selection of penalties for a linear model from the checked rows of both levels.
+
+    ``default_starts`` gives those of z and x from the numbers of features and of penalties.
+    """
+    dim = jax.tree.leaves(data)[0].shape[1]
+    groups = check_groups(groups, dim)
+    defaults = default_starts(dim, dim if groups is None else int(groups.max()) + 1)
+    # The closed form wants features first, however many there are.
+    parts, start = lay_out(data, starts, defaults, outer_bounds, dtype, rng, narrow=2**62)
+    oracles = kind(**parts, groups=None if groups is None else jnp.asarray(groups))
+    return BilevelProblem(
+        oracles, start, exact_solver(oracles), name, find_constants=find_constants, certificate_bounds=LinearBounds
+    )
 
 
 @dataclass(frozen=True)
@@ -60,10 +99,11 @@ class LinearOracles(RowwiseOracles):
 
     groups: Array | None = None
 
-    curve: ClassVar["Curve"]  # bounds of l'' and l''' near a score
+    curve: ClassVar[Curve]  # bounds of l'' and l''' near a score
 
     diagonal_passes = 1
     holds_only_rows = True
+    wide_bounds = LOG_PENALTIES
 
     @abstractmethod
     def _features(self, data: PyTree) -> Array:
@@ -77,10 +117,17 @@ class LinearOracles(RowwiseOracles):
     def _slopes(self, scores: Array, data: PyTree) -> tuple[Array, Array]:
         """Return l' and l'' of each score."""
 
-    @property
-    def wide_bounds(self) -> tuple[float, float]:
-        """Bounds of the logarithm of a penalty."""
-        return LOG_PENALTIES
+    def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
+        """Return the curvatures, or what they may become where the loss is flat for being large."""
+        return curvatures
+
+    def penalties(self, outer_var: Array) -> Array:
+        """Return the penalty of each feature."""
+        return expand_groups(jnp.exp(outer_var), self.groups)
+
+    def sum_groups(self, per_feature: Array, outer_var: Array) -> Array:
+        """Return the sum over the features that share a penalty."""
+        return sum_groups(per_feature, self.groups, outer_var.size)
 
     def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> Array:
         features = self._features(data)
@@ -89,20 +136,8 @@ class LinearOracles(RowwiseOracles):
             curvatures = self._majorizer(slopes, curvatures)
         return features ** (2 * power) @ (weights * curvatures**power)
 
-    def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
-        """Return the curvatures, or what they may become where the loss is flat for being large."""
-        return curvatures
-
     def _diagonal_regularization(self, point: Point) -> Array:
         return self.penalties(point.outer_var)
-
-    def penalties(self, outer_var: Array) -> Array:
-        """Return the penalty of each feature."""
-        return ungrouped(jnp.exp(outer_var), self.groups)
-
-    def grouped(self, per_feature: Array, outer_var: Array) -> Array:
-        """Return the sum over the features of each group."""
-        return grouped(per_feature, self.groups, outer_var.size)
 
     def _inner_terms(self, point: Point, data: PyTree) -> tuple[Array, Array]:
         features = self._features(data)
@@ -110,16 +145,17 @@ class LinearOracles(RowwiseOracles):
         return slopes, curvatures * (point.v @ features)
 
     def _inner_sum(self, terms: tuple[Array, Array], data: PyTree, weights: Array, like: Point) -> InnerPass:
-        features, (slopes, curved) = self._features(data), terms
-        return InnerPass(features @ (weights * slopes), features @ (weights * curved), jnp.zeros_like(like.outer_var))
+        features, (slopes, bends) = self._features(data), terms
+        return InnerPass(features @ (weights * slopes), features @ (weights * bends), jnp.zeros_like(like.outer_var))
 
-    def _inner_regularization(self, point: Point) -> InnerPass:
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return the derivatives of the penalty."""
         z, x, v = point
         penalties = self.penalties(x)
-        return InnerPass(penalties * z, penalties * v, self.grouped(penalties * z * v, x))
+        return InnerPass(penalties * z, penalties * v, self.sum_groups(penalties * z * v, x))
 
     def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self.grouped(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
+        return self.sum_groups(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
 
     def _outer_terms(self, point: Point, data: PyTree) -> Array:
         return self._slopes(point.inner_var @ self._features(data), data)[0]
@@ -135,48 +171,41 @@ class LinearOracles(RowwiseOracles):
         return jnp.sum(weights * self._losses(point.inner_var @ self._features(data), data))
 
 
-_STEEPEST = log(2 + sqrt(3))  # where |l'''| of the logistic loss is largest
+class Fit(NamedTuple):
+    """z*, with ∇z G and ∇²zz G there, and F and ∇z F."""
+
+    z: np.ndarray
+    grad: np.ndarray
+    hessian: np.ndarray
+    value: Any
+    outer_grad: np.ndarray
 
 
-class Curve(NamedTuple):
-    """A loss l of one score: infimum and supremum of l'', supremum of |l'''| over scores within a reach of it."""
+class LinearExactSolver(ABC):
+    """Exact solutions with a dense Hessian; a subclass fits the model to given penalties."""
 
-    least_second: Callable[[Array, Array], Array]
-    largest_second: Callable[[Array, Array], Array]
-    largest_third: Callable[[Array, Array], Array]
+    def __init__(self, oracles: LinearOracles) -> None:
+        self._oracles = oracles
 
+    @abstractmethod
+    def _fit(self, penalties: np.ndarray, guess: ExactSolution | None) -> Fit:
+        """Fit the model, in float64 on the rows that runs use."""
 
-def _logistic_second(sizes: Array) -> Array:
-    """Return l'' of scores with these absolute values: it is even, and falls with them."""
-    missed = sigmoid(-sizes)
-    return missed * (1 - missed)
-
-
-def _logistic_least_second(scores: Array, reach: Array) -> Array:
-    return _logistic_second(jnp.abs(scores) + reach)
-
-
-def _logistic_largest_second(scores: Array, reach: Array) -> Array:
-    return _logistic_second(jnp.maximum(jnp.abs(scores) - reach, 0))
-
-
-def _logistic_largest_third(scores: Array, reach: Array) -> Array:
-    sizes = jnp.abs(scores)
-    # |l'''| is even, rises up to its peak and falls beyond it.
-    nearest = jnp.clip(_STEEPEST, jnp.maximum(sizes - reach, 0), sizes + reach)
-    return _logistic_second(nearest) * (1 - 2 * sigmoid(-nearest))
-
-
-def _one(scores: Array, reach: Array) -> Array:
-    return jnp.ones_like(scores)
-
-
-def _zero(scores: Array, reach: Array) -> Array:
-    return jnp.zeros_like(scores)
-
-
-LOGISTIC = Curve(_logistic_least_second, _logistic_largest_second, _logistic_largest_third)
-SQUARED = Curve(_one, _one, _zero)
+    def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
+        """Return the solution at ``outer_var``."""
+        with arithmetic(np.float64):
+            x = jnp.asarray(outer_var, np.float64)
+            penalties = np.asarray(self._oracles.penalties(x))
+            z, grad, hessian, value, outer_grad = self._fit(penalties, guess)
+            v = -cholesky(hessian)(outer_grad)
+            return ExactSolution(
+                inner_var=z,
+                v=v,
+                value=float(value),
+                hypergrad=np.asarray(self._oracles.sum_groups(jnp.asarray(penalties * z * v), x)),
+                inner_residual=float(np.linalg.norm(grad)),
+                v_residual=float(np.linalg.norm(hessian @ v + outer_grad)),
+            )
 
 
 class LinearBounds:
@@ -187,8 +216,7 @@ class LinearBounds:
     def __init__(self, problem: BilevelProblem) -> None:
         oracles = problem.oracles
         assert isinstance(oracles, LinearOracles)
-        self._oracles = oracles.widened()
-        self._curve = oracles.curve
+        self._oracles = oracles.in_float64()
         size = problem.start.inner_var.size
         self._groups = np.arange(size) if oracles.groups is None else np.asarray(oracles.groups)
 
@@ -214,52 +242,40 @@ class LinearBounds:
     def _least_hessian(
         self, z: np.ndarray, penalties: np.ndarray, inverse_root: np.ndarray, radius: float
     ) -> np.ndarray:
-        fit = _least_fit_curvature(self._oracles, self._curve, z, inverse_root, np.float64(radius))
+        fit = _least_fit_curvature(self._oracles, z, inverse_root, np.float64(radius))
         return np.asarray(fit) + np.diag(penalties)
 
     def _bounds(self, metric: Metric, point: Point, direction: Point, delta: float, mu: float) -> Bounds:
-        z, x, v = point
-        penalties = np.exp(x)[self._groups]
-        moves = _moves(self._oracles, self._curve, z, v, metric.inverse_root, np.float64(delta))
-        return Bounds(
-            delta=delta,
-            mu=mu,
-            v_residual=metric.dual_norm(direction.v),
-            a=largest(moves[0]),
-            b=largest(moves[1]),
-            c=metric.grouped_norm(penalties * v, self._groups),
-            e=metric.grouped_norm(penalties * z, self._groups) + delta,
-            least=metric.least,
-        )
+        moves = _moves(self._oracles, point.inner_var, point.v, metric.inverse_root, np.float64(delta))
+        a, b = map(largest, moves)
+        return penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
 
 
-@partial(jax.jit, static_argnames="curve")
-def _least_fit_curvature(oracles: LinearOracles, curve: Curve, z: Array, inverse_root: Array, radius: Array) -> Array:
+@jax.jit
+def _least_fit_curvature(oracles: LinearOracles, z: Array, inverse_root: Array, radius: Array) -> Array:
     """Return mean l'' dd' with the least l'' of each row within a radius of z."""
 
     def of_piece(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
-        reach = norms(whitened(rows, inverse_root)) * radius
-        return (rows * (weights * curve.least_second(z @ rows, reach))) @ rows.T
+        reach = norms(whiten(rows, inverse_root)) * radius
+        return (rows * (weights * oracles.curve.least_second(z @ rows, reach))) @ rows.T
 
-    return summed(of_piece, oracles.inner_samples)
+    return oracles.inner_samples.mean(of_piece)
 
 
-@partial(jax.jit, static_argnames="curve")
-def _moves(
-    oracles: LinearOracles, curve: Curve, z: Array, v: Array, inverse_root: Array, delta: Array
-) -> tuple[Array, Array]:
+@jax.jit
+def _moves(oracles: LinearOracles, z: Array, v: Array, inverse_root: Array, delta: Array) -> tuple[Array, Array]:
     """Return the matrices whose largest eigenvalues are a and b."""
 
     def bend(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
-        measured = whitened(rows, inverse_root)
-        third = curve.largest_third(z @ rows, norms(measured) * delta)
-        return spread(measured, weights * third * abs(v @ rows))
+        whitened = whiten(rows, inverse_root)
+        third = oracles.curve.largest_third(z @ rows, norms(whitened) * delta)
+        return second_moment(whitened, weights * third * abs(v @ rows))
 
     def slope(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
-        measured = whitened(rows, inverse_root)
-        return spread(measured, weights * curve.largest_second(z @ rows, norms(measured) * delta))
+        whitened = whiten(rows, inverse_root)
+        return second_moment(whitened, weights * oracles.curve.largest_second(z @ rows, norms(whitened) * delta))
 
-    return summed(bend, oracles.inner_samples), summed(slope, oracles.outer_samples)
+    return oracles.inner_samples.mean(bend), oracles.outer_samples.mean(slope)

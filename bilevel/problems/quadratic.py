@@ -1,25 +1,21 @@
-"""Closed-form oracles of quadratics whose matrices have rank one, kept as factors.
+"""Random quadratics with everything in closed form.
 
-    ½ (a'z)² + ½ (c'x)² + (e'x)(f'z) + d_z'z + d_x'x      per sample, on both levels
+On both levels a sample is
 
-so that A_z = a a', A_x = c c', B = e f', and a row costs p + d numbers of each kind instead of p².
+    ½ (a'z)² + ½ (c'x)² + (e'x)(f'z) + d_z'z + d_x'x
 
-Random quadratics with everything in closed form.
+so that A_z = a a', A_x = c c', B = e f': matrices of rank one, kept as factors. A row costs p + d numbers of each kind
+instead of p².
 
-Constants of quadratics: exact, everywhere.
+Exact solutions. With the mean matrices, z*(x) = J x + z*(0) where J = -(A_z^G)^-1 (B^G)', and h is the quadratic with
+Hessian A_x^F + J'A_z^F J + B^F J + (B^F J)'. Constants are exact, everywhere.
 
-Certificates of quadratics and of the worst case, whose inner Hessians are constant.
-
-Quadratics, with the mean matrices A_z and B of each level: M = A_z^G, so that μ = 1, δ = ||D_z||' and a = 0,
+Certificates. M = A_z^G, so that μ = 1, δ = ||D_z||' and a = 0,
 
     b = ||A_z^F||  from the metric to its dual      c = ||B^F||      e = ||B^G||
-
-The worst case: M = I, δ = ||D_z||/μ, a = c = 0, b = L1_F, e = μ.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -28,14 +24,125 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
-from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, OuterPass, Point, Rows
 from bilevel.oracles import Samples
-from bilevel.oracles.base import Oracles, joined
+from bilevel.oracles.base import Oracles, join
+from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
-from bilevel.problems.constants import Found, Region, Values, box_of
+from bilevel.problems.checks import check_sizes
+from bilevel.problems.constants import Found, Region, Values, box_around
 from bilevel.problems.exact import ExactSolution
+
+_CHUNK = 1024  # rows made at a time, so that building a problem needs little more than the problem
+
+
+def quadratic(
+    n_inner: int = 32768,
+    n_outer: int = 1024,
+    dim_inner: int = 100,
+    dim_outer: int = 10,
+    seed: int = 0,
+    *,
+    smallest_eigenvalue: float = 0.1,
+    largest_eigenvalue: float = 1.0,
+    coupling: float = 0.1,
+    common_linear: float = 0.0,
+    dtype: DTypeLike | None = None,
+) -> BilevelProblem:
+    """Draw a quadratic problem.
+
+    Each sample is ½ z'A_z z + ½ x'A_x x + x'B z + d_z'z + d_x'x with random matrices of rank one. Their
+    means tend to matrices whose eigenvalues are spread evenly on a log scale between the two given, and
+    to a B whose singular values are all ``coupling``.
+
+    Parameters
+    ----------
+    n_inner, n_outer : samples of each level
+    dim_inner, dim_outer : sizes of the two variables
+    seed : of the draw
+    smallest_eigenvalue, largest_eigenvalue : of the limits of A_z and A_x
+    coupling : singular values of the limit of B
+    common_linear : linear terms are N(0, I) per sample, plus this times one N(0, I) common to all
+    dtype : "float32" or "float64"; by default what JAX makes of float64 data
+
+    Raises
+    ------
+    ValueError
+        When the drawn problem is not strongly convex on both levels; another seed, more samples or a
+        smaller ``coupling`` will do.
+    """
+    rng = np.random.default_rng(seed)
+    dtype = resolve_dtype(dtype, np.float64(0))  # as the drawn numbers
+    check_sizes(n_inner=n_inner, n_outer=n_outer, dim_inner=dim_inner, dim_outer=dim_outer)
+    if not 0 < smallest_eigenvalue <= largest_eigenvalue < np.inf:
+        raise ValueError("`smallest_eigenvalue` must be above 0 and at most `largest_eigenvalue`.")
+    if not (np.isfinite(coupling) and np.isfinite(common_linear)):
+        raise ValueError("`coupling` and `common_linear` must be finite.")
+    spectrum = (smallest_eigenvalue, largest_eigenvalue)
+
+    def level(n: int) -> tuple[Samples, Means]:
+        factors = _draw_factors(rng, n, dim_inner, dim_outer, spectrum, coupling, common_linear, dtype)
+        return Samples(factors, n, axes=(0,) * len(factors), dtype=dtype), Means.of(factors)
+
+    with arithmetic(dtype):
+        inner_samples, inner_means = level(n_inner)
+        outer_samples, outer_means = level(n_outer)
+    start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
+    exact_solver = QuadraticExactSolver(inner_means, outer_means)
+    curvature = float(np.linalg.eigvalsh(inner_means.a_inner)[-1])
+    return BilevelProblem(
+        QuadraticOracles(inner_samples, outer_samples, curvature=curvature),
+        start,
+        exact_solver,
+        "quadratic",
+        find_constants=quadratic_constants,
+        certificate_bounds=QuadraticBounds,
+    )
+
+
+def _draw_factors(
+    rng: np.random.Generator,
+    n: int,
+    p: int,
+    d: int,
+    spectrum: tuple[float, float],
+    coupling: float,
+    common_linear: float,
+    dtype: np.dtype,
+) -> "Factors":
+    root_inner, root_outer = _random_root(rng, p, spectrum), _random_root(rng, d, spectrum)
+    left, right = _random_rotation(rng, d), _random_rotation(rng, p)
+    singular = np.zeros((d, p))
+    np.fill_diagonal(singular, coupling)
+
+    def rows(size: int, *maps: np.ndarray, shift: Any = 0) -> list[Array]:
+        """Draw n standard normal vectors and return their images under each map."""
+        images = [np.empty((n, matrix.shape[0]), dtype) for matrix in maps]
+        for begin in range(0, n, _CHUNK):
+            noise = rng.standard_normal((min(_CHUNK, n - begin), size))
+            for image, matrix in zip(images, maps, strict=True):
+                image[begin : begin + len(noise)] = noise @ matrix.T + shift
+        return [jnp.asarray(images.pop(0)) for _ in maps]  # one copy at a time lives twice
+
+    def linear(size: int) -> Array:
+        return rows(size, np.eye(size), shift=common_linear * rng.standard_normal(size))[0]
+
+    (a,), (c,) = rows(p, root_inner), rows(d, root_outer)
+    e, f = rows(p, left @ singular, right)
+    return Factors(a, c, e, f, linear(p), linear(d))
+
+
+def _random_rotation(rng: np.random.Generator, size: int) -> np.ndarray:
+    rotation, triangle = np.linalg.qr(rng.standard_normal((size, size)))
+    return rotation * np.sign(np.diag(triangle))
+
+
+def _random_root(rng: np.random.Generator, size: int, spectrum: tuple[float, float]) -> np.ndarray:
+    """Return the square root of a symmetric matrix with log-spaced eigenvalues and random eigenvectors."""
+    rotation = _random_rotation(rng, size)
+    return (rotation * np.sqrt(np.geomspace(*spectrum, size))) @ rotation.T
 
 
 class Factors(NamedTuple):
@@ -49,16 +156,12 @@ class Factors(NamedTuple):
     linear_outer: Array
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds"],
-    meta_fields=["curvature"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuadraticOracles(Oracles):
     """Factors on each level, rows first; ``curvature`` is the largest eigenvalue of the mean A_z of G, if known."""
 
-    curvature: float | None = None
+    curvature: float | None = field(default=None, metadata=STATIC)
 
     diagonal_passes = 1
 
@@ -82,17 +185,18 @@ class QuadraticOracles(Oracles):
         return OuterPass(grad + weights @ data.linear_inner, grad_outer + weights @ data.linear_outer)
 
     def _inner_value(self, point: Point, data: Factors, weights: Array) -> Array:
-        return _value(point, data, weights)
+        z, x, _ = point
+        squares = ((data.a @ z) ** 2 + (data.c @ x) ** 2) / 2
+        return weights @ (squares + (data.e @ x) * (data.f @ z) + data.linear_inner @ z + data.linear_outer @ x)
 
-    def _outer_value(self, point: Point, data: Factors, weights: Array) -> Array:
-        return _value(point, data, weights)
+    _outer_value = _inner_value
 
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
         """Return D(point) - D(previous): D is affine, so one product with the move gives it."""
         move = trees.subtract(point, previous)
         inner = _inner_products(move, *self.inner_samples.take(rows.inner))
         outer = _outer_products(move, *self.outer_samples.take(rows.outer))
-        return joined(inner, outer)
+        return join(inner, outer)
 
 
 def _inner_products(point: Point, data: Factors, weights: Array) -> InnerPass:
@@ -114,140 +218,6 @@ def _outer_products(point: Point, data: Factors, weights: Array) -> OuterPass:
     )
 
 
-def _value(point: Point, data: Factors, weights: Array) -> Array:
-    z, x, _ = point
-    squares = ((data.a @ z) ** 2 + (data.c @ x) ** 2) / 2
-    return weights @ (squares + (data.e @ x) * (data.f @ z) + data.linear_inner @ z + data.linear_outer @ x)
-
-
-_CHUNK = 1024  # rows made at a time, so that building a problem needs little more than the problem
-
-
-def quadratic(
-    n_inner: int = 32768,
-    n_outer: int = 1024,
-    dim_inner: int = 100,
-    dim_outer: int = 10,
-    seed: int = 0,
-    *,
-    smallest_eigenvalue: float = 0.1,
-    largest_eigenvalue: float = 1.0,
-    coupling: float = 0.1,
-    common_linear: float = 0.0,
-    dtype: DTypeLike = "float32",
-) -> BilevelProblem:
-    """Draw a quadratic problem.
-
-    Each sample is ½ z'A_z z + ½ x'A_x x + x'B z + d_z'z + d_x'x with random matrices of rank one. Their
-    means tend to matrices whose eigenvalues are spread evenly on a log scale between the two given, and
-    to a B whose singular values are all ``coupling``.
-
-    Parameters
-    ----------
-    n_inner, n_outer : samples of each level
-    dim_inner, dim_outer : sizes of the two variables
-    seed : of the draw
-    smallest_eigenvalue, largest_eigenvalue : of the limits of A_z and A_x
-    coupling : singular values of the limit of B
-    common_linear : linear terms are N(0, I) per sample, plus this times one N(0, I) common to all
-    dtype : "float32" or "float64"
-
-    Raises
-    ------
-    ValueError
-        When the drawn problem is not strongly convex on both levels; another seed, more samples or a
-        smaller ``coupling`` will do.
-    """
-    dtype = as_float_dtype(dtype)
-    for name, size in (
-        ("n_inner", n_inner),
-        ("n_outer", n_outer),
-        ("dim_inner", dim_inner),
-        ("dim_outer", dim_outer),
-    ):
-        if not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
-    if not 0 < smallest_eigenvalue <= largest_eigenvalue < np.inf:
-        raise ValueError("`smallest_eigenvalue` must be above 0 and at most `largest_eigenvalue`.")
-    if not (np.isfinite(coupling) and np.isfinite(common_linear)):
-        raise ValueError("`coupling` and `common_linear` must be finite.")
-    rng = np.random.default_rng(seed)
-    spectrum = (smallest_eigenvalue, largest_eigenvalue)
-
-    def level(n: int) -> tuple[Samples, Means]:
-        factors = _draw_factors(rng, n, dim_inner, dim_outer, spectrum, coupling, common_linear, dtype)
-        return Samples(factors, n, axes=(0,) * len(factors), dtype=dtype), Means.of(factors)
-
-    with arithmetic(dtype):
-        inner_samples, inner_means = level(n_inner)
-        outer_samples, outer_means = level(n_outer)
-    start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
-    exact_solver = QuadraticExactSolver(inner_means, outer_means)
-    curvature = float(np.linalg.eigvalsh(inner_means.a_inner)[-1])
-    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=curvature)
-    return BilevelProblem(
-        oracles,
-        start,
-        exact_solver,
-        "quadratic",
-        find_constants=quadratic_constants,
-        certificate_bounds=QuadraticBounds,
-    )
-
-
-def _draw_factors(
-    rng: np.random.Generator,
-    n: int,
-    p: int,
-    d: int,
-    spectrum: tuple[float, float],
-    coupling: float,
-    common_linear: float,
-    dtype: np.dtype,
-) -> Factors:
-    root_inner, root_outer = _random_root(rng, p, spectrum), _random_root(rng, d, spectrum)
-    left, right = _random_rotation(rng, d), _random_rotation(rng, p)
-    singular = np.zeros((d, p))
-    np.fill_diagonal(singular, coupling)
-
-    def linear(size: int) -> Array:
-        common = common_linear * rng.standard_normal(size)
-        return _normal_rows(rng, n, size, [np.eye(size)], dtype, common)[0]
-
-    (a,) = _normal_rows(rng, n, p, [root_inner], dtype)
-    (c,) = _normal_rows(rng, n, d, [root_outer], dtype)
-    e, f = _normal_rows(rng, n, p, [left @ singular, right], dtype)
-    return Factors(a, c, e, f, linear(p), linear(d))
-
-
-def _normal_rows(
-    rng: np.random.Generator,
-    n: int,
-    size: int,
-    maps: list[np.ndarray],
-    dtype: np.dtype,
-    shift: float | np.ndarray = 0,
-) -> list[Array]:
-    """Draw n standard normal vectors and return their images under each map."""
-    images = [np.empty((n, matrix.shape[0]), dtype) for matrix in maps]
-    for begin in range(0, n, _CHUNK):
-        noise = rng.standard_normal((min(_CHUNK, n - begin), size))
-        for image, matrix in zip(images, maps, strict=True):
-            image[begin : begin + len(noise)] = noise @ matrix.T + shift
-    return [jnp.asarray(images.pop(0)) for _ in maps]  # one copy at a time lives twice
-
-
-def _random_rotation(rng: np.random.Generator, size: int) -> np.ndarray:
-    rotation, triangle = np.linalg.qr(rng.standard_normal((size, size)))
-    return rotation * np.sign(np.diag(triangle))
-
-
-def _random_root(rng: np.random.Generator, size: int, spectrum: tuple[float, float]) -> np.ndarray:
-    """Return the square root of a symmetric matrix with log-spaced eigenvalues and random eigenvectors."""
-    rotation = _random_rotation(rng, size)
-    return (rotation * np.sqrt(np.geomspace(*spectrum, size))) @ rotation.T
-
-
 class Means(NamedTuple):
     """The mean quadratic of one level, in float64."""
 
@@ -261,32 +231,15 @@ class Means(NamedTuple):
     def of(cls, factors: Factors) -> "Means":
         """Average the samples of a level."""
         n = len(factors.a)
-        total: list[Any] = [0.0] * 5
-        for part in _float64_chunks(factors):
-            sums = (
-                part.a.T @ part.a,
-                part.c.T @ part.c,
-                part.e.T @ part.f,
-                part.linear_inner.sum(0),
-                part.linear_outer.sum(0),
-            )
-            total = [t + s for t, s in zip(total, sums, strict=True)]
-        return cls(*(t / n for t in total))
-
-
-def _float64_chunks(factors: Factors) -> Iterator[Factors]:
-    views = [np.asarray(leaf) for leaf in factors]
-    for begin in range(0, len(factors.a), _CHUNK):
-        parts: list[Any] = [view[begin : begin + _CHUNK].astype(np.float64) for view in views]
-        yield Factors(*parts)
+        views, total = [np.asarray(leaf) for leaf in factors], cls(0, 0, 0, 0, 0)  # type: ignore[arg-type]
+        for begin in range(0, n, _CHUNK):
+            a, c, e, f, d_z, d_x = (view[begin : begin + _CHUNK].astype(np.float64) for view in views)
+            total = trees.add(total, cls(a.T @ a, c.T @ c, e.T @ f, d_z.sum(0), d_x.sum(0)))
+        return cls(*(part / n for part in total))
 
 
 class QuadraticExactSolver:
-    """z*, v*, h, ∇h and the minimizer of h, from the mean matrices.
-
-    z*(x) = J x + z*(0) with J = -(A_z^G)^-1 (B^G)', and h is the quadratic with Hessian
-    A_x^F + J'A_z^F J + B^F J + (B^F J)'.
-    """
+    """z*, v*, h, ∇h and the minimizer of h, from the mean matrices."""
 
     def __init__(self, inner: Means, outer: Means) -> None:
         self.inner, self.outer = inner, outer
@@ -296,8 +249,7 @@ class QuadraticExactSolver:
         mixed = outer.b @ self.jacobian
         self.hessian = outer.a_outer + self.jacobian.T @ outer.a_inner @ self.jacobian + mixed + mixed.T
         _require_positive(self.hessian, "h")
-        dim_outer = len(self.hessian)
-        self.minimizer = -np.linalg.solve(self.hessian, self._gradient(np.zeros(dim_outer)))
+        self.minimizer = -np.linalg.solve(self.hessian, self._gradient(np.zeros(len(self.hessian))))
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         """Return the solution at ``outer_var``; no guess is needed."""
@@ -339,35 +291,29 @@ def _require_positive(matrix: np.ndarray, what: str) -> None:
 
 def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
     """All derivatives above the second are 0; Hessians are those of the rows and of the mean."""
-    inner, outer = (_factors64(level) for level in (problem.oracles.inner_samples, problem.oracles.outer_samples))
-    exact_solver = QuadraticExactSolver(Means.of(inner), Means.of(outer))
+    levels = problem.oracles.inner_samples, problem.oracles.outer_samples
+    inner, outer = (Factors(*trees.to_numpy(level.leaves, np.float64)) for level in levels)
+    exact = QuadraticExactSolver(Means.of(inner), Means.of(outer))
     outer_norms = _hessian_norms(outer)
-    v_jacobian = np.linalg.solve(
-        exact_solver.inner.a_inner, exact_solver.outer.a_inner @ exact_solver.jacobian + exact_solver.outer.b.T
-    )
+    v_jacobian = np.linalg.solve(exact.inner.a_inner, exact.outer.a_inner @ exact.jacobian + exact.outer.b.T)
     values: Values = {
-        "mu_G": float(np.linalg.eigvalsh(exact_solver.inner.a_inner)[0]),
+        "mu_G": float(np.linalg.eigvalsh(exact.inner.a_inner)[0]),
         "L1_F": float(outer_norms.max()),
         "L1_G": float(_hessian_norms(inner).max()),
         "L2_F": 0.0,
         "L2_G": 0.0,
         "L3_G": 0.0,
-        "L_z_star": float(np.linalg.norm(exact_solver.jacobian, 2)),
+        "L_z_star": float(np.linalg.norm(exact.jacobian, 2)),
         "L_v_star": float(np.linalg.norm(v_jacobian, 2)),
-        "L_h": float(np.linalg.norm(exact_solver.hessian, 2)),
+        "L_h": float(np.linalg.norm(exact.hessian, 2)),
     }
     how = dict.fromkeys(values, "exact")
     if radius is None:
         return values | {"L0_F": None}, how | {"L0_F": "exact", "R": "exact"}, Region()
-    region = Region(radius, *box_of(problem, box))
+    region = Region(radius, *box_around(problem, box))
     linear = np.hypot(*(np.linalg.norm(part, axis=1) for part in (outer.linear_inner, outer.linear_outer)))
     farthest = np.hypot(radius, region.outer_radius)
     return values | {"L0_F": float((outer_norms * farthest + linear).max())}, how | {"L0_F": "bound"}, region
-
-
-def _factors64(samples: Samples) -> Factors:
-    parts: list[Any] = [np.asarray(leaf, np.float64) for leaf in samples.leaves]
-    return Factors(*parts)
 
 
 def _hessian_norms(rows: Factors) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel import datasets
-from bilevel._precision import as_float_dtype
+from bilevel._precision import resolve_dtype
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.data_cleaning import data_cleaning
 from bilevel.problems.logistic import logistic_selection
@@ -16,66 +16,61 @@ _PIXEL_FLOOR = 0.1  # of the full range; below it a pixel is nearly constant and
 _CHUNK = 4096
 
 
-def ijcnn1(*, dtype: DTypeLike = "float32", seed: int = 0) -> BilevelProblem:
+def ijcnn1(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build logistic penalty selection on IJCNN1: 49 990 training and 91 701 validation rows, 22 features.
 
     Parameters
     ----------
-    dtype : "float32" or "float64"
+    dtype : "float32" or "float64"; by default what JAX makes of the data
     seed : of the start and the shuffle
     """
     data = datasets.load("ijcnn1")
     return logistic_selection(data.X_train, data.y_train, data.X_test, data.y_test, dtype=dtype, seed=seed)
 
 
-def breast_cancer(*, dtype: DTypeLike = "float32", seed: int = 0) -> BilevelProblem:
+def breast_cancer(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build logistic penalty selection on the breast-cancer set of scikit-learn: 341 training, 228 validation rows.
 
     Parameters
     ----------
-    dtype : "float32" or "float64"
+    dtype : "float32" or "float64"; by default what JAX makes of the data
     seed : of the split, the start and the shuffle
     """
     data = datasets.load("breast_cancer")
     train, val = _split(len(data.X_train), (0.6, 0.4), seed)
-    X_train, X_val = _standardized(dtype, data.X_train[train], data.X_train[val])
+    X_train, X_val = _standardize(dtype, data.X_train[train], data.X_train[val])
     signs = np.where(data.y_train == 1, 1, -1)
     return logistic_selection(X_train, signs[train], X_val, signs[val], dtype=dtype, seed=seed)
 
 
-def covtype(*, per: str = "class", dtype: DTypeLike = "float32", seed: int = 0) -> BilevelProblem:
+def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build softmax penalty selection on Covertype: 348 607 training and 116 203 validation rows, 54 features.
 
-    The rest of the rows is left for tests. Columns are standardized on the training rows.
+    The other rows are left for tests. Columns are standardized on the training rows.
 
     Parameters
     ----------
     per : "class" or "feature"; what shares a penalty
-    dtype : "float32" or "float64"
+    dtype : "float32" or "float64"; by default what JAX makes of the data
     seed : of the split and the shuffle
     """
     data = datasets.load("covtype")
     train, val, _ = _split(len(data.X_train), (0.6, 0.2, 0.2), seed)
-    X_train, X_val = _standardized(dtype, data.X_train[train], data.X_train[val])
+    X_train, X_val = _standardize(dtype, data.X_train[train], data.X_train[val])
     labels = data.y_train.astype(np.int32) - 1
     return softmax_selection(X_train, labels[train], X_val, labels[val], per=per, dtype=dtype, seed=seed)
 
 
 def mnist_cleaning(
-    *,
-    corruption: float = 0.5,
-    n_train: int = 20_000,
-    n_val: int = 5_000,
-    dtype: DTypeLike = "float32",
-    seed: int = 0,
+    *, corruption: float = 0.5, n_train: int = 20_000, n_val: int = 5_000, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
     """Build data cleaning on MNIST, with the test file for the metric ``test_error``.
 
     Parameters
     ----------
-    corruption : the chance that a training label is redrawn, uniformly among the ten; 0 leaves them clean
+    corruption : the probability that a training label is redrawn, uniformly among the ten; 0 leaves them clean
     n_train, n_val : rows of the training file on each level
-    dtype : "float32" or "float64"
+    dtype : "float32" or "float64"; by default what JAX makes of the data
     seed : of the choice of rows, the corruption and the shuffle
     """
     data = datasets.load("mnist")
@@ -86,20 +81,15 @@ def mnist_cleaning(
 
 
 def digits_cleaning(
-    *,
-    corruption: float = 0.5,
-    n_train: int = 1_000,
-    n_val: int = 300,
-    dtype: DTypeLike = "float32",
-    seed: int = 0,
+    *, corruption: float = 0.5, n_train: int = 1_000, n_val: int = 300, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
     """Build data cleaning on the digits of scikit-learn; the rows of neither level are the test rows.
 
     Parameters
     ----------
-    corruption : the chance that a training label is redrawn, uniformly among the ten; 0 leaves them clean
+    corruption : the probability that a training label is redrawn, uniformly among the ten; 0 leaves them clean
     n_train, n_val : rows on each level, of 1797
-    dtype : "float32" or "float64"
+    dtype : "float32" or "float64"; by default what JAX makes of the data
     seed : of the choice of rows, the corruption and the shuffle
     """
     data = datasets.load("digits")
@@ -109,10 +99,10 @@ def digits_cleaning(
     return _cleaning(source, held_out, 16, corruption, n_train, n_val, dtype, seed)
 
 
-def corrupted_labels(labels: np.ndarray, n_classes: int, chance: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the labels, each redrawn uniformly with this chance; some redrawn ones stay as they were."""
+def corrupted_labels(labels: np.ndarray, n_classes: int, probability: float, rng: np.random.Generator) -> np.ndarray:
+    """Return the labels, each redrawn uniformly with this probability; some redrawn ones stay as they were."""
     redrawn = rng.integers(0, n_classes, len(labels)).astype(labels.dtype)
-    return np.where(rng.random(len(labels)) < chance, redrawn, labels)
+    return np.where(rng.random(len(labels)) < probability, redrawn, labels)
 
 
 def _cleaning(
@@ -122,7 +112,7 @@ def _cleaning(
     corruption: float,
     n_train: int,
     n_val: int,
-    dtype: DTypeLike,
+    dtype: DTypeLike | None,
     seed: int,
 ) -> BilevelProblem:
     if not 0 <= corruption < 1:
@@ -139,7 +129,7 @@ def _cleaning(
     truth = labels[train].astype(np.int32)
     noisy = corrupted_labels(truth, 10, corruption, rng)
     flat = [part.reshape(len(part), -1) for part in (images[train], images[val], test[0])]
-    X_train, X_val, X_test = _standardized(dtype, *flat, floor=_PIXEL_FLOOR * full_range)
+    X_train, X_val, X_test = _standardize(dtype, *flat, floor=_PIXEL_FLOOR * full_range)
     return data_cleaning(
         X_train,
         noisy,
@@ -159,12 +149,14 @@ def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:
     return np.split(np.random.default_rng(seed).permutation(n), ends)
 
 
-def _standardized(dtype: DTypeLike, train: np.ndarray, *others: np.ndarray, floor: float = 0.0) -> list[np.ndarray]:
-    """Centre and scale columns by mean and deviation of the training rows; a constant column becomes 0."""
+def _standardize(
+    dtype: DTypeLike | None, train: np.ndarray, *others: np.ndarray, floor: float = 0.0
+) -> list[np.ndarray]:
+    """Center and scale columns by mean and deviation of the training rows; a constant column becomes 0."""
     mean = train.mean(0, dtype=np.float64)
     deviation = np.maximum(_deviation(train, mean), floor)
     scale = np.where(deviation > 0, deviation, 1.0)
-    return [_scaled(rows, mean, scale, as_float_dtype(dtype)) for rows in (train, *others)]
+    return [_scale(rows, mean, scale, resolve_dtype(dtype, train)) for rows in (train, *others)]
 
 
 def _chunks(n: int) -> Iterator[slice]:
@@ -176,7 +168,7 @@ def _deviation(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
     return np.sqrt(sum(np.square(rows[part] - mean).sum(0) for part in _chunks(len(rows))) / len(rows))
 
 
-def _scaled(rows: np.ndarray, mean: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _scale(rows: np.ndarray, mean: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
     out = np.empty(rows.shape, dtype)
     for part in _chunks(len(rows)):
         out[part] = (rows[part] - mean) / scale

@@ -1,6 +1,6 @@
 """Constants of any problem, estimated: the largest derivatives that a search finds.
 
-Bounds of any strongly convex problem from sampled constants: an indication, no proof.
+Certificate bounds of any strongly convex problem follow from them: an indication, no proof.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from bilevel.problems.certificate import NOTHING, Bounds
 
 if TYPE_CHECKING:
     from bilevel.problems.base import BilevelProblem
-from bilevel.problems.constants import Found, Region, Values, box_of, holding_start
+from bilevel.problems.constants import Found, Region, Values, box_around, radius_with_start
 
 _DRAWS, _ASCENTS = 512, 12
 
 
-def sampled_constants(problem: "BilevelProblem", radius: float | None, box: Any, seed: int) -> Found:
+def sample_constants(problem: "BilevelProblem", radius: float | None, box: Any, seed: int) -> Found:
     """Take the largest derivative of each order among many points, rows and directions, improved by ascent."""
-    region = Region(radius or holding_start(problem, 0.0) + 1, *box_of(problem, box))
+    region = Region(radius or radius_with_start(problem, 0.0) + 1, *box_around(problem, box))
     rng = np.random.default_rng(seed)
     with arithmetic(np.float64):
-        oracles = problem.oracles.widened().batched(1, "iid")
+        oracles = problem.oracles.in_float64().with_batches(1, "iid")
         size, unravel = _joint(problem)
         values: Values = {"mu_G": _least_curvature(problem, region, rng)}
         for level, n, orders in (("F", oracles.n_outer, (1, 2, 3)), ("G", oracles.n_inner, (2, 3, 4))):
@@ -98,7 +98,7 @@ def _unit(vector: Array, otherwise: Array) -> Array:
 
 def _least_curvature(problem: "BilevelProblem", region: Region, rng: np.random.Generator, count: int = 16) -> float:
     """Return the smallest eigenvalue of ∇²zz G among some points."""
-    oracles = problem.oracles.widened()
+    oracles = problem.oracles.in_float64()
     _, unravel = _joint(problem)
     unravel_z = ravel_pytree(trees.cast(problem.start.inner_var, np.float64))[1]
 
@@ -112,7 +112,7 @@ def _least_curvature(problem: "BilevelProblem", region: Region, rng: np.random.G
     return float(min(np.linalg.eigvalsh(np.asarray(matrix))[0] for matrix in matrices))
 
 
-class EstimatedBounds:
+class SampledBounds:
     """Bounds from constants sampled at this x, in a ball of z that holds the point."""
 
     why = "The losses are the user's own: their constants come from a search, and the true ones may be larger."

@@ -1,8 +1,6 @@
-"""What linear softmax regression has in common at both levels: rows, probabilities, curvature.
+"""What problems of linear softmax regression have in common: rows, probabilities p, residuals, curvature.
 
-Rows with classes, as softmax problems take them: checked and laid out.
-
-How far softmax probabilities and their derivatives move with the scores.
+    F = mean CE(d'z)        z: features × classes
 
 Derivatives of a cross-entropy are cumulants of variables on the classes, under the probabilities p at the scores s:
 its Hessian is the covariance S = diag(p) - pp', its third derivative κ(t, u, w) a third cumulant.
@@ -25,11 +23,10 @@ from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point
-from bilevel.oracles import Samples
-from bilevel.oracles.base import estimated
+from bilevel.oracles.base import estimate
 from bilevel.oracles.rowwise import RowwiseOracles
-from bilevel.problems.checks import check_same_features, checked_classes, checked_table
-from bilevel.problems.constants import SIGMOID
+from bilevel.problems.checks import check_classes, check_tables
+from bilevel.problems.losses import SIGMOID
 
 
 class Labeled(NamedTuple):
@@ -38,6 +35,23 @@ class Labeled(NamedTuple):
     features: AnyArray
     labels: AnyArray
     index: AnyArray
+
+
+def check_labeled(
+    X_train: Any, y_train: Any, X_val: Any, y_val: Any, dtype: DTypeLike
+) -> tuple[tuple[Labeled, Labeled], tuple[int, int]]:
+    """Return the checked rows of both levels, and the shape of z."""
+    (rows, labels), (outer_rows, outer_labels) = check_tables(X_train, y_train, X_val, y_val)
+    labels = check_classes("y_train", labels)
+    n_classes = int(labels.max()) + 1
+    if n_classes < 2:
+        raise ValueError("`y_train` holds the class 0 alone; a softmax problem needs at least two.")
+    outer_labels = check_classes("y_val", outer_labels, n_classes)
+
+    def labeled(rows: np.ndarray, labels: np.ndarray) -> Labeled:
+        return Labeled(rows.astype(dtype, copy=False), labels, np.arange(len(rows), dtype=np.int32))
+
+    return (labeled(rows, labels), labeled(outer_rows, outer_labels)), (rows.shape[1], n_classes)
 
 
 def cross_entropies(scores: Array, labels: Array) -> Array:
@@ -51,23 +65,23 @@ def probabilities(scores: Array) -> Array:
     return raised / jnp.sum(raised, axis=1, keepdims=True)
 
 
-def residuals(chances: Array, labels: Array) -> Array:
+def residuals(p: Array, labels: Array) -> Array:
     """Return the gradient of each cross-entropy with respect to its scores."""
-    return chances - jax.nn.one_hot(labels, chances.shape[1], dtype=chances.dtype)
+    return p - jax.nn.one_hot(labels, p.shape[1], dtype=p.dtype)
 
 
-def curved(chances: Array, tangents: Array) -> Array:
+def bend(p: Array, tangents: Array) -> Array:
     """Return the Hessian of each cross-entropy with respect to its scores, times a tangent."""
-    return chances * (tangents - jnp.sum(chances * tangents, axis=1, keepdims=True))
+    return p * (tangents - jnp.sum(p * tangents, axis=1, keepdims=True))
 
 
-def curvatures(data: Labeled, chances: Array, majorize: bool) -> Array:
-    """Return p (1 - p) of each row and class; cautiously, at least the squared residual, which is alike in the mean.
+def curvatures(data: Labeled, p: Array, majorize: bool) -> Array:
+    """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual.
 
-    Where a row is missed by far, only the residual is not 0.
+    Both are alike in the mean; where a row is fitted badly, only the residual is not 0.
     """
-    plain = chances * (1 - chances)
-    return jnp.maximum(plain, residuals(chances, data.labels) ** 2) if majorize else plain
+    plain = p * (1 - p)
+    return jnp.maximum(plain, residuals(p, data.labels) ** 2) if majorize else plain
 
 
 def row_diagonals(features: Array, curvatures: Array, weights: Array, power: int) -> Array:
@@ -80,7 +94,7 @@ def products(features: Array, *matrices: Array) -> list[Array]:
     return jnp.split(features @ jnp.concatenate(matrices, axis=1), len(matrices), axis=1)
 
 
-def weighted(terms: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
+def weight(terms: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
     """Return each term times the weight of its row."""
     return tuple(weights[:, None] * term if term.ndim == 2 else weights * term for term in terms)
 
@@ -114,27 +128,27 @@ class SoftmaxOracles(RowwiseOracles):
         return trees.subtract(new, self._inner_terms_of(scores0, tangents0, previous, data))
 
     def _inner_sum(self, terms: tuple[Array, ...], data: Labeled, weights: Array, like: Point) -> InnerPass:
-        terms = weighted(terms, weights)
+        terms = weight(terms, weights)
         grad, hvp = products(data.features.T, *terms[:2])
         return self._inner_bundle(grad, hvp, terms, data, like)
 
     def _inner_apart(self, point: Point, data: Labeled, weights: Array) -> InnerPass:
         rows = data.features
-        terms = weighted(self._inner_terms_of(rows @ point.inner_var, rows @ point.v, point, data), weights)
+        terms = weight(self._inner_terms_of(rows @ point.inner_var, rows @ point.v, point, data), weights)
         total = self._inner_bundle(rows.T @ terms[0], rows.T @ terms[1], terms, data, point)
-        return trees.add(total, self._inner_regularization(point))
+        return trees.add(total, self.inner_regularization(point))
 
     def inner_grad(self, point: Point, rows: Any = None) -> Array:
         """Return ∇z G."""
-        return estimated(self._inner_apart, point, self.inner_samples, rows).grad
+        return estimate(self._inner_apart, point, self.inner_samples, rows).grad
 
     def hvp(self, point: Point, rows: Any = None) -> Array:
         """Return (∇²zz G) v."""
-        return estimated(self._inner_apart, point, self.inner_samples, rows).hvp
+        return estimate(self._inner_apart, point, self.inner_samples, rows).hvp
 
     def cross(self, point: Point, rows: Any = None) -> Array:
         """Return (∇²xz G) v."""
-        return estimated(self._inner_apart, point, self.inner_samples, rows).cross
+        return estimate(self._inner_apart, point, self.inner_samples, rows).cross
 
     def _outer_terms(self, point: Point, data: Labeled) -> Array:
         return residuals(probabilities(data.features @ point.inner_var), data.labels)
@@ -150,46 +164,13 @@ class SoftmaxOracles(RowwiseOracles):
         return weights @ cross_entropies(data.features @ point.inner_var, data.labels)
 
 
-_ROWS_FIRST = 0  # a width that no row is narrower than
-
-
-class Levels(NamedTuple):
-    """The samples of both levels, and what fixes the shape of z."""
-
-    inner: Samples
-    outer: Samples
-    n_features: int
-    n_classes: int
-
-
-def labeled_levels(
-    X_train: Any, y_train: Any, X_val: Any, y_val: Any, dtype: DTypeLike, rng: np.random.Generator
-) -> Levels:
-    """Check the rows of both levels and lay them out in a random order."""
-    rows, labels = checked_table("X_train", X_train, "y_train", y_train)
-    labels = checked_classes("y_train", labels)
-    n_classes = int(labels.max()) + 1
-    if n_classes < 2:
-        raise ValueError("`y_train` holds the class 0 alone; a softmax problem needs at least two.")
-    outer_rows, outer_labels = checked_table("X_val", X_val, "y_val", y_val)
-    outer_labels = checked_classes("y_val", outer_labels, n_classes)
-    check_same_features(("X_train", "X_val"), (rows, outer_rows))
-    inner, outer = _samples(rows, labels, dtype, rng), _samples(outer_rows, outer_labels, dtype, rng)
-    return Levels(inner, outer, rows.shape[1], n_classes)
-
-
-def _samples(rows: np.ndarray, labels: np.ndarray, dtype: DTypeLike, rng: np.random.Generator) -> Samples:
-    data = Labeled(rows.astype(dtype, copy=False), labels, np.arange(len(rows), dtype=np.int32))
-    return Samples.shuffled(data, dtype, rng, _ROWS_FIRST)
-
-
 _THIRD = sqrt(2) ** 3 * SIGMOID[2]
 _FAR = 40.0  # beyond this reach the bound ½ is the smaller one, and exp may overflow
 
 
-def largest_curvatures(chances: Array, reach: Array) -> Array:
+def largest_curvatures(p: Array, reach: Array) -> Array:
     """Return C of each row."""
-    here = 2 * jnp.max(chances * (1 - chances), axis=1)
+    here = 2 * jnp.max(p * (1 - p), axis=1)
     grown = here * jnp.exp(sqrt(2) * jnp.minimum(reach, _FAR))
     return jnp.where(reach < _FAR, jnp.minimum(grown, 0.5), 0.5)
 
@@ -199,7 +180,7 @@ def centered_norms(tangents: Array) -> Array:
     return jnp.sqrt(jnp.sum((tangents - jnp.mean(tangents, axis=1, keepdims=True)) ** 2, axis=1))
 
 
-def bends(tangents: Array, curvatures: Array) -> Array:
+def largest_bends(tangents: Array, curvatures: Array) -> Array:
     """Return k of each row."""
     width = jnp.max(tangents, axis=1) - jnp.min(tangents, axis=1)
     return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * width)

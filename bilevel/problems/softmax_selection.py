@@ -1,36 +1,27 @@
-"""Closed-form oracles of penalty selection for softmax regression.
+"""Selection of penalties for softmax regression, one per class, feature or group of them, on a validation set.
 
     G = mean CE(d'z) + ½ sum_kc exp(x) z_kc²        F = mean CE(d'z)        z: features × classes
 
-with one x per class, per feature or per group of them. With the residual r = softmax(d'z) - e_label of each row and its
-curvature S t = p (t - p't), on rows D:
+With the residual r = softmax(d'z) - e_label of each row and S t = p (t - p't), on rows D:
 
     ∇z G = D'r + exp(x) z     (∇²zz G) v = D'S(Dv) + exp(x) v     (∇²xz G) v = sum exp(x) z v
 
-Selection of penalties for softmax regression, one per class, feature or group of them, on a validation set.
-
-Certificates of penalty selection for softmax regression: G = mean CE(d'z) + ½ sum exp(x) z², F = mean CE(d'z).
-
-As for linear models (:mod:`bilevel.problems.linear`), but that a row acts through one score per class: two metrics
-are tried, and the smaller error is kept; c and e are the same. In M = P, μ = 1 and δ = ||D_z||', and a row is measured
-as d̃ = d / √exp(x) with one penalty per feature, d / √exp(min x) with one per class, so that ||d'w||_2 <= ||d̃|| ||w||.
-With C and k of :mod:`bilevel.problems.softmax` within ||d̃|| δ of the scores,
+Certificates. As for linear models (:mod:`bilevel.problems.linear`), but that a row acts through one score per class:
+two metrics are tried, and the smaller error is kept; c and e are the same. In M = P, μ = 1 and δ = ||D_z||', and a row
+is measured as d̃ = d / √exp(x) with one penalty per feature, d / √exp(min x) with one per class, so that
+||d'w||_2 <= ||d̃|| ||w||. With C and k of :mod:`bilevel.problems.softmax` within ||d̃|| δ of the scores,
 
     a = λ_max(mean k d̃d̃')     b = λ_max(mean C d̃d̃') on outer rows
 
-M = H is :mod:`bilevel.problems.softmax_selection`.
-
-Softmax selection in the metric of its Hessian, M = H = mean dd' ⊗ S + P with S = diag(p) - pp' at z.
-
-Within t of z the scores of a row move by u with range(u) <= w = 2 t max_c ||d||_c, where ||d||_c² = d'N_c d and N_c is
-the diagonal block of H⁻¹ of class c. As a third cumulant κ(u, s, s) is at most range(u) S(s, s), S stays between
-exp(-w) and exp(w) times what it is at z. So δ and μ come from mean exp(-w) dd' ⊗ S + P
-(:mod:`bilevel.problems.certificate`), and with w at t = δ
+The other metric is M = H = mean dd' ⊗ S + P with S = diag(p) - pp' at z. Within t of z the scores of a row move by u
+with range(u) <= w = 2 t max_c ||d||_c, where ||d||_c² = d'N_c d and N_c is the diagonal block of H⁻¹ of class c. As a
+third cumulant κ(u, s, s) is at most range(u) S(s, s), S stays between exp(-w) and exp(w) times what it is at z. So δ
+and μ come from mean exp(-w) dd' ⊗ S + P (:mod:`bilevel.problems.certificate`), and with w at t = δ
 
     a = λ_max(M⁻¹ mean range(d'v) exp(w) dd' ⊗ S)     b = λ_max(M⁻¹ mean exp(w) dd' ⊗ S) on outer rows
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,86 +30,29 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._precision import resolve_dtype
 from bilevel._types import Array, InnerPass, Point
 from bilevel.oracles import Samples
-from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import DENSE, Bounds, Metric, ball, largest, norms, spread, summed, whitened
-from bilevel.problems.checks import checked_bounds, checked_groups, checked_start
-from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import LOG_PENALTIES, grouped, ungrouped
-from bilevel.problems.softmax import (
-    Labeled,
-    SoftmaxOracles,
-    bends,
-    curvatures,
-    curved,
-    labeled_levels,
-    largest_curvatures,
-    probabilities,
-    residuals,
-    row_diagonals,
+from bilevel.oracles.samples import STATIC
+from bilevel.problems import softmax
+from bilevel.problems.base import BilevelProblem, lay_out
+from bilevel.problems.certificate import (
+    DENSE,
+    Bounds,
+    Metric,
+    ball,
+    largest,
+    norms,
+    penalty_bounds,
+    second_moment,
+    whiten,
 )
+from bilevel.problems.checks import check_choice, check_groups
+from bilevel.problems.exact import IterativeExactSolver
+from bilevel.problems.linear import LOG_PENALTIES, expand_groups, sum_groups
+from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
 PENALTIES = ("class", "feature")
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds", "groups"],
-    meta_fields=["per"],
-)
-@dataclass(frozen=True)
-class SoftmaxSelectionOracles(SoftmaxOracles):
-    """Labeled rows on each level; one penalty per ``"class"`` or ``"feature"``, or per group of them."""
-
-    per: str = "class"
-    groups: Array | None = None
-
-    holds_only_rows = True
-
-    @property
-    def _shared_axis(self) -> int:
-        return PENALTIES.index(self.per)
-
-    @property
-    def wide_bounds(self) -> tuple[float, float]:
-        """Bounds of the logarithm of a penalty."""
-        return LOG_PENALTIES
-
-    def penalties(self, outer_var: Array) -> Array:
-        """Return the penalties in a shape that broadcasts to that of z."""
-        return jnp.expand_dims(ungrouped(jnp.exp(outer_var), self.groups), self._shared_axis)
-
-    def _shared(self, per_entry: Array, outer_var: Array) -> Array:
-        """Return the sum over the entries of z that share a penalty."""
-        return grouped(jnp.sum(per_entry, axis=self._shared_axis), self.groups, outer_var.size)
-
-    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        chances = probabilities(scores)
-        return residuals(chances, data.labels), curved(chances, tangents)
-
-    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
-        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
-
-    def _inner_regularization(self, point: Point) -> InnerPass:
-        z, x, v = point
-        penalties = self.penalties(x)
-        return InnerPass(penalties * z, penalties * v, self._shared(penalties * z * v, x))
-
-    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        curved_by = curvatures(data, probabilities(data.features @ point.inner_var), majorize)
-        return row_diagonals(data.features, curved_by, weights, power)
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
-
-    def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
-        return self._shared(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
-
-    def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
-        penalty = jnp.sum(self.penalties(point.outer_var) * point.inner_var**2) / 2
-        return self._outer_value(point, data, weights) + penalty
 
 
 def softmax_selection(
@@ -132,7 +66,7 @@ def softmax_selection(
     inner_var: Any = None,
     outer_var: Any = None,
     outer_bounds: Any = None,
-    dtype: DTypeLike = "float32",
+    dtype: DTypeLike | None = None,
     seed: int = 0,
 ) -> BilevelProblem:
     """Build the problem min over x of the validation loss of softmax regression with penalties exp(x).
@@ -149,24 +83,18 @@ def softmax_selection(
     inner_var : start of z, (features, classes); 0 by default
     outer_var : start of x, the logarithms of the penalties; -2 by default
     outer_bounds : (lower, upper) for x, each None, a number or like x
-    dtype : "float32" or "float64"
+    dtype : "float32" or "float64"; by default what JAX makes of the features
     seed : of the one shuffle of the rows
     """
-    dtype = as_float_dtype(dtype)
-    if per not in PENALTIES:
-        raise ValueError(f"`per={per!r}`: must be 'class' or 'feature'.")
-    with arithmetic(dtype):
-        levels = labeled_levels(X_train, y_train, X_val, y_val, dtype, np.random.default_rng(seed))
-        z = checked_start("inner_var", inner_var, np.zeros((levels.n_features, levels.n_classes)), dtype)
-        n_members = levels.n_classes if per == "class" else levels.n_features
-        groups = checked_groups(groups, n_members, per)
-        n_penalties = n_members if groups is None else groups.max() + 1
-        x = checked_start("outer_var", outer_var, np.full(n_penalties, -2.0), dtype)
-        bounds = checked_bounds(outer_bounds, x)
-        oracles = SoftmaxSelectionOracles(
-            levels.inner, levels.outer, bounds, per, None if groups is None else jnp.asarray(groups)
-        )
-    start = Point(z, x, np.zeros_like(z))
+    dtype = resolve_dtype(dtype, X_train, X_val)
+    check_choice("per", per, PENALTIES)
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
+    n_members = shape[1] if per == "class" else shape[0]
+    groups = check_groups(groups, n_members, per)
+    defaults = np.zeros(shape), np.full(n_members if groups is None else groups.max() + 1, -2.0)
+    rng = np.random.default_rng(seed)
+    parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
+    oracles = SoftmaxSelectionOracles(**parts, per=per, groups=None if groups is None else jnp.asarray(groups))
     return BilevelProblem(
         oracles,
         start,
@@ -174,6 +102,57 @@ def softmax_selection(
         "softmax_selection",
         certificate_bounds=SoftmaxSelectionBounds,
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SoftmaxSelectionOracles(SoftmaxOracles):
+    """Labeled rows on each level; one penalty per ``"class"`` or ``"feature"``, or per group of them."""
+
+    per: str = field(default="class", metadata=STATIC)
+    groups: Array | None = None
+
+    holds_only_rows = True
+    wide_bounds = LOG_PENALTIES
+
+    @property
+    def _shared_axis(self) -> int:
+        return PENALTIES.index(self.per)
+
+    def penalties(self, outer_var: Array) -> Array:
+        """Return the penalties in a shape that broadcasts to that of z."""
+        return jnp.expand_dims(expand_groups(jnp.exp(outer_var), self.groups), self._shared_axis)
+
+    def _sum_shared(self, per_entry: Array, outer_var: Array) -> Array:
+        """Return the sum over the entries of z that share a penalty."""
+        return sum_groups(jnp.sum(per_entry, axis=self._shared_axis), self.groups, outer_var.size)
+
+    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
+        p = softmax.probabilities(scores)
+        return softmax.residuals(p, data.labels), softmax.bend(p, tangents)
+
+    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
+        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
+
+    def inner_regularization(self, point: Point) -> InnerPass:
+        """Return the derivatives of the penalty."""
+        z, x, v = point
+        penalties = self.penalties(x)
+        return InnerPass(penalties * z, penalties * v, self._sum_shared(penalties * z * v, x))
+
+    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
+        bends = softmax.curvatures(data, softmax.probabilities(data.features @ point.inner_var), majorize)
+        return softmax.row_diagonals(data.features, bends, weights, power)
+
+    def _diagonal_regularization(self, point: Point) -> Array:
+        return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
+
+    def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
+        return self._sum_shared(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
+
+    def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
+        penalty = jnp.sum(self.penalties(point.outer_var) * point.inner_var**2) / 2
+        return self._outer_value(point, data, weights) + penalty
 
 
 _MOST_WORK = 2e10  # multiplications in one pass that makes a matrix like H
@@ -187,7 +166,7 @@ class SoftmaxSelectionBounds:
     def __init__(self, problem: BilevelProblem) -> None:
         oracles = problem.oracles
         assert isinstance(oracles, SoftmaxSelectionOracles)
-        self._oracles = oracles.widened()
+        self._oracles = oracles.in_float64()
         # Of each number of z: which penalty it has.
         members = np.indices(problem.start.inner_var.shape)[1 - PENALTIES.index(oracles.per)].ravel()
         self._groups = members if oracles.groups is None else np.asarray(oracles.groups)[members]
@@ -200,15 +179,12 @@ class SoftmaxSelectionBounds:
         if not self._dense:
             return found
         try:
-            local = Local(self._oracles, point, np.exp(point.outer_var)[self._groups])
+            local = LocalMetric(self._oracles, point, np.exp(point.outer_var)[self._groups])
             a, b, delta, mu = local.moves(direction)
         except np.linalg.LinAlgError:
             return found
-        return min(
-            found,
-            self._bounds(local.metric, point, direction, delta, mu, a, b),
-            key=lambda bounds: bounds.error,
-        )
+        near = penalty_bounds(local.metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
+        return min(found, near, key=lambda bounds: bounds.error)
 
     def _among_penalties(self, point: Point, direction: Point) -> Bounds:
         penalties = np.exp(point.outer_var)[self._groups]
@@ -216,43 +192,30 @@ class SoftmaxSelectionBounds:
         metric = Metric.diagonal(penalties)
         delta = metric.dual_norm(direction.inner_var.ravel())
         a, b = (largest(matrix) for matrix in _moves(self._oracles, point, 1 / np.sqrt(weakest), np.float64(delta)))
-        return self._bounds(metric, point, direction, delta, 1.0, a, b)
-
-    def _bounds(
-        self, metric: Metric, point: Point, direction: Point, delta: float, mu: float, a: float, b: float
-    ) -> Bounds:
-        penalties = np.exp(point.outer_var)[self._groups]
-        return Bounds(
-            delta=delta,
-            mu=mu,
-            v_residual=metric.dual_norm(direction.v.ravel()),
-            a=a,
-            b=b,
-            c=metric.grouped_norm(penalties * point.v.ravel(), self._groups),
-            e=metric.grouped_norm(penalties * point.inner_var.ravel(), self._groups) + delta,
-            least=metric.least,
-        )
+        return penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=1.0, a=a, b=b)
 
 
 @jax.jit
 def _moves(oracles: SoftmaxSelectionOracles, point: Point, inverse_root: Array, delta: Array) -> tuple[Array, Array]:
     """Return the matrices whose largest eigenvalues are a and b."""
 
-    def curvatures(data: Labeled, measured: Array) -> Array:
-        return largest_curvatures(probabilities(data.features @ point.inner_var), norms(measured) * delta)
+    def curvatures(data: Labeled, whitened: Array) -> Array:
+        p = softmax.probabilities(data.features @ point.inner_var)
+        return softmax.largest_curvatures(p, norms(whitened) * delta)
 
-    def bend(data: Labeled, weights: Array) -> Array:
-        measured = whitened(data.features.T, inverse_root)
-        return spread(measured, weights * bends(data.features @ point.v, curvatures(data, measured)))
+    def inner(data: Labeled, weights: Array) -> Array:
+        whitened = whiten(data.features.T, inverse_root)
+        bends = softmax.largest_bends(data.features @ point.v, curvatures(data, whitened))
+        return second_moment(whitened, weights * bends)
 
-    def slope(data: Labeled, weights: Array) -> Array:
-        measured = whitened(data.features.T, inverse_root)
-        return spread(measured, weights * curvatures(data, measured))
+    def outer(data: Labeled, weights: Array) -> Array:
+        whitened = whiten(data.features.T, inverse_root)
+        return second_moment(whitened, weights * curvatures(data, whitened))
 
-    return summed(bend, oracles.inner_samples), summed(slope, oracles.outer_samples)
+    return oracles.inner_samples.mean(inner), oracles.outer_samples.mean(outer)
 
 
-class Local:
+class LocalMetric:
     """The metric of the Hessian at a point; LinAlgError where it is not positive definite."""
 
     def __init__(self, oracles: SoftmaxSelectionOracles, point: Point, penalties: np.ndarray) -> None:
@@ -293,11 +256,11 @@ def _curvature(samples: Samples, point: Point, roots: Array, radius: Array, kind
         return grown * jnp.ptp(data.features @ v, axis=1) if kind == "bend" else grown
 
     def of_piece(data: Labeled, weights: Array) -> Array:
-        rows, chances = data.features, probabilities(data.features @ z)
+        rows, p = data.features, softmax.probabilities(data.features @ z)
         scaled = weights * factors(data)
-        joint = (rows[:, :, None] * chances[:, None, :]).reshape(len(rows), -1)
+        joint = (rows[:, :, None] * p[:, None, :]).reshape(len(rows), -1)
         weighted = (joint * scaled[:, None]).T
         own = (weighted @ rows).reshape(*z.shape, len(z), 1)
         return (own * same_class).reshape(z.size, z.size) - weighted @ joint
 
-    return summed(of_piece, samples)
+    return samples.mean(of_piece)

@@ -1,4 +1,4 @@
-"""Closed-form oracles of the worst case of the lower bound.
+"""The problem of the lower bound: no method that follows gradients from 0 makes it stationary with fewer queries.
 
     G_i = μ/2 ||z - x||²        F_j = λ f(U_j z / β)
 
@@ -7,17 +7,16 @@ with orthonormal rows in all U_j together and a chain f of T + 1 coordinates, of
     f(y) = √α/2 (y_1 - 1)² + ½ sum_k (y_k+1 - y_k)² + α sum_k Γ(y_k)
     Γ(t) = 120 ∫ from 1 to t of s² (s - 1) / (1 + s²) ds
 
-A gradient of f sees a coordinate only after its predecessor has left 0.
+A gradient of f sees a coordinate only after its predecessor has left 0. z*(x) = x, so that h = F and v* = -∇F(x) / μ; h
+is at least 0, and 0 where U x = β. Constants are exact, everywhere.
 
-The problem of the lower bound: no method that follows gradients from 0 makes it stationary with fewer queries.
-
-Constants of the worst case of the lower bound: exact, everywhere.
+Certificates. M = I, δ = ||D_z||/μ, a = c = 0, b = L1_F, e = μ.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from functools import partial
-from math import floor, isfinite, log, pi, sqrt
+from dataclasses import dataclass, field
+from functools import cache, partial
+from math import floor, log, pi, sqrt
 from typing import Any, NamedTuple
 
 import jax
@@ -25,127 +24,20 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._precision import arithmetic, as_float_dtype
+from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import INT32_MAX, Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
+from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds
+from bilevel.problems.checks import check_choice, check_positive, check_sizes
 from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
-
-
-def gamma(t: Array) -> Array:
-    """Return Γ = 120 [(t - 1)²/2 - ½ log((1 + t²)/2) + atan(t) - π/4], without its cancellation at t = 1."""
-    s = t - 1
-    return 120 * (s**2 / 2 - jnp.log1p(s + s**2 / 2) / 2 + jnp.arctan2(s, 2 + s))
-
-
-def gamma_slope(t: Array) -> Array:
-    """Return Γ'."""
-    return 120 * (t - 1) * (t**2 / (1 + t**2))
-
-
-def chain(y: Array, alpha: float) -> Array:
-    """Return f along the last axis."""
-    quadratic = alpha**0.5 * (y[..., 0] - 1) ** 2 + jnp.sum(jnp.diff(y) ** 2, axis=-1)
-    return quadratic / 2 + alpha * jnp.sum(gamma(y[..., :-1]), axis=-1)
-
-
-def chain_slope(y: Array, alpha: float) -> Array:
-    """Return ∇f along the last axis, exactly 0 beyond the first coordinate that is 0 with all after it."""
-    steps = jnp.diff(y)
-    pulled_back = jnp.concatenate([alpha**0.5 * (y[..., :1] - 1), steps], axis=-1)
-    pulled_ahead = jnp.concatenate([alpha * gamma_slope(y[..., :-1]) - steps, jnp.zeros_like(y[..., :1])], axis=-1)
-    return pulled_back + pulled_ahead
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorstCaseOracles(Oracles):
-    """Inner rows hold their curvature μ; what outer rows hold is up to the subclass.
-
-    Attributes
-    ----------
-    alpha : α
-    amplitude : λ
-    width : β
-    curvature : μ
-    """
-
-    alpha: float
-    amplitude: float
-    width: float
-    curvature: float
-
-    @abstractmethod
-    def _parts(self, z: Array, rows: Array) -> Array:
-        """Return U_j z of each row, (rows, T + 1)."""
-
-    @abstractmethod
-    def _whole(self, parts: Array, rows: Array) -> Array:
-        """Return the sum of U_j' parts_j over the rows."""
-
-    @property
-    def largest_curvature(self) -> float | None:
-        """The one eigenvalue of ∇²zz G."""
-        return self.curvature
-
-    def _inner(self, point: Point, data: Array, weights: Array) -> InnerPass:
-        z, x, v = point
-        curvature = jnp.sum(weights * data)
-        return InnerPass(curvature * (z - x), curvature * v, -curvature * v)
-
-    def _inner_grad_outer(self, point: Point, data: Array, weights: Array) -> Array:
-        return jnp.sum(weights * data) * (point.outer_var - point.inner_var)
-
-    def _outer(self, point: Point, data: Array, weights: Array) -> OuterPass:
-        slopes = chain_slope(self._parts(point.inner_var, data) / self.width, self.alpha)
-        grad = self._whole(weights[:, None] * (self.amplitude / self.width * slopes), data)
-        return OuterPass(grad, jnp.zeros_like(point.outer_var))
-
-    def _inner_value(self, point: Point, data: Array, weights: Array) -> Array:
-        return jnp.sum(weights * data) / 2 * jnp.sum((point.inner_var - point.outer_var) ** 2)
-
-    def _outer_value(self, point: Point, data: Array, weights: Array) -> Array:
-        values = chain(self._parts(point.inner_var, data) / self.width, self.alpha)
-        return self.amplitude * jnp.sum(weights * values)
-
-
-_register = partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inner_samples", "outer_samples", "outer_bounds"],
-    meta_fields=["alpha", "amplitude", "width", "curvature"],
-)
-
-
-@_register
-@dataclass(frozen=True, kw_only=True)
-class CoordinateChains(WorstCaseOracles):
-    """U_j picks the j-th of m equal parts of z; outer rows hold their number j."""
-
-    def _parts(self, z: Array, rows: Array) -> Array:
-        return jnp.take(z.reshape(self.n_outer, -1), rows, axis=0)
-
-    def _whole(self, parts: Array, rows: Array) -> Array:
-        return jnp.zeros((self.n_outer, parts.shape[1]), parts.dtype).at[rows].add(parts).ravel()
-
-
-@_register
-@dataclass(frozen=True, kw_only=True)
-class RotatedChains(WorstCaseOracles):
-    """Outer rows hold U_j, (T + 1, p)."""
-
-    def _parts(self, z: Array, rows: Array) -> Array:
-        return rows @ z
-
-    def _whole(self, parts: Array, rows: Array) -> Array:
-        return jnp.tensordot(parts, rows, axes=2)
-
 
 GAMMA_CURVATURE = 180  # the maximum of |Γ''|, at -1
 GAMMA_AT_0 = 60 * (1 + log(2)) - 30 * pi
 ALPHA = 1 / GAMMA_CURVATURE
 SHORTEST_CHAIN = 14  # the first integer of at least 1/√α: h(0) - inf h <= gap is proved from there on
-
 NORMALIZATIONS = ("individual", "mean_squared")
 ROTATIONS = ("coordinates", "random")
 
@@ -160,32 +52,30 @@ def worst_case(
     gap: float = 1.0,
     inner_curvature: float = 1.0,
     rotation: str = "coordinates",
-    dtype: DTypeLike = "float32",
+    dtype: DTypeLike | None = None,
     seed: int = 0,
 ) -> BilevelProblem:
     """Build the instance on which ||∇h||² <= epsilon takes a method at least ``query_bound`` rows of F.
 
     Each F_j is a chain of T + 1 coordinates of its own, in p = d = m (T + 1) dimensions, and G_i = μ/2 ||z - x||².
     A query of F_j, at any point reached so far, brings at most one more coordinate of chain j into reach, and ||∇h||²
-    exceeds epsilon as long as half of the chains are not reached to the end. Queries are the ledger's ``outer_grad``.
-    The bound is for methods that start at 0 and stay in the span of the gradients they have seen.
+    exceeds epsilon as long as half of the chains are not reached to the end. Queries are calls of ``outer_grad``. The
+    bound is for methods that start at 0 and stay in the span of the gradients they have seen.
 
     Parameters
     ----------
     n_outer : m, outer samples
     epsilon : the squared norm of ∇h below which a point is stationary; it sets T, see Raises
-    normalization : which L-smooth class the problem is of. "individual": each F_j is L-smooth, and the bound does not
-        depend on m. "mean_squared": mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the
-        bound grows as √m
+    normalization : "individual": each F_j is L-smooth, and the bound does not depend on m. "mean_squared":
+        mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the bound grows as √m
     n_inner : n, inner samples, all alike; as many as outer ones by default
     smoothness : L
     gap : Δ, an upper bound of h(0) - inf h
     inner_curvature : μ
-    rotation : where the chains lie. "coordinates": one after the other along the axes, without any matrix; coordinates
-        out of reach stay exactly 0. "random": along a random basis of p² numbers, for methods that treat coordinates
-        apart; rounding then reaches every coordinate a little. The iterates of a method that stays in the span
-        of gradients turn with the basis, so the bound is the same
-    dtype : "float32" or "float64"
+    rotation : where the chains lie. "coordinates": one after the other along the axes; coordinates out of reach stay
+        exactly 0. "random": along a random basis of p² numbers, for methods that treat coordinates apart; rounding
+        then reaches every coordinate a little. The bound is the same
+    dtype : "float32" or "float64"; by default what JAX makes of float64 data
     seed : of the random basis
 
     Returns
@@ -200,26 +90,22 @@ def worst_case(
     ValueError
         When ``epsilon`` leaves a chain shorter than 14: h(0) - inf h <= gap is then not proved.
     """
-    dtype = as_float_dtype(dtype)
+    dtype = resolve_dtype(dtype, np.float64(0))  # as the numbers below
     n_inner = n_outer if n_inner is None else n_inner
-    _check_sizes(n_outer=n_outer, n_inner=n_inner)
-    _check_positive(epsilon=epsilon, smoothness=smoothness, gap=gap, inner_curvature=inner_curvature)
-    _check_choice("normalization", normalization, NORMALIZATIONS)
-    _check_choice("rotation", rotation, ROTATIONS)
+    check_sizes(n_outer=n_outer, n_inner=n_inner)
+    check_positive(epsilon=epsilon, smoothness=smoothness, gap=gap, inner_curvature=inner_curvature)
+    check_choice("normalization", normalization, NORMALIZATIONS)
+    check_choice("rotation", rotation, ROTATIONS)
     each = smoothness if normalization == "individual" else sqrt(n_outer) * smoothness
     scales = _scales(n_outer, epsilon, each, gap)
     dim = n_outer * (scales.length + 1)
     curvature = float(dtype.type(inner_curvature))  # as the rows hold it
     with arithmetic(dtype):
         kind, outer_rows = _chains(rotation, n_outer, dim, dtype, seed)
-        oracles = kind(
-            inner_samples=Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype),
-            outer_samples=Samples(outer_rows, n_outer, axes=(0,), dtype=dtype),
-            alpha=ALPHA,
-            amplitude=scales.amplitude,
-            width=scales.width,
-            curvature=curvature,
-        )
+        inner = Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype)
+        outer = Samples(outer_rows, n_outer, axes=(0,), dtype=dtype)
+    amplitude, width, _ = scales
+    oracles = kind(inner, outer, alpha=ALPHA, amplitude=amplitude, width=width, curvature=curvature)
     start = Point(*(np.zeros(dim, dtype) for _ in Point._fields))
     given = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon}
     return BilevelProblem(
@@ -227,7 +113,7 @@ def worst_case(
         start,
         WorstCaseExactSolver(oracles),
         f"worst_case ({normalization})",
-        info=given | _constants(n_outer, scales),
+        info=given | _known(n_outer, scales),
         find_constants=worst_case_constants,
         certificate_bounds=WorstCaseBounds,
     )
@@ -257,7 +143,8 @@ def _scales(m: int, epsilon: float, each: float, gap: float) -> Scales:
     return Scales(amplitude, sqrt(5 * amplitude / each), floor(budget / epsilon))
 
 
-def _constants(m: int, scales: Scales) -> dict[str, float]:
+def _known(m: int, scales: Scales) -> dict[str, float]:
+    """Return what is known in closed form of m chains with these scales."""
     smoothness = scales.amplitude / scales.width**2 * _chain_smoothness(scales.length)
     chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * scales.length * GAMMA_AT_0
     return {
@@ -284,9 +171,7 @@ def _chain_smoothness(length: int) -> float:
     return float(eigh_tridiagonal(diagonal, -np.ones(length), eigvals_only=True, select="i", select_range=top)[0])
 
 
-def _chains(
-    rotation: str, m: int, dim: int, dtype: np.dtype, seed: int
-) -> tuple[type[CoordinateChains | RotatedChains], Array]:
+def _chains(rotation: str, m: int, dim: int, dtype: np.dtype, seed: int) -> "tuple[type[WorstCaseOracles], Array]":
     """Return the kind of oracles and their outer rows."""
     if rotation == "coordinates":
         return CoordinateChains, jnp.arange(m, dtype=jnp.int32)
@@ -296,20 +181,113 @@ def _chains(
     return RotatedChains, jnp.asarray(basis.reshape(m, -1, dim), dtype)
 
 
+def gamma(t: Array) -> Array:
+    """Return Γ = 120 [(t - 1)²/2 - ½ log((1 + t²)/2) + atan(t) - π/4], without its cancellation at t = 1."""
+    s = t - 1
+    return 120 * (s**2 / 2 - jnp.log1p(s + s**2 / 2) / 2 + jnp.arctan2(s, 2 + s))
+
+
+def gamma_slope(t: Array) -> Array:
+    """Return Γ'."""
+    return 120 * (t - 1) * (t**2 / (1 + t**2))
+
+
+def chain(y: Array, alpha: float) -> Array:
+    """Return f along the last axis."""
+    quadratic = alpha**0.5 * (y[..., 0] - 1) ** 2 + jnp.sum(jnp.diff(y) ** 2, axis=-1)
+    return quadratic / 2 + alpha * jnp.sum(gamma(y[..., :-1]), axis=-1)
+
+
+def chain_slope(y: Array, alpha: float) -> Array:
+    """Return ∇f along the last axis, exactly 0 beyond the first coordinate that is 0 with all after it."""
+    steps = jnp.diff(y)
+    pulled_back = jnp.concatenate([alpha**0.5 * (y[..., :1] - 1), steps], axis=-1)
+    pulled_ahead = jnp.concatenate([alpha * gamma_slope(y[..., :-1]) - steps, jnp.zeros_like(y[..., :1])], axis=-1)
+    return pulled_back + pulled_ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstCaseOracles(Oracles):
+    """Inner rows hold their curvature μ; what outer rows hold is up to the subclass."""
+
+    alpha: float = field(metadata=STATIC)  # α
+    amplitude: float = field(metadata=STATIC)  # λ
+    width: float = field(metadata=STATIC)  # β
+    curvature: float = field(metadata=STATIC)  # μ
+
+    @abstractmethod
+    def _parts(self, z: Array, rows: Array) -> Array:
+        """Return U_j z of each row, (rows, T + 1)."""
+
+    @abstractmethod
+    def _whole(self, parts: Array, rows: Array) -> Array:
+        """Return the sum of U_j' parts_j over the rows."""
+
+    @property
+    def largest_curvature(self) -> float:
+        """The one eigenvalue of ∇²zz G."""
+        return self.curvature
+
+    def _inner(self, point: Point, data: Array, weights: Array) -> InnerPass:
+        z, x, v = point
+        curvature = jnp.sum(weights * data)
+        return InnerPass(curvature * (z - x), curvature * v, -curvature * v)
+
+    def _inner_grad_outer(self, point: Point, data: Array, weights: Array) -> Array:
+        return jnp.sum(weights * data) * (point.outer_var - point.inner_var)
+
+    def _outer(self, point: Point, data: Array, weights: Array) -> OuterPass:
+        slopes = chain_slope(self._parts(point.inner_var, data) / self.width, self.alpha)
+        grad = self._whole(weights[:, None] * (self.amplitude / self.width * slopes), data)
+        return OuterPass(grad, jnp.zeros_like(point.outer_var))
+
+    def _inner_value(self, point: Point, data: Array, weights: Array) -> Array:
+        return jnp.sum(weights * data) / 2 * jnp.sum((point.inner_var - point.outer_var) ** 2)
+
+    def _outer_value(self, point: Point, data: Array, weights: Array) -> Array:
+        values = chain(self._parts(point.inner_var, data) / self.width, self.alpha)
+        return self.amplitude * jnp.sum(weights * values)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class CoordinateChains(WorstCaseOracles):
+    """U_j picks the j-th of m equal parts of z; outer rows hold their number j."""
+
+    def _parts(self, z: Array, rows: Array) -> Array:
+        return jnp.take(z.reshape(self.n_outer, -1), rows, axis=0)
+
+    def _whole(self, parts: Array, rows: Array) -> Array:
+        return jnp.zeros((self.n_outer, parts.shape[1]), parts.dtype).at[rows].add(parts).ravel()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class RotatedChains(WorstCaseOracles):
+    """Outer rows hold U_j, (T + 1, p)."""
+
+    def _parts(self, z: Array, rows: Array) -> Array:
+        return rows @ z
+
+    def _whole(self, parts: Array, rows: Array) -> Array:
+        return jnp.tensordot(parts, rows, axes=2)
+
+
+_outer_value_and_grads = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.outer(point)))
+
+
 class WorstCaseExactSolver:
-    """References in closed form: z*(x) = x, so h = F and v* = -∇F(x) / μ; h is at least 0, and 0 where U x = β."""
+    """Exact solutions in closed form."""
 
     def __init__(self, oracles: WorstCaseOracles) -> None:
-        self._narrow_oracles = oracles
-        self._oracles: WorstCaseOracles | None = None
+        self._oracles = oracles
+        self._in_float64 = cache(partial(oracles.astype, np.float64))  # made when first asked for
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         """Return the solution at ``outer_var``; no guess is needed."""
         x = np.asarray(outer_var, np.float64)
         with arithmetic(np.float64):
-            if self._oracles is None:
-                self._oracles = self._narrow_oracles.astype(np.float64)
-            value, outer = _outer_value_and_grads(self._oracles, Point(x, x, x))
+            value, outer = _outer_value_and_grads(self._in_float64(), Point(x, x, x))
         grad = np.asarray(outer.grad)
         v = -grad / self._oracles.curvature
         return ExactSolution(
@@ -321,28 +299,6 @@ class WorstCaseExactSolver:
             v_residual=float(np.linalg.norm(self._oracles.curvature * v + grad)),
             value_gap=float(value),
         )
-
-
-@jax.jit
-def _outer_value_and_grads(oracles: Oracles, point: Point) -> tuple[Array, OuterPass]:
-    return oracles.outer_value(point), oracles.outer(point)
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
-
-
-def _check_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not (isfinite(number) and number > 0):
-            raise ValueError(f"`{name}={number!r}`: must be above 0 and finite.")
-
-
-def _check_choice(name: str, choice: str, choices: tuple[str, ...]) -> None:
-    if choice not in choices:
-        raise ValueError(f"`{name}={choice!r}`: must be one of {', '.join(map(repr, choices))}.")
 
 
 def worst_case_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:

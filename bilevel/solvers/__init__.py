@@ -1,57 +1,23 @@
-"""One file per algorithm, one line here."""
+"""One file per algorithm. The files of this folder are found and imported; their solvers register themselves."""
 
-from bilevel.solvers.alset import ALSET
-from bilevel.solvers.amigo import AmIGO
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.bome import BOME
-from bilevel.solvers.bsa import BSA
-from bilevel.solvers.exact import Exact
-from bilevel.solvers.f2sa import F2SA
-from bilevel.solvers.fsla import FSLA
-from bilevel.solvers.hoag import HOAG
-from bilevel.solvers.itd import ITD
-from bilevel.solvers.ma_soba import MASOBA
-from bilevel.solvers.mrbo import MRBO
-from bilevel.solvers.pzobo import PZOBO
-from bilevel.solvers.saba import SABA
-from bilevel.solvers.soba import SOBA
-from bilevel.solvers.spaba import SPABA
-from bilevel.solvers.srba import SRBA
-from bilevel.solvers.stocbio import StocBiO
-from bilevel.solvers.sustain import SUSTAIN
-from bilevel.solvers.ttsa import TTSA
-from bilevel.solvers.vrbo import VRBO
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
 
-_ALL: tuple[type[Solver], ...] = (
-    *(SRBA, SABA, SOBA),
-    *(StocBiO, AmIGO, MRBO, VRBO, F2SA),
-    *(BSA, TTSA, ALSET, SUSTAIN, FSLA, BOME, PZOBO, ITD, HOAG),
-    *(Exact, MASOBA, SPABA),
-)
-SOLVERS: dict[str, type[Solver]] = {cls.__name__: cls for cls in _ALL}
+from bilevel.solvers.base import Solver, SolverBase, registered_solvers, solver
+from bilevel.solvers.host import HostSolver
 
-__all__ = [
-    "ALSET",
-    "BOME",
-    "BSA",
-    "F2SA",
-    "FSLA",
-    "HOAG",
-    "ITD",
-    "MASOBA",
-    "MRBO",
-    "PZOBO",
-    "SABA",
-    "SOBA",
-    "SOLVERS",
-    "SPABA",
-    "SRBA",
-    "SUSTAIN",
-    "TTSA",
-    "VRBO",
-    "AmIGO",
-    "Exact",
-    "Solver",
-    "StocBiO",
-    "solver",
-]
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
+
+SOLVERS: dict[str, type[SolverBase]] = registered_solvers()
+globals().update(SOLVERS)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Tell a type checker that the classes of `SOLVERS` are attributes."""
+
+
+__all__ = ["SOLVERS", "HostSolver", "Solver", "SolverBase", "solver"]
+__all__ += list(SOLVERS)

@@ -12,17 +12,11 @@ Cost (2T + 3) b. Memory 2p + d. With constant steps it stops at a floor of noise
 from typing import Any, NamedTuple
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._types import Array, Calls, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import inner_descent, moved, repeat, split
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
+from bilevel.solvers.directions import inner_descent, move, move_outer, repeat, split
 from bilevel.solvers.parameters import whole
-
-
-class AmIGOState(NamedTuple):
-    """The iterate alone."""
-
-    point: Point
 
 
 class AmIGODraw(NamedTuple):
@@ -41,19 +35,13 @@ class AmIGO(Solver):
     Parameters
     ----------
     step_size : step of both inner loops
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
-    batch_size : rows per batch, on both levels
     n_inner_steps : T, steps of each loop per outer step
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     n_inner_steps: int = whole(default=10)
 
+    table_order = 5
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
-
-    def init(self, oracles: Oracles, start: Point) -> AmIGOState:
-        """Start where the problem starts."""
-        return AmIGOState(start)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> AmIGODraw:
         """Draw 2T + 1 inner batches and one outer."""
@@ -62,19 +50,18 @@ class AmIGO(Solver):
         inner_loop, linear_loop, cross = split(rows, times, times, None)
         return AmIGODraw(inner_loop, linear_loop, cross, oracles.draw_outer(key, index))
 
-    def step(self, oracles: Oracles, state: AmIGOState, index: Array, draw: AmIGODraw) -> AmIGOState:
+    def step(self, oracles: Oracles, state: PointState, index: Array, draw: AmIGODraw) -> PointState:
         """Follow the inner problem, then the linear system, then move along the hypergradient."""
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
         outer = oracles.outer(point, draw.outer)
 
         def follow_system(v: PyTree, rows: Any) -> PyTree:
             residual = trees.add(oracles.hvp(point._replace(v=v), rows), outer.grad)
-            return moved(v, residual, self.step_size)
+            return move(v, residual, self.step_size)
 
         point = point._replace(v=repeat(self.n_inner_steps, draw.linear_loop, follow_system, point.v))
         grad = trees.add(oracles.cross(point, draw.cross), outer.grad_outer)
-        outer_var = moved(point.outer_var, grad, self.step_size / self.outer_ratio)
-        return AmIGOState(point._replace(outer_var=oracles.project(outer_var)))
+        return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
     def calls(self, oracles: Oracles, draw: AmIGODraw, refresh: bool) -> Calls:
         """Count T gradients, T products, one cross product, both outer gradients."""

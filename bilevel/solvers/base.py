@@ -1,19 +1,16 @@
-"""What is proved of a solver: table 1 of the SRBA paper.
-
-The contract of a solver.
+"""The contract of a solver.
 
 A solver is a frozen dataclass of its hyper-parameters and nothing else. Declared with `@solver`, it is a
 pytree: floats and bounds are traced, so many step sizes share one compiled program; the rest is static.
 
-A solver whose work depends on its iterates (line searches, solves to a tolerance) sets ``compiled = False``. `run`
-then calls its `init`, `warm_up` and `step` from Python, with oracles and start in float64 whatever the dtype of the
-problem, ``index`` an int and ``draw`` None. Its state is of NumPy arrays and has a field ``calls`` more, the ledger
-so far by kind; `calls`, `init_calls` and `draw` are not asked.
+`SolverBase` holds what all solvers share. `Solver` is the contract of those whose steps are compiled;
+:class:`bilevel.solvers.host.HostSolver` that of those whose work depends on their iterates.
 """
 
 import dataclasses
 import difflib
 import functools
+import math
 import typing
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -24,7 +21,7 @@ from numpy.typing import DTypeLike
 
 from bilevel._types import Array, Calls, Point
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.parameters import bounds, flag, fraction, one_of, positive, transformation, whole
+from bilevel.solvers.parameters import bounds, document, flag, fraction, one_of, positive, transformation, whole
 
 
 class Complexity(NamedTuple):
@@ -42,17 +39,23 @@ class Complexity(NamedTuple):
 
 State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
 Draw: typing.TypeAlias = Any  # all randomness of one step
-S = TypeVar("S", bound="Solver")
+S = TypeVar("S", bound="SolverBase")
+
+
+class PointState(NamedTuple):
+    """The iterate alone."""
+
+    point: Point
 
 
 @dataclasses.dataclass(frozen=True)
-class Solver(ABC):
-    """Base of all solvers.
+class SolverBase(ABC):
+    """Hyper-parameters with their checks, and what a run reads from a state.
 
     Parameters
     ----------
     step_size : step of the inner variable and of v
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
+    outer_ratio : the outer variable moves with the step of the inner one divided by this
     batch_size : rows per batch, on both levels
     sampling : "blocks", "iid", "reshuffle" or "full"
     """
@@ -63,44 +66,11 @@ class Solver(ABC):
     sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
 
     complexity: ClassVar[Complexity | None] = None  # what is proved, where table 1 of the SRBA paper says it
-    restarts: ClassVar[bool] = False  # does any step begin with an all-rows pass?
-    keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
-    compiled: ClassVar[bool] = True  # are `init` and `step` traced? see the top of this module if not
+    table_order: ClassVar[float] = math.inf  # the place in `SOLVERS` and in tables; equals go by name
 
     @abstractmethod
     def init(self, oracles: Oracles, start: Point) -> State:
         """Return the state before the first step."""
-
-    @abstractmethod
-    def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
-        """Return the state after step ``index``, which counts from 0."""
-
-    def calls(self, oracles: Oracles, draw: Draw, refresh: bool) -> Calls:
-        """Return the exact cost of a step, or of a refresh; asked only where `compiled` is true."""
-        raise NotImplementedError
-
-    def warm_up(self, oracles: Oracles, start: Point) -> None:
-        """Compile and import what steps will call, off the clock; asked only where `compiled` is false."""
-        raise NotImplementedError
-
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
-        """Draw all randomness of step ``index``; one batch on each level unless a solver says more.
-
-        Traced parameters must not matter here: the settings of a sweep share their draws.
-        """
-        return oracles.draw(key, index)
-
-    def refreshes(self, index: Array, draw: Draw) -> Array:
-        """Tell whether `refresh` is taken instead of `step`; asked only where `restarts` is true."""
-        raise NotImplementedError
-
-    def refresh(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
-        """Take a step that begins with an all-rows pass."""
-        raise NotImplementedError
-
-    def init_calls(self, oracles: Oracles) -> Calls:
-        """Return the exact cost of `init`."""
-        return Calls()
 
     def resolve(self, oracles: Oracles) -> Self:
         """Return the solver with defaults that depend on the size of the problem filled in."""
@@ -111,9 +81,8 @@ class Solver(ABC):
         return None
 
     def evaluation_point(self, state: State) -> Point:
-        """Return the point that stands for the state: the iterate, unless the solver can go back from it."""
-        point: Point = state.point
-        return point
+        """Return the point that stands for the state: the iterate, unless the solver can roll back from it."""
+        return typing.cast(Point, state.point)
 
     def diagnostics(self, state: State) -> dict[str, Array]:
         """Return numbers of the solver's own for the history."""
@@ -145,45 +114,107 @@ class Solver(ABC):
         return {field.name: _plain(field, getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
+@dataclasses.dataclass(frozen=True)
+class Solver(SolverBase):
+    """A solver whose steps are compiled: `init`, `draw` and `step` are traced, and costs follow from the draws."""
+
+    restarts: ClassVar[bool] = False  # does any step begin with a full-batch pass?
+    keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
+
+    def init(self, oracles: Oracles, start: Point) -> State:
+        """Return the state before the first step: the start, unless a solver remembers more."""
+        return PointState(start)
+
+    @abstractmethod
+    def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
+        """Return the state after step ``index``, which counts from 0."""
+
+    @abstractmethod
+    def calls(self, oracles: Oracles, draw: Draw, refresh: bool) -> Calls:
+        """Return the exact cost of a step, or of a refresh."""
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
+        """Draw all randomness of step ``index``; one batch on each level unless a solver says more.
+
+        Traced parameters must not matter here: the settings of a sweep share their draws.
+        """
+        return oracles.draw(key, index)
+
+    def refreshes(self, index: Array, draw: Draw) -> Array:
+        """Tell whether `refresh` is taken instead of `step`; asked only where `restarts` is true."""
+        return index < 0
+
+    def refresh(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
+        """Take a step that begins with a full-batch pass."""
+        return self.step(oracles, state, index, draw)
+
+    def init_calls(self, oracles: Oracles) -> Calls:
+        """Return the exact cost of `init`."""
+        return Calls()
+
+
 def _plain(field: dataclasses.Field, value: Any) -> Any:
     if "text" in field.metadata:
         return field.metadata["text"](value)
     return value.item() if isinstance(value, np.generic | np.ndarray) else value
 
 
+_REGISTRY: dict[str, type[SolverBase]] = {}
+
+
 @typing.dataclass_transform(
     frozen_default=True, field_specifiers=(positive, whole, one_of, fraction, flag, transformation, bounds)
 )
 def solver(cls: type[S]) -> type[S]:
-    """Make a class a solver: a frozen dataclass, registered as a pytree, strict about its keywords."""
+    """Make a class a solver: a frozen dataclass and a pytree, strict about its keywords and fully documented.
+
+    Solvers of this package are registered in `bilevel.SOLVERS` under their names, which no other solver may take.
+    """
+    _register(cls)
     cls = dataclasses.dataclass(frozen=True)(cls)
+    _register_pytree(cls)
+    document(cls)
+    _suggest_names(cls)
+    return cls
+
+
+def _register(cls: type[SolverBase]) -> None:
+    known = _REGISTRY.get(cls.__name__)
+    if known is not None and known.__module__ != cls.__module__:
+        raise ValueError(f"`{cls.__name__}` is the name of {known.__module__}.{cls.__name__}; rename your solver.")
+    if cls.__module__.startswith(f"{__package__}."):
+        _REGISTRY[cls.__name__] = cls
+
+
+def registered_solvers() -> dict[str, type[SolverBase]]:
+    """Return the solvers of this package by name, in the order of tables."""
+    return dict(sorted(_REGISTRY.items(), key=lambda item: (item[1].table_order, item[0])))
+
+
+def _register_pytree(cls: type[S]) -> None:
+    # Not by jax.tree_util.register_dataclass: it calls __init__, whose checks no tracer would pass.
     hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    names = list(fields)
+    fields = dataclasses.fields(cls)
     traced = [
-        name
-        for name in names
-        if float in (hints[name], *typing.get_args(hints[name])) or fields[name].metadata.get("traced")
+        f.name for f in fields if float in (hints[f.name], *typing.get_args(hints[f.name])) or f.metadata.get("traced")
     ]
-    static = [name for name in names if name not in traced]
+    static = [f.name for f in fields if f.name not in traced]
 
     def flatten(self: S) -> tuple[list[Any], tuple[Any, ...]]:
         return [getattr(self, name) for name in traced], tuple(getattr(self, name) for name in static)
 
     def unflatten(aux: tuple[Any, ...], leaves: list[Any]) -> S:
-        # Leaves may be tracers, so the checks of __init__ are passed by.
         self = object.__new__(cls)
         for name, value in zip([*traced, *static], [*leaves, *aux], strict=True):
             object.__setattr__(self, name, value)
         return self
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-    _suggest_names(cls, names)
-    return cls
 
 
-def _suggest_names(cls: type[S], names: list[str]) -> None:
+def _suggest_names(cls: type[S]) -> None:
     plain_init = cls.__init__
+    names = [field.name for field in dataclasses.fields(cls)]
 
     @functools.wraps(plain_init)
     def init(self: S, *args: Any, **kwargs: Any) -> None:

@@ -3,29 +3,21 @@
 Liu, Ye, Wright, Stone, Liu. BOME! Bilevel Optimization Made Easy: A Simple First-Order Approach. NeurIPS 2022,
 arXiv 2209.08709.
 
-All rows. From w = z, T times w ← w - α ∇z G(w, x). With q = (∇z G(z, x), ∇x G(z, x) - ∇x G(w, x)), w held fixed,
+Full-batch. From w = z, T times w ← w - α ∇z G(w, x). With q = (∇z G(z, x), ∇x G(z, x) - ∇x G(w, x)), w held fixed,
 
     λ = max(0, κ - <∇F, q> / ||q||²), 0 where q = 0;   (z, x) ← (z, x) - (α/r)(∇F + λ q)   together
 
 z is not replaced by w. Cost (T + 1) n + 2n + 2m. Memory 2p + d. The bias is of the order of (1 - α mu_G)^T.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point
+from bilevel._types import Array, Calls
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import inner_descent, moved
+from bilevel.solvers.base import PointState, Solver, solver
+from bilevel.solvers.directions import inner_descent, move, move_outer
 from bilevel.solvers.parameters import one_of, positive, whole
-
-
-class BOMEState(NamedTuple):
-    """The iterate alone; v is not used."""
-
-    point: Point
 
 
 @solver
@@ -36,8 +28,7 @@ class BOME(Solver):
     ----------
     step_size : step of the inner loop
     outer_ratio : both variables move with ``step_size / outer_ratio``
-    batch_size : not used: every step reads all rows
-    n_inner_steps : T, inner steps per outer step
+    batch_size : not used: every step is a full-batch pass
     barrier : κ, how strongly the inner problem is enforced
     sampling : "full" only
     """
@@ -46,11 +37,9 @@ class BOME(Solver):
     barrier: float = positive(default=0.5)
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
-    def init(self, oracles: Oracles, start: Point) -> BOMEState:
-        """Start where the problem starts."""
-        return BOMEState(start)
+    table_order = 14
 
-    def step(self, oracles: Oracles, state: BOMEState, index: Array, draw: object) -> BOMEState:
+    def step(self, oracles: Oracles, state: PointState, index: Array, draw: object) -> PointState:
         """Look ahead on the inner problem, and move both variables along ∇F + λ q."""
         point = state.point
         ahead = inner_descent(oracles, point, None, self.n_inner_steps, self.step_size)
@@ -64,15 +53,10 @@ class BOME(Solver):
         step = self.step_size / self.outer_ratio
         inner_move = trees.add(outer.grad, trees.scale(penalty, inner_slope))
         outer_move = trees.add(outer.grad_outer, trees.scale(penalty, outer_slope))
-        return BOMEState(
-            Point(
-                moved(point.inner_var, inner_move, step),
-                oracles.project(moved(point.outer_var, outer_move, step)),
-                point.v,
-            )
-        )
+        moved_z = point._replace(inner_var=move(point.inner_var, inner_move, step))
+        return PointState(move_outer(oracles, moved_z, outer_move, step))
 
     def calls(self, oracles: Oracles, draw: object, refresh: bool) -> Calls:
-        """Count T + 1 inner gradients, two ∇x G, both outer gradients, all on all rows."""
+        """Count T + 1 inner gradients, two ∇x G, both outer gradients, all full-batch."""
         n, m = oracles.n_inner, oracles.n_outer
         return Calls(inner_grad=(self.n_inner_steps + 1) * n, inner_grad_outer=2 * n, outer_grad=m, outer_grad_outer=m)

@@ -11,23 +11,14 @@ is what is done in practice; it is then the same algorithm as ALSET.
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d.
 """
 
-from typing import NamedTuple
-
 import jax
 
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.alternating import AlternatingDraw, AlternatingSolver
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import batch, decayed, inner_descent, moved
+from bilevel.solvers.directions import LoopState, batch, decay, inner_descent, move
+from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
 from bilevel.solvers.parameters import flag, whole
-
-
-class BSAState(NamedTuple):
-    """The iterate, and where a cold inner loop starts."""
-
-    point: Point
-    first_inner_var: PyTree
 
 
 @solver
@@ -37,43 +28,31 @@ class BSA(AlternatingSolver):
     Parameters
     ----------
     step_size : first step of the inner variable; steps decrease like t^-1/2
-    outer_ratio : the outer variable moves with the inner step divided by this
-    batch_size : rows per batch, on both levels
-    n_neumann : Q; the Neumann series takes P products, uniform in 0, …, Q - 1
-    neumann_step : η, its step; below 2/L of the batches' Hessians
-    n_inner_steps : T, inner steps per outer step
     warm_start : go on from the last inner variable; False restarts from the first, with steps step_size / s
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
 
-    def init(self, oracles: Oracles, start: Point) -> BSAState:
+    table_order = 9
+
+    def init(self, oracles: Oracles, start: Point) -> LoopState:
         """Start where the problem starts."""
-        return BSAState(start, start.inner_var)
+        return LoopState(start, start.inner_var)
 
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> AlternatingDraw:
-        """Draw T + Q inner batches, one outer and the length."""
-        return self.draw_alternating(oracles, key, index, self.n_inner_steps)
-
-    def step(self, oracles: Oracles, state: BSAState, index: Array, draw: AlternatingDraw) -> BSAState:
+    def step(self, oracles: Oracles, state: LoopState, index: Array, draw: LoopDraw) -> LoopState:
         """Follow the inner problem, then move along the hypergradient there."""
         if self.warm_start:
-            inner_step = decayed(self.step_size, index, 0.5)
+            inner_step = decay(self.step_size, index, 0.5)
             point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, inner_step)
         else:
             point = self._cold_loop(oracles, state, draw)
-        return state._replace(point=self.outer_move(oracles, point, index, draw, power=0.5))
+        return state._replace(point=self.move_outer(oracles, point, index, draw, power=0.5))
 
-    def _cold_loop(self, oracles: Oracles, state: BSAState, draw: AlternatingDraw) -> Point:
+    def _cold_loop(self, oracles: Oracles, state: LoopState, draw: LoopDraw) -> Point:
         def once(i: Array, point: Point) -> Point:
             grad = oracles.inner_grad(point, batch(draw.inner_loop, i))
-            return point._replace(inner_var=moved(point.inner_var, grad, decayed(self.step_size, i, 1.0)))
+            return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, i, 1.0)))
 
         start = state.point._replace(inner_var=state.first_inner_var)
         return jax.lax.fori_loop(0, self.n_inner_steps, once, start)
-
-    def calls(self, oracles: Oracles, draw: AlternatingDraw, refresh: bool) -> Calls:
-        """Count T gradients and a hypergradient of the drawn length."""
-        return self.alternating_calls(oracles, draw, self.n_inner_steps)

@@ -1,12 +1,7 @@
-"""Moves that several solvers share.
-
-Several batches of one step: drawn together, handed out one by one.
-
-Stochastic gradient steps on the inner problem.
-"""
+"""What steps are made of: moves of the variables, schedules, batches handed out one by one, and the inner loop."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +9,15 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
+
+T = TypeVar("T")
+
+
+class LoopState(NamedTuple):
+    """The iterate, and where an inner loop starts that does not go on from it."""
+
+    point: Point
+    first_inner_var: PyTree
 
 
 def descend(
@@ -23,22 +27,27 @@ def descend(
     step: Scalar,
     outer_step: Scalar,
     v_radius: Scalar | None = None,
-    bounds: tuple[PyTree, PyTree] | None = None,
+    bounds: Any = None,
 ) -> Point:
     """Move the three variables at once, v back into its ball and the outer variable into its bounds."""
     return Point(
-        inner_var=moved(point.inner_var, direction.inner_var, step),
-        outer_var=into_box(oracles.project(moved(point.outer_var, direction.outer_var, outer_step)), bounds),
-        v=into_ball(moved(point.v, direction.v, step), v_radius),
+        inner_var=move(point.inner_var, direction.inner_var, step),
+        outer_var=project_box(oracles.project(move(point.outer_var, direction.outer_var, outer_step)), bounds),
+        v=project_ball(move(point.v, direction.v, step), v_radius),
     )
 
 
-def moved(variable: PyTree, direction: PyTree, step: Scalar) -> PyTree:
+def move(variable: PyTree, direction: PyTree, step: Scalar) -> PyTree:
     """Return variable - step * direction."""
     return trees.subtract(variable, trees.scale(step, direction))
 
 
-def into_ball(v: PyTree, radius: Scalar | None) -> PyTree:
+def move_outer(oracles: Oracles, point: Point, direction: PyTree, step: Scalar) -> Point:
+    """Return the point with its outer variable moved, and projected onto the bounds of the problem."""
+    return point._replace(outer_var=oracles.project(move(point.outer_var, direction, step)))
+
+
+def project_ball(v: PyTree, radius: Scalar | None) -> PyTree:
     """Return the nearest tree of norm at most ``radius``; None is no bound."""
     if radius is None:
         return v
@@ -46,8 +55,8 @@ def into_ball(v: PyTree, radius: Scalar | None) -> PyTree:
     return trees.scale(jnp.where(norm > radius, radius / norm, 1), v)
 
 
-def into_box(outer_var: PyTree, bounds: tuple[PyTree, PyTree] | None) -> PyTree:
-    """Return the nearest tree within the bounds, each a number or a tree; None is no bound."""
+def project_box(outer_var: PyTree, bounds: Any) -> PyTree:
+    """Return the nearest tree within (lower, upper), each a number or a tree; None is no bound."""
     if bounds is None:
         return outer_var
     lower, upper = (spread(bound, outer_var) for bound in bounds)
@@ -60,14 +69,14 @@ def spread(bound: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda _: bound, like) if one else bound
 
 
-def decayed(step_size: Scalar, index: Array, power: float) -> Array:
+def decay(step_size: Scalar, index: Array, power: float) -> Array:
     """Return step_size * t^-power with t = index + 1."""
     return step_size * (index + 1).astype(jnp.result_type(step_size)) ** -power
 
 
-def decayed_share(scale: Scalar, index: Array, power: float) -> Array:
+def decay_share(scale: Scalar, index: Array, power: float) -> Array:
     """Return min(1, scale * t^-power) with t = index + 1."""
-    return jnp.minimum(decayed(scale, index, power), jnp.ones_like(scale))
+    return jnp.minimum(decay(scale, index, power), jnp.ones_like(scale))
 
 
 def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree:
@@ -78,22 +87,12 @@ def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree
 def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
     """Return the cost of one direction D on so many rows of each level."""
     return Calls(
-        inner_grad=inner_rows,
-        hvp=inner_rows,
-        cross=inner_rows,
-        outer_grad=outer_rows,
-        outer_grad_outer=outer_rows,
+        inner_grad=inner_rows, hvp=inner_rows, cross=inner_rows, outer_grad=outer_rows, outer_grad_outer=outer_rows
     )
 
 
-T = TypeVar("T")
-
-
 def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:
-    """Cut stacked batches into stacks of the given sizes; None takes one batch off the stack.
-
-    Rows that stand for all rows stay what they are, whatever the size.
-    """
+    """Cut stacked batches into stacks of the given sizes; None takes one batch. ``rows`` of a full batch stay None."""
     parts: list[Any] = []
     begin = 0
     for size in sizes:
@@ -120,8 +119,7 @@ def repeat(times: int | Array, rows: Any, update: Callable[[T, Any], T], state: 
 def inner_descent(oracles: Oracles, point: Point, rows: Any, times: int, step: Scalar) -> Point:
     """Return the point after z ← z - step ∇z G on each of ``times`` batches."""
 
-    def descend(point: Point, batch: Any) -> Point:
-        move = trees.scale(step, oracles.inner_grad(point, batch))
-        return point._replace(inner_var=trees.subtract(point.inner_var, move))
+    def once(point: Point, batch: Any) -> Point:
+        return point._replace(inner_var=move(point.inner_var, oracles.inner_grad(point, batch), step))
 
-    return repeat(times, rows, descend, point)
+    return repeat(times, rows, once, point)

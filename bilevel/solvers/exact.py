@@ -22,13 +22,13 @@ from typing import NamedTuple
 import numpy as np
 
 from bilevel._tree import flat
-from bilevel._types import Calls, Count, Point
+from bilevel._types import Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.host import AllRows
+from bilevel.problems.exact import cholesky
+from bilevel.solvers.base import solver
+from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import one_of
 
-_OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
 _PAIRS = 10
 _LARGEST_MATRIX = 2000
 _SMALL = 1e-12
@@ -41,7 +41,7 @@ Solve = Callable[[np.ndarray, np.ndarray], np.ndarray]  # from a right side and 
 
 
 class ExactState(NamedTuple):
-    """(z*, x, v*) with h and ∇h there, the last moves of x and changes of ∇h (newest last), and the ledger."""
+    """(z*, x, v*) with h and ∇h there, the last moves of x and changes of ∇h (newest last), and the oracle calls."""
 
     point: Point
     value: np.ndarray
@@ -63,10 +63,10 @@ class Evaluation(NamedTuple):
 
 
 @solver
-class Exact(Solver):
+class Exact(HostSolver):
     """L-BFGS with exact hypergradients.
 
-    It works in float64 whatever the dtype of the problem, and on all rows: `step_size`, `outer_ratio` and
+    It works in float64 whatever the dtype of the problem, by full-batch passes: `step_size`, `outer_ratio` and
     `batch_size` have no effect. A step is one iteration with its line search. What it costs is known only once
     it is taken, so a run ends with the first step that reaches `max_calls`. In the history, `inner_residual_sq`
     and `v_residual_sq` are the squared residuals of z* and v*. At the floor of its arithmetic it stays where it
@@ -79,50 +79,40 @@ class Exact(Solver):
 
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
-    compiled = False
+    table_order = 18
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         """Start where the problem starts; h is first evaluated by the first step."""
         d = flat(start.outer_var).size
-        return ExactState(
-            point=start,
-            value=np.array(np.nan),
-            grad=np.full(d, np.nan),
-            moves=np.zeros((_PAIRS, d)),
-            changes=np.zeros((_PAIRS, d)),
-            n_pairs=np.array(0),
-            calls=np.zeros(len(Calls._fields), np.int64),
-        )
+        none, calls = np.zeros((_PAIRS, d)), FullBatch(oracles, start).calls
+        return ExactState(start, np.array(np.nan), np.full(d, np.nan), none, none, np.array(0), calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
         """Ask once for everything that an evaluation asks for."""
         import scipy.optimize  # noqa: F401
 
-        rows = AllRows(oracles, start, np.zeros(len(Calls._fields)))
-        z, x, v = (flat(part) for part in start)
-        for kinds in (("inner_grad",), _OUTER, ("cross",)):
-            rows.ask(kinds, z, x, v)
-        rows.product(z, x, v) if z.size > _LARGEST_MATRIX else rows.hessian(z, x)
+        full = FullBatch(oracles, start)
+        z, x, v = full.vectors()
+        for kinds in (("inner_grad",), OUTER, ("cross",)):
+            full.ask(kinds, z, x, v)
+        full.product(z, x, v) if z.size > _LARGEST_MATRIX else full.hessian(z, x)
 
     @np.errstate(all="ignore")  # what overflows is seen in the result
-    def step(self, oracles: Oracles, state: ExactState, index: Count, draw: None) -> ExactState:
+    def step(self, oracles: Oracles, state: ExactState, index: int) -> ExactState:
         """Move along the quasi-Newton direction; where no point on it is better, forget the pairs."""
-        rows = AllRows(oracles, state.point, state.calls)
-        h = _ValueFunction(rows)
-        x = flat(state.point.outer_var)
-        known = Evaluation(x, h.z, h.v, float(state.value), np.asarray(state.grad))
-        here = h(x) if index == 0 else known
+        full = FullBatch(oracles, state.point, state.calls)
+        h = _ValueFunction(full)
+        _, x, _ = full.vectors()
+        here = h(x) if index == 0 else Evaluation(x, h.z, h.v, float(state.value), np.asarray(state.grad))
         pairs, box = _pairs(state), _Box(oracles, x)
         free = box.free(here)
-        direction = np.where(free, _direction(here.grad * free, _among(pairs, free)), 0.0)
-        found = _searched(h, here, direction) if box.is_everything else _searched_inside(h, here, direction, box)
+        direction = np.where(free, _direction(here.grad * free, _restrict(pairs, free)), 0.0)
+        search = _search if oracles.outer_bounds is None else partial(_search_inside, box)
+        found = search(h, here, direction) if here.grad @ direction < 0 else None
         if found is None:
-            return _state(h.anew(x), [], rows)
-        move, change = found.x - here.x, found.grad - here.grad
-        # A pair without positive curvature would spoil the descent.
-        if move @ change > _ROUNDING * (change @ change):
-            pairs = [*pairs, (move, change)][-_PAIRS:]
-        return _state(found, pairs, rows)
+            return _state(h.evaluate(x), [], full)
+        pair = found.x - here.x, found.grad - here.grad
+        return _state(found, [*pairs, pair][-_PAIRS:] if _is_curved(*pair) else pairs, full)
 
 
 def _pairs(state: ExactState) -> Pairs:
@@ -130,19 +120,25 @@ def _pairs(state: ExactState) -> Pairs:
     return list(zip(np.asarray(state.moves)[oldest:], np.asarray(state.changes)[oldest:], strict=True))
 
 
-def _state(here: Evaluation, pairs: Pairs, rows: AllRows) -> ExactState:
-    memory = np.zeros((2, _PAIRS, here.x.size))
+def _state(here: Evaluation, pairs: Pairs, full: FullBatch) -> ExactState:
+    moves, changes = np.zeros((2, _PAIRS, here.x.size))
     for place, pair in enumerate(pairs, start=_PAIRS - len(pairs)):
-        memory[:, place] = pair
-    return ExactState(
-        point=rows.point(here.z, here.x, here.v),
-        value=np.array(here.value),
-        grad=here.grad,
-        moves=memory[0],
-        changes=memory[1],
-        n_pairs=np.array(len(pairs)),
-        calls=rows.calls,
-    )
+        moves[place], changes[place] = pair
+    point = full.point(here.z, here.x, here.v)
+    return ExactState(point, np.array(here.value), here.grad, moves, changes, np.array(len(pairs)), full.calls)
+
+
+def _is_curved(move: np.ndarray, change: np.ndarray) -> bool:
+    """Tell whether a pair has positive curvature; without it, it would spoil the descent."""
+    return bool(move @ change > _ROUNDING * (change @ change))
+
+
+def _restrict(pairs: Pairs, free: np.ndarray) -> Pairs:
+    """Return the pairs of some coordinates, where they have positive curvature among themselves."""
+    if free.all():
+        return pairs
+    parts = [(move * free, change * free) for move, change in pairs]
+    return [pair for pair in parts if _is_curved(*pair)]
 
 
 def _direction(grad: np.ndarray, pairs: Pairs) -> np.ndarray:
@@ -160,25 +156,12 @@ def _direction(grad: np.ndarray, pairs: Pairs) -> np.ndarray:
     return -ahead
 
 
-def _among(pairs: Pairs, free: np.ndarray) -> Pairs:
-    """Return the pairs of some coordinates, where they have positive curvature among themselves."""
-    if free.all():
-        return pairs
-    parts = [(move * free, change * free) for move, change in pairs]
-    return [(move, change) for move, change in parts if move @ change > _ROUNDING * (change @ change)]
-
-
 class _Box:
     """The bounds of x, infinite where there are none."""
 
     def __init__(self, oracles: Oracles, x: np.ndarray) -> None:
-        self.is_everything = oracles.outer_bounds is None
         bounds = (-np.inf, np.inf) if oracles.outer_bounds is None else map(flat, oracles.outer_bounds)
         self.lower, self.upper = (np.broadcast_to(bound, x.shape) for bound in bounds)
-
-    def clipped(self, x: np.ndarray) -> np.ndarray:
-        """Return the nearest point inside."""
-        return np.clip(x, self.lower, self.upper)
 
     def free(self, here: Evaluation) -> np.ndarray:
         """Return the coordinates that ∇h does not push against a bound."""
@@ -190,21 +173,23 @@ class _Box:
         return float(np.linalg.norm(here.grad[self.free(here)]))
 
 
-def _searched_inside(h: "_ValueFunction", here: Evaluation, direction: np.ndarray, box: _Box) -> Evaluation | None:
+def _is_level(ahead: Evaluation, here: Evaluation) -> bool:
+    """Tell whether rounding makes the values equal: they cannot guide a search then; gradients still can."""
+    return bool(abs(ahead.value - here.value) <= 10 * _ROUNDING * abs(here.value))
+
+
+def _search_inside(box: _Box, h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:
     """Return a better point on the ray bent by the bounds, or None; too short a step is doubled, too long halved."""
-    slope = here.grad @ direction
-    if not slope < 0:
-        return None
     best: Evaluation | None = None
     length, halved = 1.0, False
     for _ in range(_SEARCH_STEPS):
-        ahead = h(box.clipped(here.x + length * direction))
-        if abs(ahead.value - here.value) <= 10 * _ROUNDING * abs(here.value):
+        ahead = h(np.clip(here.x + length * direction, box.lower, box.upper))
+        if _is_level(ahead, here):
             return ahead if box.norm(ahead) < box.norm(here) else best
         enough = ahead.value <= here.value + _DECREASE * (here.grad @ (ahead.x - here.x))
         if enough and (best is None or ahead.value < best.value):
             best = ahead
-            if halved or ahead.grad @ (direction * box.free(ahead)) >= _CURVATURE * slope:
+            if halved or ahead.grad @ (direction * box.free(ahead)) >= _CURVATURE * (here.grad @ direction):
                 break
             length = 2 * length
         elif best is None:
@@ -214,85 +199,71 @@ def _searched_inside(h: "_ValueFunction", here: Evaluation, direction: np.ndarra
     return best
 
 
-def _searched(h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:
+def _search(h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:
     """Return a better point on the ray, or None."""
     from scipy.optimize import line_search
 
-    if not here.grad @ direction < 0:
-        return None
     ahead = h(here.x + direction)
-    # Values that rounding makes equal cannot guide a search; gradients still can.
-    if abs(ahead.value - here.value) <= 10 * _ROUNDING * abs(here.value):
+    if _is_level(ahead, here):
         return ahead if np.linalg.norm(ahead.grad) < np.linalg.norm(here.grad) else None
+    value, grad, start = lambda x: h(x).value, lambda x: h(x).grad, (here.x, direction, here.grad, here.value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a search that fails says so by its result as well
-        length = line_search(
-            lambda x: h(x).value,
-            lambda x: h(x).grad,
-            here.x,
-            direction,
-            here.grad,
-            here.value,
-            maxiter=_SEARCH_STEPS,
-        )[0]
+        length = line_search(value, grad, *start, maxiter=_SEARCH_STEPS)[0]
     return None if length is None else h(here.x + length * direction)
 
 
 class _ValueFunction:
     """h and ∇h; an evaluation starts from z and v of the one before it, and the last one is remembered."""
 
-    def __init__(self, rows: AllRows) -> None:
-        self.rows = rows
-        self.z, self.v = flat(rows.like.inner_var), flat(rows.like.v)
+    def __init__(self, full: FullBatch) -> None:
+        self.full = full
+        self.z, _, self.v = full.vectors()
         self.last: Evaluation | None = None
 
     def __call__(self, x: np.ndarray) -> Evaluation:
         """Return the evaluation at x."""
         if self.last is None or not np.array_equal(x, self.last.x):
-            self.last = self.anew(x)
+            self.last = self.evaluate(x)
         return self.last
 
-    def anew(self, x: np.ndarray) -> Evaluation:
+    def evaluate(self, x: np.ndarray) -> Evaluation:
         """Evaluate; h is infinite where the inner problem cannot be solved."""
         try:
-            return self._evaluated(x)
+            z, solve = self._minimize(x)
+            value, outer_grad, outer_grad_outer = self.full.ask(OUTER, z, x)
+            v = -solve(outer_grad, -self.v)
         except (np.linalg.LinAlgError, ValueError):
             nothing = np.full_like(self.z, np.nan)
             return Evaluation(x, nothing, nothing, np.inf, np.full_like(x, np.nan))
-
-    def _evaluated(self, x: np.ndarray) -> Evaluation:
-        z, solve = self._minimizer(x)
-        value, outer_grad, outer_grad_outer = self.rows.ask(_OUTER, z, x)
-        v = -solve(outer_grad, -self.v)
-        (cross,) = self.rows.ask(("cross",), z, x, v)
+        (cross,) = self.full.ask(("cross",), z, x, v)
         self.z, self.v = z, v
         return Evaluation(x, z, v, value.item(), cross + outer_grad_outer)
 
-    def _minimizer(self, x: np.ndarray) -> tuple[np.ndarray, Solve]:
+    def _minimize(self, x: np.ndarray) -> tuple[np.ndarray, Solve]:
         """Return z* and how to solve systems there, by Newton steps until rounding stops them."""
         z = self.z
-        (grad,) = self.rows.ask(("inner_grad",), z, x)
+        (grad,) = self.full.ask(("inner_grad",), z, x)
         for _ in range(_NEWTON_STEPS):
             product, solve = self._system(z, x)
             if np.linalg.norm(grad) <= _SMALL * np.linalg.norm(product(z)):
                 return z, solve
             if not np.all(np.isfinite(grad)):
                 break
-            move = solve(grad, np.zeros_like(z))
-            trial = self._damped(z, x, grad, move)
+            trial = self._damp(z, x, grad, solve(grad, np.zeros_like(z)))
             if trial is None:
                 return z, solve
             z, grad = trial
         raise np.linalg.LinAlgError("Newton's method did not reach the inner solution.")
 
-    def _damped(
+    def _damp(
         self, z: np.ndarray, x: np.ndarray, grad: np.ndarray, move: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Halve the step until the gradient falls; None where only rounding is left of the step."""
         for _ in range(_HALVINGS):
             if np.linalg.norm(move) <= 4 * _ROUNDING * np.linalg.norm(z):
                 return None
-            (trial_grad,) = self.rows.ask(("inner_grad",), z - move, x)
+            (trial_grad,) = self.full.ask(("inner_grad",), z - move, x)
             if np.linalg.norm(trial_grad) < np.linalg.norm(grad):
                 return z - move, trial_grad
             move = move / 2
@@ -301,9 +272,7 @@ class _ValueFunction:
     def _system(self, z: np.ndarray, x: np.ndarray) -> tuple[Callable[[np.ndarray], np.ndarray], Solve]:
         """Return products with ∇²zz G and solutions of its systems."""
         if z.size > _LARGEST_MATRIX:
-            return partial(self.rows.product, z, x), partial(self.rows.conjugate_gradients, z, x, rtol=_SMALL, atol=0.0)
-        from scipy.linalg import cho_factor, cho_solve
-
-        hessian = self.rows.hessian(z, x)
-        factor = cho_factor(hessian)
-        return partial(np.matmul, hessian), lambda right_side, guess: cho_solve(factor, right_side)
+            return partial(self.full.product, z, x), partial(self.full.conjugate_gradients, z, x, rtol=_SMALL, atol=0.0)
+        hessian = self.full.hessian(z, x)
+        solve = cholesky(hessian)
+        return partial(np.matmul, hessian), lambda right_side, guess: solve(right_side)

@@ -23,7 +23,7 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import batch, decayed, moved, split
+from bilevel.solvers.directions import batch, decay, move, move_outer, split
 from bilevel.solvers.parameters import flag, one_of, positive, whole
 
 
@@ -54,14 +54,12 @@ class F2SA(Solver):
     ----------
     step_size : first step of the inner loops; steps decrease like t^-4/7
     outer_ratio : the outer variable moves with ``step_size / outer_ratio``, decreasing like t^-5/7
-    batch_size : rows per batch, on both levels
     n_inner_steps : T, steps of z and of y per outer step
     lambda_0 : first penalty; the bias is of the order of 1/λ, and theory asks for at least 2 L_F / mu_G
     delta_0 : growth of the penalty
     shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, which
         is about λ times noisier
     schedule : "corrected", or "printed" for comparisons
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     n_inner_steps: int = whole(default=10)
@@ -70,6 +68,7 @@ class F2SA(Solver):
     shared_batch: bool = flag(default=True)
     schedule: str = one_of(("corrected", "printed"), default="corrected")
 
+    table_order = 8
     complexity = Complexity("O(ε^-7/2)", "general expectation", "C^{2,2}", "C^{2,2}")
 
     def init(self, oracles: Oracles, start: Point) -> F2SAState:
@@ -93,23 +92,23 @@ class F2SA(Solver):
             oracles.inner_grad_outer(at_y, draw.inner), oracles.inner_grad_outer(point, draw.inner_at_z)
         )
         grad = trees.add(oracles.outer_grad_outer(at_y, draw.outer), trees.scale(state.penalty, slope))
-        outer_step = decayed(self.step_size / self.outer_ratio, index, 5 / 7)
-        outer_var = oracles.project(moved(point.outer_var, grad, outer_step))
-        growth = decayed(self.delta_0, index, 6 / 7 if self.schedule == "corrected" else 1 / 7)
-        return F2SAState(point._replace(outer_var=outer_var), y, state.penalty + growth)
+        outer_step = decay(self.step_size / self.outer_ratio, index, 5 / 7)
+        point = move_outer(oracles, point, grad, outer_step)
+        growth = decay(self.delta_0, index, 6 / 7 if self.schedule == "corrected" else 1 / 7)
+        return F2SAState(point, y, state.penalty + growth)
 
     def _inner_loops(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> tuple[Point, PyTree]:
-        step = decayed(self.step_size, index, 4 / 7)
+        step = decay(self.step_size, index, 4 / 7)
         weight, y_step = 1 / state.penalty, step / 2
         if self.schedule == "printed":
-            y_step = decayed(self.step_size / (2 * self.lambda_0), index, 5 / 7) * state.penalty
+            y_step = decay(self.step_size / (2 * self.lambda_0), index, 5 / 7) * state.penalty
 
         def once(i: Array, carry: tuple[Point, Point]) -> tuple[Point, Point]:
             at_z, at_y = carry
-            z = moved(at_z.inner_var, oracles.inner_grad(at_z, batch(draw.inner_loop, i)), step)
+            z = move(at_z.inner_var, oracles.inner_grad(at_z, batch(draw.inner_loop, i)), step)
             pull = trees.scale(weight, oracles.outer_grad(at_y, batch(draw.y_outer_loop, i)))
             slope = trees.add(pull, oracles.inner_grad(at_y, batch(draw.y_inner_loop, i)))
-            y = moved(at_y.inner_var, slope, y_step)
+            y = move(at_y.inner_var, slope, y_step)
             return at_z._replace(inner_var=z), at_y._replace(inner_var=y)
 
         at_y = state.point._replace(inner_var=state.y)

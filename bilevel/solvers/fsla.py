@@ -16,7 +16,7 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import decayed, decayed_share, moved, split, storm
+from bilevel.solvers.directions import decay, decay_share, move, move_outer, split, storm
 from bilevel.solvers.parameters import fraction
 
 
@@ -43,14 +43,12 @@ class FSLA(Solver):
     Parameters
     ----------
     step_size : first step of the inner variable and of v; steps decrease like t^-1/2
-    outer_ratio : the outer variable moves with the inner step divided by this
-    batch_size : rows per batch, on both levels
     momentum : c; the share of the new sample in the outer estimate is min(1, c t^-1/2)
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     momentum: float = fraction(default=0.5)
 
+    table_order = 13
     restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> FSLAState:
@@ -69,27 +67,26 @@ class FSLA(Solver):
 
     def refresh(self, oracles: Oracles, state: FSLAState, index: Array, draw: FSLADraw) -> FSLAState:
         """Move z and v, take the estimate there, move x."""
-        point = self._followed(oracles, state.point, index, draw)
-        return self._moved(oracles, point, index, _outer_direction(oracles, point, draw.x_rows))
+        point = self._move_inner(oracles, state.point, index, draw)
+        return self._move_outer(oracles, point, index, _outer_direction(oracles, point, draw.x_rows))
 
     def step(self, oracles: Oracles, state: FSLAState, index: Array, draw: FSLADraw) -> FSLAState:
         """Move z and v, correct the estimate, move x."""
-        point = self._followed(oracles, state.point, index, draw)
+        point = self._move_inner(oracles, state.point, index, draw)
         here = _outer_direction(oracles, point, draw.x_rows)
         there = _outer_direction(oracles, state.previous, draw.x_rows)
-        momentum = decayed_share(self.momentum, index, 0.5)
-        return self._moved(oracles, point, index, storm(momentum, here, state.estimate, there))
+        momentum = decay_share(self.momentum, index, 0.5)
+        return self._move_outer(oracles, point, index, storm(momentum, here, state.estimate, there))
 
-    def _followed(self, oracles: Oracles, point: Point, index: Array, draw: FSLADraw) -> Point:
-        step = decayed(self.step_size, index, 0.5)
-        point = point._replace(inner_var=moved(point.inner_var, oracles.inner_grad(point, draw.inner), step))
+    def _move_inner(self, oracles: Oracles, point: Point, index: Array, draw: FSLADraw) -> Point:
+        step = decay(self.step_size, index, 0.5)
+        point = point._replace(inner_var=move(point.inner_var, oracles.inner_grad(point, draw.inner), step))
         residual = trees.add(oracles.hvp(point, draw.v_rows.inner), oracles.outer_grad(point, draw.v_rows.outer))
-        return point._replace(v=moved(point.v, residual, step))
+        return point._replace(v=move(point.v, residual, step))
 
-    def _moved(self, oracles: Oracles, point: Point, index: Array, estimate: PyTree) -> FSLAState:
-        step = decayed(self.step_size / self.outer_ratio, index, 0.5)
-        outer_var = oracles.project(moved(point.outer_var, estimate, step))
-        return FSLAState(point._replace(outer_var=outer_var), point, estimate)
+    def _move_outer(self, oracles: Oracles, point: Point, index: Array, estimate: PyTree) -> FSLAState:
+        step = decay(self.step_size / self.outer_ratio, index, 0.5)
+        return FSLAState(move_outer(oracles, point, estimate, step), point, estimate)
 
     def calls(self, oracles: Oracles, draw: FSLADraw, refresh: bool) -> Calls:
         """Count one gradient, one product, one ∇z F, and D_x at two points, one at the first step."""

@@ -2,7 +2,7 @@
 
 Pedregosa. Hyperparameter optimization with approximate gradient. ICML 2016, arXiv 1602.02355.
 
-With tolerances ε_k that can be summed, a constant C, D = ||last move of x||, step k = 1, 2, … is, on all rows,
+With tolerances ε_k that can be summed, a constant C, D = ||last move of x||, step k = 1, 2, … is, by full-batch passes,
 
     z : L-BFGS from the last z until ||∇z G|| <= μ ε_k, and Newton steps where rounding blinds it before
     v : conjugate gradients from the last v until ||(∇²zz G) v + ∇z F|| <= ε_k;   g = (∇²xz G) v + ∇x F
@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bilevel._tree import flat
-from bilevel._types import Calls, Count, Point
+from bilevel._types import Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.host import AllRows
+from bilevel.problems.exact import lbfgs
+from bilevel.solvers.base import solver
+from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import fraction, one_of, positive
 
 _SEQUENCES = {
@@ -32,7 +33,6 @@ _SEQUENCES = {
     "cubic": lambda k: 0.1 / k**3,
 }
 _INNER = ("inner_value", "inner_grad")
-_OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
 _SMALLEST_TOLERANCE = 1e-12
 _SLACK = 1.0  # M of the paper
 _GROWTH, _SHRINKAGE = 1.05, 0.5
@@ -40,7 +40,7 @@ _NEWTON_STEPS = 20
 
 
 class HOAGState(NamedTuple):
-    """The iterate, the step s, F and the length of the move of x in the last step, C so far, and the ledger."""
+    """The iterate, the step s, F and the length of the move of x in the last step, C so far, and the oracle calls."""
 
     point: Point
     step: np.ndarray
@@ -51,10 +51,10 @@ class HOAGState(NamedTuple):
 
 
 @solver
-class HOAG(Solver):
+class HOAG(HostSolver):
     """Hyperparameter optimization with approximate gradients.
 
-    It works in float64 whatever the dtype of the problem, on all rows, and finds its own step: `step_size`,
+    It works in float64 whatever the dtype of the problem, by full-batch passes, and finds its own step: `step_size`,
     `outer_ratio` and `batch_size` have no effect. What a step costs is known only once it is taken, so a run
     ends with the first step that reaches `max_calls`.
 
@@ -75,55 +75,53 @@ class HOAG(Solver):
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
-    compiled = False
+    table_order = 17
 
     def init(self, oracles: Oracles, start: Point) -> HOAGState:
         """Start where the problem starts."""
-        lipschitz = 0.0 if self.lipschitz is None else float(self.lipschitz)
-        unknown = np.array(np.nan)
-        calls = np.zeros(len(Calls._fields), np.int64)
-        return HOAGState(start, unknown, unknown, unknown, np.array(lipschitz), calls)
+        unknown, lipschitz = np.array(np.nan), np.array(0.0 if self.lipschitz is None else float(self.lipschitz))
+        return HOAGState(start, unknown, unknown, unknown, lipschitz, FullBatch(oracles, start).calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
         """Ask once for everything that a step asks for."""
         import scipy.optimize
         import scipy.sparse.linalg  # noqa: F401
 
-        rows = AllRows(oracles, start, np.zeros(len(Calls._fields)))
-        z, x, v = (flat(part) for part in start)
-        for kinds in (_INNER, ("inner_grad",), ("hvp",), _OUTER, ("cross",)):
-            rows.ask(kinds, z, x, v)
+        full = FullBatch(oracles, start)
+        z, x, v = full.vectors()
+        for kinds in (_INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)):
+            full.ask(kinds, z, x, v)
 
     @np.errstate(all="ignore")  # a step that overflows ends the run by its result
-    def step(self, oracles: Oracles, state: HOAGState, index: Count, draw: None) -> HOAGState:
+    def step(self, oracles: Oracles, state: HOAGState, index: int) -> HOAGState:
         """Solve both systems to the tolerance of this step, adapt s, and move x."""
-        rows = AllRows(oracles, state.point, state.calls)
-        z, x, v = (flat(part) for part in state.point)
+        full = FullBatch(oracles, state.point, state.calls)
+        z, x, v = full.vectors()
         tolerance = self._tolerance(index + 1)
-        z = self._inner_solution(rows, z, x, tolerance)
-        value, outer_grad, outer_grad_outer = rows.ask(_OUTER, z, x)
+        z = self._inner_solution(full, z, x, tolerance)
+        value, outer_grad, outer_grad_outer = full.ask(OUTER, z, x)
         if not np.all(np.isfinite(outer_grad)):
-            return state._replace(point=rows.point(z, np.full_like(x, np.nan), v), calls=rows.calls)
-        v = rows.conjugate_gradients(z, x, -outer_grad, v, rtol=0.0, atol=tolerance)
-        grad = rows.ask(("cross",), z, x, v)[0] + outer_grad_outer
+            return state._replace(point=full.point(z, np.full_like(x, np.nan), v), calls=full.calls)
+        v = full.conjugate_gradients(z, x, -outer_grad, v, rtol=0.0, atol=tolerance)
+        grad = full.ask(("cross",), z, x, v)[0] + outer_grad_outer
         lipschitz = float(state.lipschitz)
         if self.lipschitz is None:
             lipschitz = max(lipschitz, float(np.hypot(np.linalg.norm(outer_grad), np.linalg.norm(outer_grad_outer))))
-        step = self._adapted(state, index + 1, value.item(), lipschitz, grad)
-        moved = flat(oracles.project(rows.point(z, x - step * grad, v).outer_var))
+        step = self._adapt(state, index + 1, value.item(), lipschitz, grad)
+        moved = flat(oracles.project(full.point(z, x - step * grad, v).outer_var))
         return HOAGState(
-            point=rows.point(z, moved, v),
+            point=full.point(z, moved, v),
             step=np.array(step),
             value=np.array(value.item()),
             move=np.array(np.linalg.norm(moved - x)),
             lipschitz=np.array(lipschitz),
-            calls=rows.calls,
+            calls=full.calls,
         )
 
     def _tolerance(self, k: int) -> float:
         return max(_SMALLEST_TOLERANCE, _SEQUENCES[self.tolerances](k))
 
-    def _adapted(self, state: HOAGState, k: int, value: float, lipschitz: float, grad: np.ndarray) -> float:
+    def _adapt(self, state: HOAGState, k: int, value: float, lipschitz: float, grad: np.ndarray) -> float:
         """Return the step of x in step k."""
         if k == 1:
             norm = float(np.linalg.norm(grad))
@@ -133,40 +131,35 @@ class HOAG(Solver):
         falls = value <= float(state.value) + errors - float(self.decrease) * move**2 / step
         return step * (_GROWTH if falls else _SHRINKAGE)
 
-    def _inner_solution(self, rows: AllRows, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
+    def _inner_solution(self, full: FullBatch, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
         """Return z with ||∇z G|| <= μ tolerance, as far as rounding lets it."""
-        inner = _InnerFunction(rows, x)
+        inner = _InnerFunction(full, x)
         if not np.all(np.isfinite(inner(z)[1])):
             return np.full_like(z, np.nan)
-        convexity = self._strong_convexity(rows, z, x)
-        z, grad = _by_lbfgs(inner, z, convexity, tolerance)
-        return _by_newton(rows, z, x, grad, convexity * tolerance)
-
-    def _strong_convexity(self, rows: AllRows, z: np.ndarray, x: np.ndarray) -> float:
-        if self.strong_convexity is not None:
-            return float(self.strong_convexity)
-        return max(0.0, rows.smallest_eigenvalue(z, x))
+        given = self.strong_convexity
+        convexity = max(0.0, full.smallest_eigenvalue(z, x)) if given is None else float(given)
+        z, grad = _solve_by_lbfgs(inner, z, convexity, tolerance)
+        return _refine_by_newton(full, z, x, grad, convexity * tolerance)
 
 
 class _InnerFunction:
     """G and its gradient in z; the last answer is remembered."""
 
-    def __init__(self, rows: AllRows, x: np.ndarray) -> None:
-        self.rows, self.x = rows, x
+    def __init__(self, full: FullBatch, x: np.ndarray) -> None:
+        self.full, self.x = full, x
         self.last_z, self.last = np.array([]), (np.nan, np.array([]))
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         if not np.array_equal(z, self.last_z):
-            value, grad = self.rows.ask(_INNER, z, self.x)
+            value, grad = self.full.ask(_INNER, z, self.x)
             self.last_z, self.last = z.copy(), (value.item(), grad)
         return self.last
 
 
-def _by_lbfgs(
+def _solve_by_lbfgs(
     inner: _InnerFunction, z: np.ndarray, convexity: float, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return z and ∇z G there, small enough or too small for L-BFGS."""
-    from scipy.optimize import minimize
 
     def enough(z: np.ndarray) -> bool:
         value, grad = inner(z)
@@ -181,18 +174,17 @@ def _by_lbfgs(
 
     if enough(z):
         return z, inner(z)[1]
-    options = {"ftol": 0.0, "gtol": 0.0, "maxiter": 10_000, "maxfun": 100_000}
-    found = minimize(inner, z, jac=True, method="L-BFGS-B", callback=stop, options=options)
+    found = lbfgs(inner, z, stop, gtol=0.0, maxiter=10_000, maxfun=100_000)
     return found.x, found.jac
 
 
-def _by_newton(rows: AllRows, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float) -> np.ndarray:
+def _refine_by_newton(full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float) -> np.ndarray:
     """Go on to ||∇z G|| <= bound by Newton steps, while they halve the gradient."""
     for _ in range(_NEWTON_STEPS):
         if np.linalg.norm(grad) <= bound:
             break
-        trial = z - rows.conjugate_gradients(z, x, grad, np.zeros_like(z), rtol=1e-12, atol=bound / 2)
-        (trial_grad,) = rows.ask(("inner_grad",), trial, x)
+        trial = z - full.conjugate_gradients(z, x, grad, np.zeros_like(z), rtol=1e-12, atol=bound / 2)
+        (trial_grad,) = full.ask(("inner_grad",), trial, x)
         if not np.linalg.norm(trial_grad) < 0.5 * np.linalg.norm(grad):
             break
         z, grad = trial, trial_grad

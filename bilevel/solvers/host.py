@@ -1,5 +1,10 @@
-"""Derivatives over all rows at flat float64 vectors: what SciPy's routines are given."""
+"""Solvers that are not compiled: their work depends on their iterates.
 
+`run` steps a `HostSolver` from Python. SciPy does the work, on full-batch derivatives at flat float64 vectors.
+"""
+
+import dataclasses
+from abc import abstractmethod
 from functools import partial
 
 import jax
@@ -10,39 +15,60 @@ from jax.flatten_util import ravel_pytree
 from bilevel._tree import flat
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
+from bilevel.solvers.base import SolverBase, State
 
 _COLUMNS = 64  # of a Hessian at a time, so that its intermediate arrays stay a few times the data
+OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
 
 
-class AllRows:
-    """A problem seen through flat vectors z, x and v, with a ledger of the rows it was asked for.
+@dataclasses.dataclass(frozen=True)
+class HostSolver(SolverBase):
+    """A solver that `run` steps from Python, with oracles and start in float64 whatever the dtype of the problem.
+
+    Its state is of NumPy arrays and has a field ``calls``: the oracle calls so far, by kind.
+    """
+
+    @abstractmethod
+    def warm_up(self, oracles: Oracles, start: Point) -> None:
+        """Compile and import what steps will call, off the clock."""
+
+    @abstractmethod
+    def step(self, oracles: Oracles, state: State, index: int) -> State:
+        """Return the state after step ``index``, which counts from 0."""
+
+
+class FullBatch:
+    """A problem seen through flat vectors z, x and v, which counts the oracle calls of its full-batch passes.
 
     Parameters
     ----------
     oracles : in float64
     like : a point with the structure and shapes of the variables
-    calls : the ledger so far, one entry per kind
+    calls : the oracle calls so far, one entry per kind; None means none
     """
 
-    def __init__(self, oracles: Oracles, like: Point, calls: np.ndarray) -> None:
+    def __init__(self, oracles: Oracles, like: Point, calls: np.ndarray | None = None) -> None:
         self.oracles, self.like = oracles, like
-        self.calls = np.array(calls, np.int64)
+        self.calls = np.zeros(len(Calls._fields), np.int64) if calls is None else np.array(calls, np.int64)
+
+    def vectors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return z, x and v of the point that was given."""
+        return flat(self.like.inner_var), flat(self.like.outer_var), flat(self.like.v)
 
     def point(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> Point:
         """Return the point that the three vectors are."""
         like = self.like
-        return Point(_shaped(z, like.inner_var), _shaped(x, like.outer_var), _shaped(v, like.inner_var))
+        return Point(_unflatten(z, like.inner_var), _unflatten(x, like.outer_var), _unflatten(v, like.inner_var))
 
     def ask(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
         """Return the derivatives of these kinds, each a vector; v is needed where a product is asked for."""
         for kind in kinds:
-            self._charge(kind)
-        answers = _answers(self.oracles, self.point(z, x, z if v is None else v), kinds)
-        return [flat(answer) for answer in answers]
+            self._count(kind)
+        return [flat(answer) for answer in _answer(self.oracles, self.point(z, x, z if v is None else v), kinds)]
 
     def hessian(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the matrix ∇²zz G, at the price of a product with each unit vector."""
-        self._charge("hvp", times=z.size)
+        self._count("hvp", times=z.size)
         return np.asarray(_hessian(self.oracles, self.point(z, x, z)))
 
     def product(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -77,21 +103,19 @@ class AllRows:
 
         return LinearOperator((z.size, z.size), matvec=partial(self.product, z, x), dtype=np.float64)
 
-    def _charge(self, kind: str, times: int = 1) -> None:
+    def _count(self, kind: str, times: int = 1) -> None:
         rows = self.oracles.n_outer if kind.startswith("outer") else self.oracles.n_inner
         self.calls[Calls._fields.index(kind)] += times * rows
 
 
-def _shaped(vector: np.ndarray, like: PyTree) -> PyTree:
+def _unflatten(vector: np.ndarray, like: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(like)
     parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return jax.tree.unflatten(
-        structure, [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-    )
+    return jax.tree.unflatten(structure, [p.reshape(np.shape(leaf)) for p, leaf in zip(parts, leaves, strict=True)])
 
 
 @partial(jax.jit, static_argnames="kinds")
-def _answers(oracles: Oracles, point: Point, kinds: tuple[str, ...]) -> list[PyTree]:
+def _answer(oracles: Oracles, point: Point, kinds: tuple[str, ...]) -> list[PyTree]:
     return [getattr(oracles, kind)(point) for kind in kinds]
 
 

@@ -11,30 +11,14 @@ Ji, Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design.
 Cost (3T + 1) b. Memory (T + 2) p + d. The bias is of the order of (1 - α mu_G)^T, as a Neumann series with η = α.
 """
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import batch, moved
+from bilevel.solvers.directions import LoopState, batch, move, move_outer
 from bilevel.solvers.parameters import flag, whole
-
-
-class ITDState(NamedTuple):
-    """The iterate, and where a cold inner loop starts; v is not used."""
-
-    point: Point
-    first_inner_var: PyTree
-
-
-class ITDDraw(NamedTuple):
-    """Batches of the inner loop and of the outer gradients."""
-
-    inner_loop: Any
-    outer: Any
 
 
 @solver
@@ -44,37 +28,33 @@ class ITD(Solver):
     Parameters
     ----------
     step_size : step of the inner loop
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
-    batch_size : rows per batch, on both levels
-    n_inner_steps : T, inner steps per outer step
-    warm_start : go on from the last inner variable; False restarts from the first
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
 
-    def init(self, oracles: Oracles, start: Point) -> ITDState:
+    table_order = 16
+
+    def init(self, oracles: Oracles, start: Point) -> LoopState:
         """Start where the problem starts."""
-        return ITDState(start, start.inner_var)
+        return LoopState(start, start.inner_var)
 
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> ITDDraw:
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
         """Draw T inner batches and one outer."""
-        return ITDDraw(oracles.draw_inner(key, index, self.n_inner_steps), oracles.draw_outer(key, index))
+        return Rows(oracles.draw_inner(key, index, self.n_inner_steps), oracles.draw_outer(key, index))
 
-    def step(self, oracles: Oracles, state: ITDState, index: Array, draw: ITDDraw) -> ITDState:
+    def step(self, oracles: Oracles, state: LoopState, index: Array, draw: Rows) -> LoopState:
         """Follow the inner problem, differentiate through it, move."""
         start = state.point if self.warm_start else state.point._replace(inner_var=state.first_inner_var)
-        point, grad = self.unrolled(oracles, start, draw)
-        outer_var = moved(point.outer_var, grad, self.step_size / self.outer_ratio)
-        return state._replace(point=point._replace(outer_var=oracles.project(outer_var)))
+        point, grad = self.unroll(oracles, start, draw)
+        return state._replace(point=move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
-    def unrolled(self, oracles: Oracles, start: Point, draw: ITDDraw) -> tuple[Point, PyTree]:
+    def unroll(self, oracles: Oracles, start: Point, draw: Rows) -> tuple[Point, PyTree]:
         """Return the point after the inner steps, and the gradient of F there with respect to x."""
 
         def forward(z: PyTree, k: Array) -> tuple[PyTree, PyTree]:
-            grad = oracles.inner_grad(start._replace(inner_var=z), batch(draw.inner_loop, k))
-            return moved(z, grad, self.step_size), z
+            grad = oracles.inner_grad(start._replace(inner_var=z), batch(draw.inner, k))
+            return move(z, grad, self.step_size), z
 
         last, path = jax.lax.scan(forward, start.inner_var, jnp.arange(self.n_inner_steps, dtype=jnp.int32))
         point = start._replace(inner_var=last)
@@ -86,17 +66,17 @@ class ITD(Solver):
         def backward(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
             w, grad = carry
             k = self.n_inner_steps - 1 - i
-            here, rows = at(k, w), batch(draw.inner_loop, k)
-            grad = moved(grad, oracles.cross(here, rows), self.step_size)
-            return moved(w, oracles.hvp(here, rows), self.step_size), grad
+            here, rows = at(k, w), batch(draw.inner, k)
+            grad = move(grad, oracles.cross(here, rows), self.step_size)
+            return move(w, oracles.hvp(here, rows), self.step_size), grad
 
         carry = outer.grad, outer.grad_outer
         w, grad = jax.lax.fori_loop(0, self.n_inner_steps - 1, backward, carry)
-        return point, moved(grad, oracles.cross(at(0, w), batch(draw.inner_loop, 0)), self.step_size)
+        return point, move(grad, oracles.cross(at(0, w), batch(draw.inner, 0)), self.step_size)
 
-    def calls(self, oracles: Oracles, draw: ITDDraw, refresh: bool) -> Calls:
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         """Count T gradients, T - 1 products, T cross products, both outer gradients."""
-        loop = oracles.count_inner(draw.inner_loop, self.n_inner_steps)
+        loop = oracles.count_inner(draw.inner, self.n_inner_steps)
         outer = oracles.count_outer(draw.outer)
-        first = oracles.count_inner(batch(draw.inner_loop, 0))
+        first = oracles.count_inner(batch(draw.inner, 0))
         return Calls(inner_grad=loop, hvp=loop - first, cross=loop, outer_grad=outer, outer_grad_outer=outer)

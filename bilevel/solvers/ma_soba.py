@@ -17,7 +17,7 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import decayed, decayed_share, descend, direction_calls
+from bilevel.solvers.directions import decay, decay_share, descend, direction_calls
 from bilevel.solvers.parameters import fraction
 
 
@@ -35,13 +35,12 @@ class MASOBA(Solver):
     Parameters
     ----------
     step_size : first step of the inner variable and of v; steps decrease like t^-1/2
-    outer_ratio : the outer variable moves with the inner step divided by this
-    batch_size : rows per batch, on both levels
     momentum : θ; the share of the new direction in the average is min(1, θ t^-1/2)
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     momentum: float = fraction(default=1.0)
+
+    table_order = 19
 
     def init(self, oracles: Oracles, start: Point) -> MASOBAState:
         """Start with an average of zero."""
@@ -50,15 +49,13 @@ class MASOBA(Solver):
     def step(self, oracles: Oracles, state: MASOBAState, index: Array, draw: Rows) -> MASOBAState:
         """Move x along the old average and z, v along the sampled direction, then renew the average."""
         direction = oracles.direction(state.point, draw)
-        step = decayed(self.step_size, index, 0.5)
+        step = decay(self.step_size, index, 0.5)
         averaged = direction._replace(outer_var=state.average)
         point = descend(oracles, state.point, averaged, step, step / self.outer_ratio)
-        share = decayed_share(self.momentum, index, 0.5)
+        share = decay_share(self.momentum, index, 0.5)
 
-        def renewed(old: Array, new: Array) -> Array:
-            return (1 - share) * old + share * new
-
-        return MASOBAState(point, jax.tree.map(renewed, state.average, direction.outer_var))
+        average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, state.average, direction.outer_var)
+        return MASOBAState(point, average)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         """Count one direction."""

@@ -2,38 +2,109 @@
 
 Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 2021, arXiv 2106.04692.
 
-STORM estimates of ∇z G and of the hypergradient with a truncated Neumann series; z and x move together:
-see :mod:`bilevel.solvers.storm` and :mod:`bilevel.solvers.neumann`.
+STORM estimates d_z of ∇z G and d_x of the hypergradient with a truncated Neumann series
+(:mod:`bilevel.solvers.neumann`); z and x move together. With one sample S at both points, d = g_S(u) at the first step,
+
+    d ← g_S(u) + (1 - a)(d - g_S(u_previous)),   a = min(1, c (t - 1)^-⅔) for t >= 2
+    z ← z - α t^-⅓ d_z;   x ← x - (α/r) t^-⅓ d_x
 
 Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d.
 """
 
-from bilevel._types import Array
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import split
-from bilevel.solvers.storm import StormDraw, StormSolver
+from bilevel.solvers.directions import decay, decay_share, move, split, storm
+from bilevel.solvers.parameters import fraction
 
 
-@solver
-class MRBO(StormSolver):
-    """Momentum-based recursive bilevel optimizer.
+class StormState(NamedTuple):
+    """The iterate, the one before it, and the estimates of ∇z G and of the hypergradient."""
+
+    point: Point
+    previous: Point
+    inner_estimate: PyTree
+    outer_estimate: PyTree
+
+
+class StormDraw(NamedTuple):
+    """One batch for ∇z G and those of a hypergradient."""
+
+    inner: Any
+    neumann: neumann.NeumannDraw
+
+
+@dataclass(frozen=True)
+class StormSolver(neumann.NeumannSolver):
+    """MRBO and SUSTAIN but for what they draw.
 
     Parameters
     ----------
     step_size : first step of the inner variable; steps decrease like t^-1/3
-    outer_ratio : the outer variable moves with the inner step divided by this
-    batch_size : rows per batch, on both levels
-    n_neumann : Q, products of the Neumann series
-    neumann_step : η, its step; below 2/L of the batches' Hessians
     momentum : c; the share of the new sample in an estimate is min(1, c (t - 1)^-2/3)
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
+    momentum: float = fraction(default=0.5)
+
+    restarts = True
+
+    def init(self, oracles: Oracles, start: Point) -> StormState:
+        """Start where the problem starts; the first step makes the estimates."""
+        return StormState(start, start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
+
+    def refreshes(self, index: Array, draw: StormDraw) -> Array:
+        """Take the estimates at one point at the first step."""
+        return index == 0
+
+    def refresh(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
+        """Take the estimates at the start, and move."""
+        return self._move(oracles, state, index, self._gradients(oracles, state.point, draw))
+
+    def step(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
+        """Correct the estimates, and move."""
+        here, there = (self._gradients(oracles, point, draw) for point in (state.point, state.previous))
+        momentum = decay_share(self.momentum, index - 1, 2 / 3)
+        estimates = Point(
+            storm(momentum, here.inner_var, state.inner_estimate, there.inner_var),
+            storm(momentum, here.outer_var, state.outer_estimate, there.outer_var),
+            here.v,
+        )
+        return self._move(oracles, state, index, estimates)
+
+    def _gradients(self, oracles: Oracles, point: Point, draw: StormDraw) -> Point:
+        """Return (∇z G, hypergradient, v)."""
+        hyper = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
+        return hyper._replace(inner_var=oracles.inner_grad(point, draw.inner))
+
+    def _move(self, oracles: Oracles, state: StormState, index: Array, estimates: Point) -> StormState:
+        step = decay(self.step_size, index, 1 / 3)
+        point = Point(
+            move(state.point.inner_var, estimates.inner_var, step),
+            oracles.project(move(state.point.outer_var, estimates.outer_var, step / self.outer_ratio)),
+            estimates.v,
+        )
+        return StormState(point, state.point, estimates.inner_var, estimates.outer_var)
+
+    def calls(self, oracles: Oracles, draw: StormDraw, refresh: bool) -> Calls:
+        """Count both points, one at the first step."""
+        hyper = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)
+        one = hyper._replace(inner_grad=oracles.count_inner(draw.inner))
+        return one if refresh else trees.scale(2, one)
+
+
+@solver
+class MRBO(StormSolver):
+    """Momentum-based recursive bilevel optimizer."""
+
+    table_order = 6
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:
         """Draw Q + 2 inner batches and one outer."""
-        inner, rest = split(oracles.draw_inner(key, index, self.n_neumann + 2), None, self.n_neumann + 1)
-        return StormDraw(inner, neumann.drawn(rest, oracles.draw_outer(key, index), self.n_neumann))
+        inner, series = split(oracles.draw_inner(key, index, self.n_neumann + 2), None, self.n_neumann + 1)
+        return StormDraw(inner, neumann.assign_batches(series, oracles.draw_outer(key, index), self.n_neumann))

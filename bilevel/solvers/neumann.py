@@ -5,15 +5,20 @@ Random length, P uniform in {0, …, Q-1}, P products:   v = -η Q (I - η H_{B_
 
 The second has the mean of a sum of Q terms, one less than the first. Both need 0 < η < 2/L with L the largest curvature
 of a batch, and leave the relative error (1 - η h)^Q, give or take one factor, in a mode of curvature h.
+
+`AlternatingSolver` is what BSA, ALSET and TTSA share: inner steps, then a move of x by the second series.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 from bilevel import _threefry
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
+from bilevel._types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.solvers.directions import repeat, split
+from bilevel.solvers.base import Solver
+from bilevel.solvers.directions import decay, move, move_outer, repeat, split
+from bilevel.solvers.parameters import positive, whole
 
 
 class NeumannDraw(NamedTuple):
@@ -25,17 +30,17 @@ class NeumannDraw(NamedTuple):
     length: Array | None = None
 
 
-def check_step(solver: str, step: float, oracles: Oracles) -> None:
+def check_step(solver: Solver, step: float, oracles: Oracles) -> None:
     """Refuse a step with which the series cannot converge, where the curvature is known."""
     curvature = oracles.largest_curvature
     if curvature is not None and not step < 2 / curvature:
         raise ValueError(
-            f"`{solver}(neumann_step={step:g})`: the largest curvature of the inner problem is {curvature:.3g}, so the "
-            f"Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
+            f"`{type(solver).__name__}(neumann_step={step:g})`: the largest curvature of the inner problem is "
+            f"{curvature:.3g}, so the Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
         )
 
 
-def drawn(inner_rows: Any, outer_rows: Any, n_products: int) -> NeumannDraw:
+def assign_batches(inner_rows: Any, outer_rows: Any, n_products: int) -> NeumannDraw:
     """Name the batches of a truncated series: ``n_products`` + 1 inner ones, one outer."""
     products, cross = split(inner_rows, n_products, None)
     return NeumannDraw(products, cross, outer_rows)
@@ -50,31 +55,24 @@ def random_length(key: Array, index: Array, n_neumann: int) -> Array:
 def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
     """Return (None, (∇²xz G) v + ∇x F, v) at the z and x of ``point``, v by the series the draw is for."""
     outer = oracles.outer(point, draw.outer)
-    if draw.length is None:
-        v = _truncated(oracles, point, outer.grad, draw.products, n_neumann, step)
-    else:
-        v = _random(oracles, point, outer.grad, draw, n_neumann, step)
+    v = _series(oracles, point, outer.grad, draw, n_neumann, step)
     cross = oracles.cross(point._replace(v=v), draw.cross)
     return Point(None, trees.add(cross, outer.grad_outer), v)
 
 
-def _truncated(oracles: Oracles, point: Point, grad: PyTree, rows: Any, n_products: int, step: Scalar) -> PyTree:
-    def multiply(carry: tuple[PyTree, PyTree], batch: Any) -> tuple[PyTree, PyTree]:
-        term, total = carry
-        term = trees.subtract(term, trees.scale(step, oracles.hvp(point._replace(v=term), batch)))
-        return term, trees.add(total, term)
-
-    _, total = repeat(n_products, rows, multiply, (grad, grad))
-    return trees.scale(-step, total)
-
-
-def _random(oracles: Oracles, point: Point, grad: PyTree, draw: NeumannDraw, n_neumann: int, step: Scalar) -> PyTree:
+def _series(oracles: Oracles, point: Point, grad: PyTree, draw: NeumannDraw, n_neumann: int, step: Scalar) -> PyTree:
     def multiply(term: PyTree, batch: Any) -> PyTree:
-        return trees.subtract(term, trees.scale(step, oracles.hvp(point._replace(v=term), batch)))
+        return move(term, oracles.hvp(point._replace(v=term), batch), step)
 
-    assert draw.length is not None
-    term = repeat(draw.length, draw.products, multiply, grad)
-    return trees.scale(-step * n_neumann, term)
+    def add_term(carry: tuple[PyTree, PyTree], batch: Any) -> tuple[PyTree, PyTree]:
+        term = multiply(carry[0], batch)
+        return term, trees.add(carry[1], term)
+
+    if draw.length is not None:
+        term = repeat(draw.length, draw.products, multiply, grad)
+        return trees.scale(-step * n_neumann, term)
+    _, total = repeat(n_neumann, draw.products, add_term, (grad, grad))
+    return trees.scale(-step, total)
 
 
 def hypergradient_calls(oracles: Oracles, draw: NeumannDraw, n_neumann: int) -> Calls:
@@ -87,6 +85,51 @@ def hypergradient_calls(oracles: Oracles, draw: NeumannDraw, n_neumann: int) -> 
     return Calls(hvp=products, cross=oracles.count_inner(draw.cross), outer_grad=outer, outer_grad_outer=outer)
 
 
-def scaled_calls(factor: Count, calls: Calls) -> Calls:
-    """Return each count times ``factor``."""
-    return Calls(*(factor * count for count in calls))
+class LoopDraw(NamedTuple):
+    """Batches of an inner loop, and of the hypergradient after it."""
+
+    inner_loop: Any
+    neumann: NeumannDraw
+
+
+@dataclass(frozen=True)
+class NeumannSolver(Solver):
+    """A solver with a Neumann series."""
+
+    n_neumann: int = whole(default=10)
+    neumann_step: float = positive(default=0.5)
+
+    def resolve(self, oracles: Oracles) -> Self:
+        """Refuse a Neumann step that is too large for the problem."""
+        check_step(self, self.neumann_step, oracles)
+        return self
+
+
+@dataclass(frozen=True)
+class AlternatingSolver(NeumannSolver):
+    """Inner steps, then a move along a hypergradient of random length: BSA, ALSET and TTSA but for their schedules.
+
+    Parameters
+    ----------
+    n_neumann : Q; the Neumann series takes P products, uniform in 0, …, Q - 1
+    """
+
+    n_inner_steps = 1  # unless a solver makes it a parameter
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
+        """Draw T + Q inner batches, one outer and the length."""
+        rows = oracles.draw_inner(key, index, self.n_inner_steps + self.n_neumann)
+        inner_loop, series = split(rows, self.n_inner_steps, self.n_neumann)
+        draw = assign_batches(series, oracles.draw_outer(key, index), self.n_neumann - 1)
+        return LoopDraw(inner_loop, draw._replace(length=random_length(key, index, self.n_neumann)))
+
+    def move_outer(self, oracles: Oracles, point: Point, index: Array, draw: LoopDraw, power: float) -> Point:
+        """Move x along the hypergradient at a point whose z has moved already; steps decrease like t^-power."""
+        _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
+        step = decay(self.step_size / self.outer_ratio, index, power)
+        return move_outer(oracles, point._replace(v=v), grad, step)
+
+    def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
+        """Count T gradients and a hypergradient of the drawn length."""
+        hyper = hypergradient_calls(oracles, draw.neumann, self.n_neumann)
+        return hyper._replace(inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps))

@@ -1,7 +1,9 @@
-"""Hyper-parameters that check themselves: a dataclass field with its default and its rule."""
+"""Hyper-parameters that check themselves: a dataclass field with its default and its rule; and what they mean."""
 
 import ast
+import inspect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import field
 from numbers import Integral, Real
@@ -10,14 +12,48 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevel._optional import require
+# Parameters that several solvers declare, with what they mean unless the docstring of a class says otherwise.
+SHARED_MEANINGS = {
+    "n_inner_steps": "T, inner steps per outer step",
+    "n_neumann": "Q, products of the Neumann series",
+    "neumann_step": "η, step of the Neumann series; below 2/L of the batches' Hessians",
+    "warm_start": "go on from the last inner variable; False restarts from the first",
+    "preconditioner": """"diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken with each full-batch
+    pass (n calls more, 8n where it is estimated); None leaves them as they are""",
+}
+_HEADING = "\n\nParameters\n----------\n"
+_ITEM = re.compile(r"(\w+(?:, \w+)*) : (.+(?:\n +.+)*)")
 
 Rule = Callable[[Any], str | None]  # the complaint, or None
 
 
+def parse_meanings(text: str) -> dict[str, str]:
+    """Return what the "Parameters" of a docstring say, by name."""
+    items = _ITEM.findall(inspect.cleandoc(text).partition(_HEADING)[2])
+    return {name: meaning for names, meaning in items for name in names.split(", ")}
+
+
+def document(cls: type) -> None:
+    """Complete the "Parameters" of a solver's docstring by those of its bases, in the order of its signature."""
+    meanings = dict(SHARED_MEANINGS)
+    for base in reversed(cls.__mro__):
+        meanings |= parse_meanings(base.__doc__ or "")
+    head = inspect.cleandoc(cls.__doc__ or "").partition(_HEADING)[0]
+    items = [f"{name} : {meanings[name]}\n" for name in inspect.signature(cls).parameters if name in meanings]
+    cls.__doc__ = "".join([head, _HEADING, *items])
+
+
 def parameter(default: Any, rule: Rule, *, optional: bool = False, kw_only: bool = False, **more: Any) -> Any:
-    """Declare a hyper-parameter; ``optional`` lets None through, ``more`` is for `Solver` and the decorator."""
+    """Declare a hyper-parameter; ``optional`` lets None through, ``more`` is for `SolverBase` and the decorator."""
     return field(default=default, metadata={"rule": rule, "optional": optional, **more}, kw_only=kw_only)
+
+
+def _must(holds: Callable[[Any], bool], complaint: str) -> Rule:
+    return lambda value: None if holds(value) else complaint
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def positive(
@@ -25,74 +61,56 @@ def positive(
 ) -> Any:
     """Declare a finite number above 0; a ``word`` may stand in its place."""
 
-    def rule(value: Any) -> str | None:
-        if word is not None and value == word:
-            return None
-        if isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf:
-            return None
-        instead = "" if word is None else f" The word {word!r} stands for a setting that needs no tuning."
-        return f"must be a finite number above 0{hint}.{instead}"
+    def holds(value: Any) -> bool:
+        return (word is not None and value == word) or (_is_number(value) and 0 < float(value) < math.inf)
 
+    instead = "" if word is None else f" The word {word!r} stands for a setting that needs no tuning."
+    rule = _must(holds, f"must be a finite number above 0{hint}.{instead}")
     return parameter(default, rule, optional=optional, kw_only=kw_only)
 
 
 def whole(*, default: Any, optional: bool = False, hint: str = "") -> Any:
     """Declare an integer of at least 1."""
 
-    def rule(value: Any) -> str | None:
-        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
-            return None
-        return f"must be an integer of at least 1{hint}."
+    def holds(value: Any) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
-    return parameter(default, rule, optional=optional)
+    return parameter(default, _must(holds, f"must be an integer of at least 1{hint}."), optional=optional)
 
 
 def fraction(*, default: float) -> Any:
     """Declare a number in (0, 1]."""
-
-    def rule(value: Any) -> str | None:
-        if isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) <= 1:
-            return None
-        return "must be a number in (0, 1]."
-
+    rule = _must(lambda value: _is_number(value) and 0 < float(value) <= 1, "must be a number in (0, 1].")
     return parameter(default, rule)
 
 
 def flag(*, default: bool) -> Any:
     """Declare a switch."""
-
-    def rule(value: Any) -> str | None:
-        return None if isinstance(value, bool) else "must be True or False."
-
-    return parameter(default, rule)
+    return parameter(default, _must(lambda value: isinstance(value, bool), "must be True or False."))
 
 
 def one_of(names: tuple[str, ...], *, default: str | None, optional: bool = False, kw_only: bool = False) -> Any:
     """Declare a choice among names."""
-
-    def rule(value: Any) -> str | None:
-        listed = ", ".join(map(repr, (None, *names) if optional else names))
-        return None if value in names else f"must be one of {listed}."
-
+    listed = ", ".join(map(repr, (None, *names) if optional else names))
+    rule = _must(lambda value: value in names, f"must be one of {listed}.")
     return parameter(default, rule, optional=optional, kw_only=kw_only)
 
 
 def transformation(names: tuple[str, ...], *, default: None, kw_only: bool) -> Any:
     """Declare an optax transformation, or the name of one, or None."""
 
-    def rule(value: Any) -> str | None:
-        known = value in names if isinstance(value, str) else isinstance(value, _transformation_class())
-        return None if known else f"must be None, {', '.join(map(repr, names))} or an optax GradientTransformation."
+    def holds(value: Any) -> bool:
+        if isinstance(value, str):
+            return value in names
+        import optax
 
-    return parameter(default, rule, optional=True, kw_only=kw_only, text=transformation_text)
+        return isinstance(value, optax.GradientTransformation)
+
+    rule = _must(holds, f"must be None, {', '.join(map(repr, names))} or an optax GradientTransformation.")
+    return parameter(default, rule, optional=True, kw_only=kw_only, text=_transformation_text)
 
 
-def _transformation_class() -> type:
-    found: type = require("optax", "auto").GradientTransformation
-    return found
-
-
-def transformation_text(value: Any) -> Any:
+def _transformation_text(value: Any) -> Any:
     """Return a name as it is, and of a transformation the function of optax that made it."""
     return value if value is None or isinstance(value, str) else f"optax {value.init.__qualname__.partition('.')[0]}"
 
@@ -102,12 +120,11 @@ def bounds(*, default: None, kw_only: bool) -> Any:
 
     A text such as "(-5, 5)" may stand in the place of two numbers: configs and stores hold texts.
     """
-    return parameter(
-        default, _bounds_complaint, optional=True, kw_only=kw_only, convert=_as_bounds, text=_bounds_text, traced=True
-    )
+    more = {"convert": _parse_bounds, "text": _bounds_text, "traced": True}
+    return parameter(default, _bounds_complaint, optional=True, kw_only=kw_only, **more)
 
 
-def _as_bounds(value: Any) -> Any:
+def _parse_bounds(value: Any) -> Any:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
@@ -117,10 +134,6 @@ def _as_bounds(value: Any) -> Any:
         return value
     sides = zip(value, (-math.inf, math.inf), strict=True)
     return tuple(none if side is None else float(side) if _is_number(side) else side for side, none in sides)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _bounds_complaint(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Moves in a metric of their own: a diagonal for z and v, an optax transformation for x.
+"""Preconditioned moves: a diagonal for z and v, an optax transformation for x.
 
 With T a transformation, P the projections, and d from the diagonals h_i of the rows' ∇²zz G_i at the last refresh,
 
@@ -13,93 +13,104 @@ Each part may be off, and then leaves nothing in the state and nothing in the co
 """
 
 import functools
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._optional import require
 from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
+from bilevel.solvers.base import Solver
 from bilevel.solvers.directions import descend, spread
+from bilevel.solvers.parameters import bounds, positive, transformation
 
 PRECONDITIONERS = ("diagonal",)
 OPTIMIZERS = ("adam",)
 
-# Adam's step is _RATE (1 + t / _REST)^-½: it falls without an end, so that no budget has to be known.
-_RATE, _REST = 1e-2, 1000.0
+# Adam's step is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
+_RATE, _DELAY = 1e-2, 1000.0
 # Scales of columns from 1e-3 to 1e3 make an exact diagonal span 12 orders: only what is nearly 0 is lifted.
 _FLOOR_EXACT = 1e-12
 # What probes say of a coordinate far below the others is noise.
 _FLOOR_PROBED = 0.1
 
 
-class Steered(Protocol):
-    """What `move` reads of a solver."""
-
-    @property
-    def outer_optimizer(self) -> Any:
-        """A name, an optax transformation, or None."""
-
-    @property
-    def outer_bounds(self) -> Any:
-        """(lower, upper) or None."""
-
-    @property
-    def v_radius(self) -> float | None:
-        """The radius of the ball of v."""
-
-
-class Steering(NamedTuple):
-    """What moves need beyond the direction: the diagonal and the state of the transformation, () for what is off."""
+class Preconditioning(NamedTuple):
+    """What a preconditioned move needs: the diagonal and the state of the transformation, () for what is off."""
 
     diagonal: PyTree = ()
     optimizer: Any = ()
 
 
-def steering(solver: Steered, start: Point, diagonal: PyTree = ()) -> Steering:
-    """Return the steering before the first step."""
-    if solver.outer_optimizer is None:
-        return Steering(diagonal)
-    with jax.numpy_dtype_promotion("standard"):
-        return Steering(diagonal, transformation_of(solver.outer_optimizer).init(start.outer_var))
+@dataclass(frozen=True)
+class PreconditionedSolver(Solver):
+    """A solver that moves by `descend`.
+
+    Parameters
+    ----------
+    v_radius : radius of the ball v is kept in; None means no projection
+    outer_optimizer : "adam" or an optax transformation of D_x, which moves the outer variable in the place of the step
+        divided by `outer_ratio`; None keeps that step
+    outer_bounds : (lower, upper), numbers or like the outer variable, which is kept inside; None means only the bounds
+        of the problem
+    """
+
+    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
+    outer_optimizer: str | Any | None = transformation(OPTIMIZERS, default=None, kw_only=True)  # noqa: RUF009
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
+
+    def check_start(self, start: Point) -> None:
+        """Refuse bounds that do not fit the start, and a transformation that wants what it is not given."""
+        if self.outer_bounds is not None:
+            _check_bounds(self, start.outer_var)
+        if self.outer_optimizer is not None:
+            _check_optimizer(self, start.outer_var)
+
+    def init_preconditioning(self, start: Point, diagonal: PyTree = ()) -> Preconditioning:
+        """Return what the first move needs."""
+        if self.outer_optimizer is None:
+            return Preconditioning(diagonal)
+        with jax.numpy_dtype_promotion("standard"):
+            return Preconditioning(diagonal, _transformation(self.outer_optimizer).init(start.outer_var))
+
+    def descend(
+        self,
+        oracles: Oracles,
+        point: Point,
+        direction: Point,
+        preconditioning: Preconditioning,
+        step: Scalar,
+        outer_step: Scalar,
+        outer_scale: Scalar = 1,
+    ) -> tuple[Point, Preconditioning]:
+        """Move all variables; updates of a transformation are taken ``outer_scale`` times, not ``outer_step`` times."""
+        if self.outer_optimizer is not None:
+            updates, optimizer = _update(
+                self.outer_optimizer, direction.outer_var, preconditioning.optimizer, point.outer_var
+            )
+            # Updates are added where directions are subtracted.
+            direction = direction._replace(outer_var=trees.scale(-1, updates))
+            preconditioning, outer_step = preconditioning._replace(optimizer=optimizer), outer_scale
+        direction = precondition(direction, preconditioning.diagonal)
+        return descend(oracles, point, direction, step, outer_step, self.v_radius, self.outer_bounds), preconditioning
 
 
-def move(
-    solver: Steered,
-    oracles: Oracles,
-    point: Point,
-    direction: Point,
-    steered: Steering,
-    step: Scalar,
-    outer_step: Scalar,
-    outer_scale: Scalar = 1,
-) -> tuple[Point, Steering]:
-    """Return the moved point; a transformation's updates are taken ``outer_scale`` times, not ``outer_step`` times."""
-    if solver.outer_optimizer is not None:
-        updates, optimizer = _updates(solver.outer_optimizer, direction.outer_var, steered.optimizer, point.outer_var)
-        # Updates are added where directions are subtracted.
-        direction = direction._replace(outer_var=trees.scale(-1, updates))
-        steered, outer_step = steered._replace(optimizer=optimizer), outer_scale
-    direction = in_metric(direction, steered.diagonal)
-    return descend(oracles, point, direction, step, outer_step, solver.v_radius, solver.outer_bounds), steered
-
-
-def _updates(optimizer: Any, gradient: PyTree, state: Any, outer_var: PyTree) -> tuple[PyTree, Any]:
+def _update(optimizer: Any, gradient: PyTree, state: Any, outer_var: PyTree) -> tuple[PyTree, Any]:
     # optax promotes its integer counts to floats, which strict promotion would refuse.
     with jax.numpy_dtype_promotion("standard"):
-        updates, new = transformation_of(optimizer).update(gradient, state, outer_var)
-    return _like(updates, outer_var), _like(new, state)
+        updates, new = _transformation(optimizer).update(gradient, state, outer_var)
+    return _cast_like(updates, outer_var), _cast_like(new, state)
 
 
-def _like(tree: PyTree, template: PyTree) -> PyTree:
+def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
     """Return the tree with the dtypes of another, so that it can be carried by a loop."""
     return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.asarray(old).dtype), tree, template)
 
 
-def in_metric(direction: Point, diagonal: PyTree) -> Point:
+def precondition(direction: Point, diagonal: PyTree) -> Point:
     """Return the direction with its parts in z and v divided by the diagonal, if there is one."""
     if not jax.tree.leaves(diagonal):
         return direction
@@ -107,17 +118,17 @@ def in_metric(direction: Point, diagonal: PyTree) -> Point:
     return direction._replace(inner_var=z, v=v)
 
 
-def metric(oracles: Oracles, point: Point, index: Count) -> PyTree:
+def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
     """Return d, lifted where it is too small to divide by.
 
     Probes may say less than 0, as may a Hessian that is not positive: then its size counts.
     """
     batch = oracles.n_inner if oracles.inner_samples.sampling == "full" else oracles.inner_samples.batch_size
-    diagonal = _floored(oracles, oracles.diagonal_majorizer(point, index))
+    diagonal = _lift(oracles, oracles.diagonal_majorizer(point, index))
     return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, oracles.squared_diagonals(point))
 
 
-def _floored(oracles: Oracles, diagonal: PyTree) -> PyTree:
+def _lift(oracles: Oracles, diagonal: PyTree) -> PyTree:
     diagonal = jax.tree.map(jnp.abs, diagonal)
     leaves = jax.tree.leaves(diagonal)
     if oracles.diagonal_passes == 1:
@@ -133,7 +144,7 @@ def diagonal_calls(oracles: Oracles) -> Calls:
     return Calls(hvp=oracles.diagonal_passes * oracles.n_inner)
 
 
-def transformation_of(optimizer: Any) -> Any:
+def _transformation(optimizer: Any) -> Any:
     """Return the transformation that a name stands for."""
     return _adam() if isinstance(optimizer, str) else optimizer
 
@@ -141,21 +152,16 @@ def transformation_of(optimizer: Any) -> Any:
 @functools.cache
 def _adam() -> Any:
     def rate(count: Array) -> Array:
-        return _RATE / jnp.sqrt(1 + count / _REST)
+        return _RATE / jnp.sqrt(1 + count / _DELAY)
 
-    return require("optax", "auto").adam(rate)
+    import optax
 
-
-def check_steering(solver: Any, start: Point) -> None:
-    """Refuse bounds that do not fit the start, and a transformation that wants what it is not given."""
-    if solver.outer_bounds is not None:
-        _check_bounds(solver, start.outer_var)
-    if solver.outer_optimizer is not None:
-        _check_optimizer(solver, start.outer_var)
+    return optax.adam(rate)
 
 
-def _check_bounds(solver: Any, outer_var: PyTree) -> None:
+def _check_bounds(solver: PreconditionedSolver, outer_var: PyTree) -> None:
     named = f"`{type(solver).__name__}(outer_bounds={solver.parameters()['outer_bounds']})`"
+    assert isinstance(solver.outer_bounds, tuple), "a text is converted when the solver is made"
     sides = [spread(bound, outer_var) for bound in solver.outer_bounds]
     for side in sides:
         if not _fits(side, outer_var):
@@ -175,8 +181,8 @@ def _fits(side: PyTree, outer_var: PyTree) -> bool:
     return all(np.shape(bound) in ((), np.shape(leaf)) for bound, leaf in pairs)
 
 
-def _check_optimizer(solver: Any, outer_var: PyTree) -> None:
-    optimizer = transformation_of(solver.outer_optimizer)
+def _check_optimizer(solver: PreconditionedSolver, outer_var: PyTree) -> None:
+    optimizer = _transformation(solver.outer_optimizer)
     with jax.numpy_dtype_promotion("standard"):
         try:
             jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), outer_var)

@@ -16,19 +16,13 @@ import jax.numpy as jnp
 
 from bilevel import _threefry
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._types import Array, Calls, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import inner_descent, moved
+from bilevel.solvers.base import PointState, Solver, solver
+from bilevel.solvers.directions import inner_descent, move_outer
 from bilevel.solvers.parameters import positive, whole
 
 _GAUSSIAN_STREAM = 2
-
-
-class PZOBOState(NamedTuple):
-    """The iterate alone; v is not used."""
-
-    point: Point
 
 
 class PZOBODraw(NamedTuple):
@@ -46,21 +40,15 @@ class PZOBO(Solver):
     Parameters
     ----------
     step_size : step of the inner loop
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
-    batch_size : rows per batch, on both levels
-    n_inner_steps : T, inner steps per outer step
     n_directions : K, random directions per outer step
     smoothing : μ, the length of a move along a direction
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     n_inner_steps: int = whole(default=10)
     n_directions: int = whole(default=1)
     smoothing: float = positive(default=0.01)
 
-    def init(self, oracles: Oracles, start: Point) -> PZOBOState:
-        """Start where the problem starts."""
-        return PZOBOState(start)
+    table_order = 15
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
         """Draw T inner batches, one outer, and the key of the Gaussians, whose shape is that of x."""
@@ -68,7 +56,7 @@ class PZOBO(Solver):
         inner_loop = oracles.draw_inner(key, index, self.n_inner_steps)
         return PZOBODraw(inner_loop, oracles.draw_outer(key, index), gaussian_key)
 
-    def step(self, oracles: Oracles, state: PZOBOState, index: Array, draw: PZOBODraw) -> PZOBOState:
+    def step(self, oracles: Oracles, state: PointState, index: Array, draw: PZOBODraw) -> PointState:
         """Follow the inner problem at x and at points around it, and move along the estimated hypergradient."""
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
         outer = oracles.outer(point, draw.outer)
@@ -81,8 +69,7 @@ class PZOBO(Solver):
             return trees.add(total, trees.scale(response / self.n_directions, noise))
 
         grad = jax.lax.fori_loop(0, self.n_directions, add_direction, outer.grad_outer)
-        outer_var = moved(point.outer_var, grad, self.step_size / self.outer_ratio)
-        return PZOBOState(point._replace(outer_var=oracles.project(outer_var)))
+        return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
     def calls(self, oracles: Oracles, draw: PZOBODraw, refresh: bool) -> Calls:
         """Count K + 1 inner loops and both outer gradients."""

@@ -2,12 +2,12 @@
 
 With u = (z, v, x), steps ρ for z and v and γ for x, and the projection P of v onto a ball,
 
-    at a refresh:  D ← D(u) on all rows;                                              u ← P(u - step · D)
+    at a refresh:  D ← D(u), a full-batch pass;                                       u ← P(u - step · D)
     otherwise:     draw B, C;  D ← D + D_{B,C}(u) - D_{B,C}(u_previous);              u ← P(u - step · D)
 
 with the same B, C at both points. D is kept unscaled: the difference needs both points and not how one came from the
-other, so that moves are free. They may go in a diagonal metric and through an optax transformation
-(:mod:`bilevel.solvers.preconditioning`), under a safeguard then (:mod:`bilevel.solvers.rollback`).
+other, so that moves are free. They may be preconditioned (:mod:`bilevel.solvers.preconditioning`), and are then rolled
+back where they grow (:mod:`bilevel.solvers.rollback`).
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,16 @@ from numpy.typing import DTypeLike
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver
 from bilevel.solvers.directions import direction_calls
-from bilevel.solvers.parameters import bounds, one_of, positive, transformation
+from bilevel.solvers.parameters import one_of, positive
 from bilevel.solvers.preconditioning import (
-    OPTIMIZERS,
     PRECONDITIONERS,
-    Steering,
-    check_steering,
+    PreconditionedSolver,
+    Preconditioning,
     diagonal_calls,
-    metric,
-    move,
-    steering,
+    metric_diagonal,
 )
-from bilevel.solvers.rollback import Guard, guard, guarded, within_reach
+from bilevel.solvers.rollback import Rollback, check_refresh, init_rollback, point_within_reach
 
 _DRIFTED = 0.5  # a working recursion shows 0 to 0.3, one at the floor of its arithmetic 0.4 to 1.1
 
@@ -49,75 +45,62 @@ class RecursiveState(NamedTuple):
     estimate: Point
     refresh_norm: Array
     drift: Array
-    steering: Steering = Steering()
-    guard: Guard | tuple[()] = ()
+    preconditioning: Preconditioning = Preconditioning()
+    rollback: Rollback | tuple[()] = ()
 
 
 @dataclass(frozen=True)
-class RecursiveSolver(Solver):
+class RecursiveSolver(PreconditionedSolver):
     """Both methods but for when they refresh. A draw has fields ``inner`` and ``outer``."""
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
     preconditioner: str | None = one_of(PRECONDITIONERS, default=None, optional=True, kw_only=True)
-    outer_optimizer: str | Any | None = transformation(OPTIMIZERS, default=None, kw_only=True)  # noqa: RUF009
-    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
 
     restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> RecursiveState:
         """Start with no estimate: the first step is a refresh."""
         zero = jnp.zeros_like(self.step_size)
-        steered = steering(self, start, trees.ones_like(start.inner_var) if self.preconditioner else ())
-        return RecursiveState(
-            point=start,
-            previous=start,
-            estimate=trees.zeros_like(start),
-            refresh_norm=zero,
-            drift=zero,
-            steering=steered,
-            guard=guard(start, steered, zero) if self._is_guarded else (),
-        )
-
-    @property
-    def _is_guarded(self) -> bool:
-        """The plain method is left as its authors wrote it."""
-        return self.preconditioner is not None or self.outer_optimizer is not None
-
-    def check_start(self, start: Point) -> None:
-        """Refuse bounds and transformations that do not fit."""
-        check_steering(self, start)
+        ones = trees.ones_like(start.inner_var) if self.preconditioner else ()
+        preconditioning = self.init_preconditioning(start, ones)
+        # The plain method is left as its authors wrote it.
+        plain = self.preconditioner is None and self.outer_optimizer is None
+        rollback = () if plain else init_rollback(start, preconditioning, zero)
+        return RecursiveState(start, start, trees.zeros_like(start), zero, zero, preconditioning, rollback)
 
     def refresh(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Any) -> RecursiveState:
-        """Replace the estimate by D on all rows, and move."""
+        """Replace the estimate by D of a full-batch pass, and move."""
         exact = oracles.direction(state.point)
         norm = jnp.sqrt(trees.norm_sq(exact))
         gap = jnp.sqrt(trees.norm_sq(trees.subtract(exact, state.estimate)))
         drift = jnp.where(index == 0, 0, gap / jnp.maximum(norm, state.refresh_norm))
         state = state._replace(refresh_norm=norm, drift=drift)
         if self.preconditioner is not None:
-            diagonal = metric(oracles, state.point, index)
-            state = state._replace(steering=state.steering._replace(diagonal=diagonal))
-        if isinstance(state.guard, Guard):
-            good = guarded(state.guard, state.point, exact, state.steering, self.step_size, index == 0)
-            state = state._replace(point=good.point, steering=good.steering, guard=good)
+            diagonal = metric_diagonal(oracles, state.point, index)
+            state = state._replace(preconditioning=state.preconditioning._replace(diagonal=diagonal))
+        if isinstance(state.rollback, Rollback):
+            good = check_refresh(state.rollback, state.point, exact, state.preconditioning, self.step_size, index == 0)
+            state = state._replace(point=good.point, preconditioning=good.preconditioning, rollback=good)
             exact = good.estimate
-        return self._moved(oracles, state, exact)
+        return self._move(oracles, state, exact)
 
     def step(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Any) -> RecursiveState:
         """Correct the estimate by the difference over the last move, and move."""
         estimate = trees.add(state.estimate, oracles.difference(state.point, state.previous, draw))
-        return self._moved(oracles, state, estimate)
+        return self._move(oracles, state, estimate)
 
-    def _moved(self, oracles: Oracles, state: RecursiveState, estimate: Point) -> RecursiveState:
+    def _move(self, oracles: Oracles, state: RecursiveState, estimate: Point) -> RecursiveState:
         steps: tuple[Any, ...] = (self.step_size, self.step_size / self.outer_ratio)
-        if isinstance(state.guard, Guard):
-            steps = *(state.guard.scale * step for step in steps), state.guard.scale
-        point, steered = move(self, oracles, state.point, estimate, state.steering, *steps)
-        return state._replace(point=point, previous=state.point, estimate=estimate, steering=steered)
+        if isinstance(state.rollback, Rollback):
+            steps = *(state.rollback.scale * step for step in steps), state.rollback.scale
+        point, preconditioning = self.descend(oracles, state.point, estimate, state.preconditioning, *steps)
+        return state._replace(point=point, previous=state.point, estimate=estimate, preconditioning=preconditioning)
 
     def evaluation_point(self, state: RecursiveState) -> Point:
-        """Return the iterate, or the last good refresh where the next one will go back."""
-        return within_reach(state.guard, state.point) if isinstance(state.guard, Guard) else state.point
+        """Return the iterate, or the last good refresh where the next one will roll back."""
+        if not isinstance(state.rollback, Rollback):
+            return state.point
+        return point_within_reach(state.rollback, state.point)
 
     def calls(self, oracles: Oracles, draw: Any, refresh: bool) -> Calls:
         """Count 3n + 2m for a refresh and a diagonal if there is one, both points of the difference for a step."""
@@ -127,22 +110,21 @@ class RecursiveSolver(Solver):
         return direction_calls(2 * oracles.count_inner(draw.inner), 2 * oracles.count_outer(draw.outer))
 
     def diagnostics(self, state: RecursiveState) -> dict[str, Array]:
-        """Report how far the estimate was from the full pass at the last refresh.
+        """Report how far the estimate was from the full-batch pass at the last refresh, and rollbacks.
 
         The distance is relative to ||D|| at this refresh or the one before, whichever is larger: a working
-        recursion stays well below ½, however fast D itself goes to zero. Under the safeguard also how often it went
-        back, and how much smaller steps are for it.
+        recursion stays well below ½, however fast D itself goes to zero.
         """
-        if isinstance(state.guard, Guard):
-            return {"drift": state.drift, "rollbacks": state.guard.rollbacks, "step_scale": state.guard.scale}
-        return {"drift": state.drift}
+        if not isinstance(state.rollback, Rollback):
+            return {"drift": state.drift}
+        return {"drift": state.drift, "rollbacks": state.rollback.rollbacks, "step_scale": state.rollback.scale}
 
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
         """Speak up when rounding has made the recursion worthless."""
         if np.dtype(dtype) != np.float32 or not diagnostics["drift"] > _DRIFTED:
             return None
         return (
-            f"{type(self).__name__}'s recursive estimate had drifted from the full pass at the last refresh, by "
+            f"{type(self).__name__}'s recursive estimate had drifted from the full-batch pass at the last refresh, by "
             f"{diagnostics['drift']:.2g} of the direction itself: rounding in float32 has piled up, or the step "
             "size is too large for the period. Build the problem with dtype='float64', or give a smaller `period`."
         )

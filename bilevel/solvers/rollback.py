@@ -1,4 +1,4 @@
-"""Going back when a run grows.
+"""Rollback of a run that grows.
 
 In the norms |z|² = sum d z² and |D|² = sum D²/d of a metric d, a move of z is ρ|D_z| long. Where an iteration with
 step ρ is unstable, ρ times some curvature is above 2, and once that direction dominates, a move is longer than z is.
@@ -6,8 +6,8 @@ So a refresh is good where, for z and for v,
 
     ρ |D| <= ½ size,    size ← max(size, min(|z|, 2 size)) at a good refresh, and ten moves long at the first
 
-Otherwise, or where anything is not finite, the run goes back to the last good refresh and halves its steps. After ten
-good ones in a row they are doubled again, up to what they were; after the k-th time of going back it takes 10 (k + 1).
+Otherwise, or where anything became non-finite, the run rolls back to the last good refresh and halves its steps. After
+ten good ones in a row they are doubled again, up to what they were; after the k-th rollback it takes 10 (k + 1).
 """
 
 from typing import NamedTuple
@@ -17,15 +17,15 @@ import jax.numpy as jnp
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Point, PyTree, Scalar
-from bilevel.solvers.preconditioning import Steering
+from bilevel.solvers.preconditioning import Preconditioning
 
 _LONGEST_MOVE = 0.5  # of the size
 _FIRST_MOVES = 10
 _PATIENCE = 10  # good refreshes
-_REACH = 1e12  # squared: a point this much farther out than the last good one is not worth judging
+_REACH = 1e12  # squared: a point this much farther out than the last good one is not worth evaluating
 
 
-class Guard(NamedTuple):
+class Rollback(NamedTuple):
     """The last good refresh, with D there, and the sizes of z and v; how much smaller steps are.
 
     ``streak`` counts good refreshes since steps last changed, ``rollbacks`` all the bad ones.
@@ -33,23 +33,25 @@ class Guard(NamedTuple):
 
     point: Point
     estimate: Point
-    steering: Steering
+    preconditioning: Preconditioning
     sizes: tuple[Array, Array]
     scale: Array
     streak: Array
     rollbacks: Array
 
 
-def guard(start: Point, steering: Steering, one: Array) -> Guard:
-    """Return the guard before the first refresh, which it takes as good."""
+def init_rollback(start: Point, preconditioning: Preconditioning, one: Array) -> Rollback:
+    """Return the memory before the first refresh, which is taken as good."""
     zero = jnp.zeros_like(one)
-    return Guard(start, trees.zeros_like(start), steering, (zero, zero), jnp.ones_like(one), zero, zero)
+    return Rollback(start, trees.zeros_like(start), preconditioning, (zero, zero), jnp.ones_like(one), zero, zero)
 
 
-def guarded(last: Guard, point: Point, exact: Point, steering: Steering, step: Scalar, first: Array) -> Guard:
-    """Return the guard of this refresh, or the last one with halved steps."""
-    moves = [step * _length(part, steering, -1) for part in (exact.inner_var, exact.v)]
-    lengths = [_length(part, steering, 1) for part in (point.inner_var, point.v)]
+def check_refresh(
+    last: Rollback, point: Point, exact: Point, preconditioning: Preconditioning, step: Scalar, first: Array
+) -> Rollback:
+    """Return the memory of this refresh if it is good, or else the last one with halved steps."""
+    moves = [step * _norm(part, preconditioning, -1) for part in (exact.inner_var, exact.v)]
+    lengths = [_norm(part, preconditioning, 1) for part in (point.inner_var, point.v)]
     least = [jnp.where(first, _FIRST_MOVES * move, size) for move, size in zip(moves, last.sizes, strict=True)]
     # What grows by more than a factor of two may be growing without end.
     grown = [
@@ -60,18 +62,19 @@ def guarded(last: Guard, point: Point, exact: Point, steering: Steering, step: S
     good = first | (calm[0] & calm[1] & jnp.isfinite(trees.norm_sq((point, exact))))
     again = last.streak >= _PATIENCE * (1 + last.rollbacks)
     scale = jnp.where(again, jnp.minimum(2 * last.scale, 1), last.scale)
-    here = Guard(point, exact, steering, sizes, scale, jnp.where(again, 0, last.streak + 1), last.rollbacks)
+    streak = jnp.where(again, 0, last.streak + 1)
+    here = Rollback(point, exact, preconditioning, sizes, scale, streak, last.rollbacks)
     back = last._replace(scale=last.scale / 2, streak=jnp.zeros_like(last.streak), rollbacks=last.rollbacks + 1)
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), here, back)
 
 
-def _length(part: PyTree, steering: Steering, power: int) -> Array:
-    if not jax.tree.leaves(steering.diagonal):
+def _norm(part: PyTree, preconditioning: Preconditioning, power: int) -> Array:
+    if not jax.tree.leaves(preconditioning.diagonal):
         return jnp.sqrt(trees.norm_sq(part))
-    return jnp.sqrt(trees.dot(part, jax.tree.map(lambda leaf, d: leaf * d**power, part, steering.diagonal)))
+    return jnp.sqrt(trees.dot(part, jax.tree.map(lambda leaf, d: leaf * d**power, part, preconditioning.diagonal)))
 
 
-def within_reach(last: Guard, point: Point) -> Point:
+def point_within_reach(last: Rollback, point: Point) -> Point:
     """Return the point, or the last good one where it is far out or not finite."""
     near = trees.norm_sq(trees.subtract(point, last.point)) <= _REACH * (1 + trees.norm_sq(last.point))
     return jax.tree.map(lambda new, old: jnp.where(near, new, old), point, last.point)

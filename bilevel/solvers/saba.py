@@ -20,23 +20,20 @@ from typing import Any, NamedTuple, Self
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, Rows
-from bilevel.oracles import Oracles, RowwiseOracles, joined
-from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.oracles import Oracles, RowwiseOracles, join
+from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import direction_calls
-from bilevel.solvers.parameters import bounds, one_of, positive, transformation, whole
+from bilevel.solvers.parameters import one_of, whole
 from bilevel.solvers.preconditioning import (
-    OPTIMIZERS,
     PRECONDITIONERS,
-    Steering,
-    check_steering,
+    PreconditionedSolver,
+    Preconditioning,
     diagonal_calls,
-    metric,
-    move,
-    steering,
+    metric_diagonal,
 )
 from bilevel.solvers.saga_memory import TABLES, Level
 
-_ROWS_REBUILT_AFTER = 10  # times as many steps as blocks: the rows are read for it
+_ROWS_REBUILD_AFTER = 10  # times as many steps as blocks: the rows are read for it
 _OLDEST_DIAGONAL = 300  # steps: a penalty may have grown since
 
 
@@ -46,43 +43,34 @@ class SABAState(NamedTuple):
     point: Point
     inner: Any
     outer: Any
-    steering: Steering = Steering()
+    preconditioning: Preconditioning = Preconditioning()
 
 
 @solver
-class SABA(Solver):
+class SABA(PreconditionedSolver):
     """Stochastic average bilevel algorithm.
 
     Parameters
     ----------
-    step_size : step of the inner variable and of v
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
     batch_size : rows per block, on both levels
-    v_radius : radius of the ball v is kept in; None means no projection
     tables : "zero" starts with empty tables at no cost, "full" fills them at the start for 3n + 2m calls
     memory : "blocks" remembers the estimate of each block; "rows" the terms of each row, which takes far less where
         rows are long, and needs a linear model in closed form
-    preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken at the start and when the
-        means are summed anew, for n each time; None leaves them as they are
-    outer_optimizer : "adam" or an optax transformation of D_x, which moves the outer variable in the place of the step
-        ``step_size / outer_ratio``; None keeps that step
-    outer_bounds : (lower, upper), numbers or like the outer variable, which is kept inside; None means only the bounds
-        of the problem
     rebuild_every : steps after which the means are summed anew from the tables, against rounding; None means
         once per (n + m) / batch_size steps, or a tenth as often for "rows", where rows are read for it; with a
         preconditioner at least each 300 steps
+    preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken at the start and when the
+        means are summed anew, for n each time; None leaves them as they are
     sampling : "blocks" only: a table belongs to a fixed partition of the rows
     """
 
-    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
     tables: str = one_of(("zero", "full"), default="zero")
     memory: str = one_of(tuple(TABLES), default="blocks")
     rebuild_every: int | None = whole(default=None, optional=True, hint="; use None for the default")
     preconditioner: str | None = one_of(PRECONDITIONERS, default=None, optional=True, kw_only=True)
-    outer_optimizer: str | Any | None = transformation(OPTIMIZERS, default=None, kw_only=True)
-    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     sampling: str = one_of(("blocks",), default="blocks", kw_only=True)
 
+    table_order = 2
     complexity = Complexity("O((n+m)^2/3 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
     restarts = True
     keeps_tables = True
@@ -96,19 +84,15 @@ class SABA(Solver):
         if self.rebuild_every is not None:
             return self
         blocks = oracles.inner_samples.n_blocks + oracles.outer_samples.n_blocks
-        every = blocks * (_ROWS_REBUILT_AFTER if self.memory == "rows" else 1)
+        every = blocks * (_ROWS_REBUILD_AFTER if self.memory == "rows" else 1)
         return replace(self, rebuild_every=every if self.preconditioner is None else min(every, _OLDEST_DIAGONAL))
-
-    def check_start(self, start: Point) -> None:
-        """Refuse bounds and transformations that do not fit."""
-        check_steering(self, start)
 
     def init(self, oracles: Oracles, start: Point) -> SABAState:
         """Set up the tables."""
-        filled = partial(TABLES[self.memory].filled, start=start, empty=self.tables == "zero")
-        diagonal = () if self.preconditioner is None else metric(oracles, start, 0)
-        levels = filled(Level(oracles, "inner")), filled(Level(oracles, "outer"))
-        return SABAState(start, *levels, steering(self, start, diagonal))
+        fill = partial(TABLES[self.memory].fill, start=start, empty=self.tables == "zero")
+        diagonal = () if self.preconditioner is None else metric_diagonal(oracles, start, 0)
+        levels = fill(Level.of(oracles, "inner")), fill(Level.of(oracles, "outer"))
+        return SABAState(start, *levels, self.init_preconditioning(start, diagonal))
 
     def init_calls(self, oracles: Oracles) -> Calls:
         """Count one estimate per block when the tables are filled, and a diagonal if there is one."""
@@ -123,22 +107,24 @@ class SABA(Solver):
     def refresh(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
         """Sum the means anew, then take an ordinary step; no derivative is asked for but a diagonal if there is one."""
         rebuilt = state._replace(
-            inner=state.inner.rebuilt(Level(oracles, "inner"), state.point),
-            outer=state.outer.rebuilt(Level(oracles, "outer"), state.point),
+            inner=state.inner.rebuild(Level.of(oracles, "inner"), state.point),
+            outer=state.outer.rebuild(Level.of(oracles, "outer"), state.point),
         )
         if self.preconditioner is not None:
-            diagonal = metric(oracles, state.point, index)
-            rebuilt = rebuilt._replace(steering=state.steering._replace(diagonal=diagonal))
+            diagonal = metric_diagonal(oracles, state.point, index)
+            rebuilt = rebuilt._replace(preconditioning=state.preconditioning._replace(diagonal=diagonal))
         return self.step(oracles, rebuilt, index, draw)
 
     def step(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
         """Move along the variance-reduced direction."""
-        inner, inner_table = state.inner.reduced(Level(oracles, "inner"), state.point, draw.inner)
-        outer, outer_table = state.outer.reduced(Level(oracles, "outer"), state.point, draw.outer)
+        inner, inner_table = state.inner.update(Level.of(oracles, "inner"), state.point, draw.inner)
+        outer, outer_table = state.outer.update(Level.of(oracles, "outer"), state.point, draw.outer)
         outer_step = self.step_size / self.outer_ratio
-        direction = joined(inner, outer)
-        point, steered = move(self, oracles, state.point, direction, state.steering, self.step_size, outer_step)
-        return SABAState(point, inner_table, outer_table, steered)
+        direction = join(inner, outer)
+        point, preconditioning = self.descend(
+            oracles, state.point, direction, state.preconditioning, self.step_size, outer_step
+        )
+        return SABAState(point, inner_table, outer_table, preconditioning)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         """Count one direction, and where the means are summed anew a diagonal if there is one."""

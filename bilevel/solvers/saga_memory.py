@@ -10,7 +10,6 @@ rows is then not remembered but exact.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -22,33 +21,20 @@ from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Samples
 
 
-@dataclass(frozen=True)
-class Level:
-    """The ``"inner"`` or the ``"outer"`` level of a problem, as tables see it; only rowwise oracles have terms."""
+class Level(NamedTuple):
+    """What tables see of one level of a problem; `terms`, `sum` and `regularization` are of rowwise oracles."""
 
-    oracles: Any
-    name: str
+    samples: Samples
+    estimate: Callable[[Point, Array], PyTree]  # the derivatives on a block
+    terms: Callable[[Point, Array], PyTree]  # of the rows of a block
+    sum: Callable[[PyTree, Array, Point], PyTree]  # the derivatives that such terms make
+    regularization: Callable[[Point], PyTree]  # the derivatives that are no sum over rows
 
-    @property
-    def samples(self) -> Samples:
-        """The rows."""
-        return getattr(self.oracles, f"{self.name}_samples")
-
-    def estimate(self, point: Point, block: Array) -> PyTree:
-        """Return the derivatives on a block."""
-        return getattr(self.oracles, self.name)(point, block)
-
-    def terms(self, point: Point, block: Array) -> PyTree:
-        """Return the terms of the rows of a block."""
-        return getattr(self.oracles, f"{self.name}_terms")(point, block)
-
-    def sum(self, terms: PyTree, block: Array, like: Point) -> PyTree:
-        """Return the derivatives that such terms make."""
-        return getattr(self.oracles, f"{self.name}_sum")(terms, block, like)
-
-    def rest(self, point: Point) -> PyTree:
-        """Return the part of the derivatives that is no sum over rows."""
-        return getattr(self.oracles, f"{self.name}_regularization")(point)
+    @classmethod
+    def of(cls, oracles: Any, name: str) -> "Level":
+        """Return the ``"inner"`` or the ``"outer"`` level."""
+        suffixes = "_samples", "", "_terms", "_sum", "_regularization"
+        return cls(*(getattr(oracles, name + suffix, None) for suffix in suffixes))  # type: ignore[arg-type]
 
     def over_blocks(self, function: Callable[[Array], PyTree]) -> PyTree:
         """Return the function of each block, stacked."""
@@ -62,19 +48,19 @@ class BlockTable(NamedTuple):
     mean: Array
 
     @classmethod
-    def filled(cls, level: Level, start: Point, empty: bool) -> "BlockTable":
+    def fill(cls, level: Level, start: Point, empty: bool) -> "BlockTable":
         """Remember the estimates at the start, or zeros."""
         table = level.over_blocks(lambda block: ravel_pytree(level.estimate(start, block))[0])
-        return cls(jnp.zeros_like(table) if empty else table, jnp.zeros_like(table[0])).rebuilt(level, start)
+        return cls(jnp.zeros_like(table) if empty else table, jnp.zeros_like(table[0])).rebuild(level, start)
 
-    def reduced(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "BlockTable"]:
+    def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "BlockTable"]:
         """Return the estimate with less variance, and the table with the new one in it."""
         new, unravel = ravel_pytree(level.estimate(point, block))
         change = new - self.table[block]
         mean = self.mean + level.samples.share(block) * change
         return unravel(change + self.mean), BlockTable(self.table.at[block].set(new), mean)
 
-    def rebuilt(self, level: Level, like: Point) -> "BlockTable":
+    def rebuild(self, level: Level, like: Point) -> "BlockTable":
         """Sum the mean anew from the table."""
         shares = level.samples.share(jnp.arange(level.samples.n_blocks, dtype=jnp.int32))
         return self._replace(mean=shares @ self.table)
@@ -87,25 +73,25 @@ class RowTable(NamedTuple):
     mean: PyTree
 
     @classmethod
-    def filled(cls, level: Level, start: Point, empty: bool) -> "RowTable":
+    def fill(cls, level: Level, start: Point, empty: bool) -> "RowTable":
         """Remember the terms at the start, or zeros."""
         table = level.over_blocks(lambda block: level.terms(start, block))
         nothing = trees.zeros_like(level.sum(jax.tree.map(lambda leaf: leaf[0], table), jnp.int32(0), start))
         if empty:
             return cls(trees.zeros_like(table), nothing)
-        return cls(table, nothing).rebuilt(level, start)
+        return cls(table, nothing).rebuild(level, start)
 
-    def reduced(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
+    def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
         """Return the estimate with less variance, and the table with the new terms in it."""
         new = level.terms(point, block)
         old = jax.tree.map(lambda leaf: leaf[block], self.table)
         change = level.sum(trees.subtract(new, old), block, point)
-        reduced = trees.add(trees.add(change, self.mean), level.rest(point))
+        reduced = trees.add(trees.add(change, self.mean), level.regularization(point))
         table = jax.tree.map(lambda leaf, terms: leaf.at[block].set(terms), self.table, new)
         mean = trees.add(self.mean, trees.scale(level.samples.share(block), change))
         return reduced, RowTable(table, mean)
 
-    def rebuilt(self, level: Level, like: Point) -> "RowTable":
+    def rebuild(self, level: Level, like: Point) -> "RowTable":
         """Sum the mean anew from the table; rows are multiplied, but no derivative is asked for."""
 
         def with_block(block: Array, total: PyTree) -> PyTree:

@@ -3,7 +3,7 @@
 Chu, Xu, Yao, Zhang. SPABA: A Single-Loop and Probabilistic Stochastic Bilevel Algorithm Achieving Optimal Sample
 Complexity. ICML 2024, arXiv 2405.18777.
 
-At the first step, and then with probability 1/q, D ← D(u) on all rows; otherwise
+At the first step, and then with probability 1/q, D ← D(u) by a full-batch pass; otherwise
 D ← D + D_{B,C}(u) - D_{B,C}(u_previous); then u ← P(u - step · D). One coin serves z, v and x. The
 moves are in :mod:`bilevel.solvers.recursive`.
 
@@ -37,21 +37,12 @@ class SPABA(RecursiveSolver):
 
     Parameters
     ----------
-    step_size : step of the inner variable and of v
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
-    batch_size : rows per batch, on both levels
-    period : q, mean number of steps from one all-rows pass to the next; None means 1 + (n + m) // batch_size
-    v_radius : radius of the ball v is kept in; None means no projection
-    preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken with each all-rows pass
-        (n calls more, 8n where it is estimated); None leaves them as they are
-    outer_optimizer : "adam" or an optax transformation of D_x, which moves the outer variable in the place of the step
-        ``step_size / outer_ratio``; None keeps that step
-    outer_bounds : (lower, upper), numbers or like the outer variable, which is kept inside; None means only the bounds
-        of the problem
-    sampling : "blocks", "iid", "reshuffle" or "full"
+    period : q, mean number of steps from one full-batch pass to the next; None means 1 + (n + m) // batch_size
     """
 
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
+
+    table_order = 20
 
     def resolve(self, oracles: Oracles) -> Self:
         """Fill in the default period."""
@@ -68,5 +59,5 @@ class SPABA(RecursiveSolver):
         return SPABADraw(rows.inner, rows.outer, face == 0)
 
     def refreshes(self, index: Array, draw: SPABADraw) -> Array:
-        """Take an all-rows pass at the first step and where the coin says so."""
+        """Take a full-batch pass at the first step and where the coin says so."""
         return (index == 0) | draw.coin

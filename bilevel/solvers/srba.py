@@ -5,7 +5,7 @@ Minimization. AISTATS 2024.
 
 With u = (z, v, x), steps ρ for z and v and γ for x, the projection P of v onto a ball, each q steps
 
-    D ← D(u) on all rows;                                   u ← P(u - step · D)
+    D ← D(u), a full-batch pass;                            u ← P(u - step · D)
     q - 1 times:  draw B, C;  D ← D + D_{B,C}(u) - D_{B,C}(u_previous);  u ← P(u - step · D)
 
 The moves are in :mod:`bilevel.solvers.recursive`; ``step_size="auto"`` moves z and v in the metric of a diagonal and x
@@ -35,33 +35,24 @@ class SRBA(RecursiveSolver):
     step_size : ρ, the step of the inner variable and of v; "auto" stands for a setting that needs no tuning: step 0.1
         in the metric of the diagonal, Adam, wide bounds where the problem knows any, and a period of
         (n + m) // batch_size, at most 300
-    outer_ratio : the outer variable moves with γ = step_size / outer_ratio
-    batch_size : rows per batch, on both levels
-    period : q, steps from one all-rows pass to the next; None means max(1, (n + m) // (2 batch_size))
-    v_radius : radius R of the ball v is kept in; None means no projection
-    preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken with each all-rows pass
-        (n calls more, 8n where it is estimated); None leaves them as they are
-    outer_optimizer : "adam" or an optax transformation of D_x, which moves the outer variable in the place of the step
-        ``step_size / outer_ratio``; None keeps that step
-    outer_bounds : (lower, upper), numbers or like the outer variable, which is kept inside; None means only the bounds
-        of the problem
-    sampling : "blocks", "iid", "reshuffle" or "full"
+    period : q, steps from one full-batch pass to the next; None means max(1, (n + m) // (2 batch_size))
     """
 
     step_size: float | str = positive(default=0.1, word=AUTO)  # type: ignore[assignment]
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
 
+    table_order = 1
     complexity = Complexity("O((n+m)^1/2 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
 
     def resolve(self, oracles: Oracles) -> Self:
         """Fill in what "auto" stands for, and the default period."""
         if self.step_size == AUTO:
-            return self._untuned(oracles).resolve(oracles)
+            return self._auto_setting(oracles).resolve(oracles)
         if self.period is not None:
             return self
         return replace(self, period=max(1, (oracles.n_inner + oracles.n_outer) // (2 * self.batch_size)))
 
-    def _untuned(self, oracles: Oracles) -> Self:
+    def _auto_setting(self, oracles: Oracles) -> Self:
         """Return the setting that "auto" stands for; what is given beside it stays."""
         return replace(
             self,
@@ -73,6 +64,6 @@ class SRBA(RecursiveSolver):
         )
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        """Take an all-rows pass each ``period`` steps."""
+        """Take a full-batch pass each ``period`` steps."""
         assert self.period is not None, "resolve() fills it in"
         return index % self.period == 0

@@ -8,27 +8,14 @@ Ji, Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design.
 Cost (T + Q + 3) b. Memory p + d. v is rebuilt at every step.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import Self
 
-from bilevel._types import Array, Calls, Point
+from bilevel._types import Array, Calls
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
-from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import inner_descent, moved, split
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
+from bilevel.solvers.directions import inner_descent, move_outer, split
 from bilevel.solvers.parameters import positive, whole
-
-
-class StocBiOState(NamedTuple):
-    """The iterate, with the v of the last hypergradient."""
-
-    point: Point
-
-
-class StocBiODraw(NamedTuple):
-    """Batches of the inner loop and of the hypergradient."""
-
-    inner_loop: Any
-    neumann: neumann.NeumannDraw
 
 
 @solver
@@ -38,43 +25,36 @@ class StocBiO(Solver):
     Parameters
     ----------
     step_size : step of the inner loop
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
-    batch_size : rows per batch, on both levels
-    n_inner_steps : T, inner steps per outer step
-    n_neumann : Q, products of the Neumann series
-    neumann_step : η, its step; below 2/L of the batches' Hessians
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     n_inner_steps: int = whole(default=10)
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
 
+    table_order = 4
     complexity = Complexity("Õ(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def resolve(self, oracles: Oracles) -> Self:
         """Refuse a Neumann step that is too large for the problem."""
-        neumann.check_step(type(self).__name__, self.neumann_step, oracles)
+        neumann.check_step(self, self.neumann_step, oracles)
         return self
 
-    def init(self, oracles: Oracles, start: Point) -> StocBiOState:
-        """Start where the problem starts."""
-        return StocBiOState(start)
-
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> StocBiODraw:
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> neumann.LoopDraw:
         """Draw T + Q + 1 inner batches and one outer."""
         count = self.n_inner_steps + self.n_neumann + 1
-        inner_loop, rest = split(oracles.draw_inner(key, index, count), self.n_inner_steps, self.n_neumann + 1)
-        return StocBiODraw(inner_loop, neumann.drawn(rest, oracles.draw_outer(key, index), self.n_neumann))
+        inner_loop, series = split(oracles.draw_inner(key, index, count), self.n_inner_steps, self.n_neumann + 1)
+        return neumann.LoopDraw(
+            inner_loop, neumann.assign_batches(series, oracles.draw_outer(key, index), self.n_neumann)
+        )
 
-    def step(self, oracles: Oracles, state: StocBiOState, index: Array, draw: StocBiODraw) -> StocBiOState:
+    def step(self, oracles: Oracles, state: PointState, index: Array, draw: neumann.LoopDraw) -> PointState:
         """Follow the inner problem, then move along the hypergradient there."""
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
         _, grad, v = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-        outer_var = oracles.project(moved(point.outer_var, grad, self.step_size / self.outer_ratio))
-        return StocBiOState(Point(point.inner_var, outer_var, v))
+        outer_step = self.step_size / self.outer_ratio
+        return PointState(move_outer(oracles, point._replace(v=v), grad, outer_step))
 
-    def calls(self, oracles: Oracles, draw: StocBiODraw, refresh: bool) -> Calls:
+    def calls(self, oracles: Oracles, draw: neumann.LoopDraw, refresh: bool) -> Calls:
         """Count T gradients and one hypergradient."""
         calls = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)
         return calls._replace(inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps))

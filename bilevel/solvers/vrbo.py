@@ -4,7 +4,7 @@ Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 20
 
 Estimates d_z of ∇z G and d_x of the hypergradient (truncated Neumann series) belong to the current (z, x):
 
-    each q steps:  d_z, d_x on all rows
+    each q steps:  d_z, d_x by a full-batch pass
     (z', x') = (z, x);   x ← x - (α/r) d_x
     for k = 0, …, T:  draw batches;  d ← d + g(z, x) - g(z', x');  (z', x') = (z, x);  if k < T:  z ← z - α d_z
 
@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import batch, moved
+from bilevel.solvers.directions import batch, move, move_outer
 from bilevel.solvers.parameters import positive, whole
 
 
@@ -36,13 +36,6 @@ class VRBOState(NamedTuple):
     outer_estimate: PyTree
 
 
-class VRBODraw(NamedTuple):
-    """For each of T + 1 differences: Q + 2 inner batches and one outer."""
-
-    inner: Any
-    outer: Any
-
-
 @solver
 class VRBO(Solver):
     """Variance-reduced bilevel optimizer.
@@ -50,13 +43,8 @@ class VRBO(Solver):
     Parameters
     ----------
     step_size : step of the inner loop
-    outer_ratio : the outer variable moves with ``step_size / outer_ratio``
-    batch_size : rows per batch, on both levels
-    period : q, outer steps from one all-rows pass to the next; None means max(1, (n + m) // (2 batch_size))
+    period : q, outer steps from one full-batch pass to the next; None means max(1, (n + m) // (2 batch_size))
     n_inner_steps : T, inner moves per outer step
-    n_neumann : Q, products of the Neumann series
-    neumann_step : η, its step; below 2/L of the batches' Hessians
-    sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
@@ -64,12 +52,13 @@ class VRBO(Solver):
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
 
+    table_order = 7
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
     restarts = True
 
     def resolve(self, oracles: Oracles) -> Self:
         """Fill in the default period; refuse a Neumann step that is too large for the problem."""
-        neumann.check_step("VRBO", self.neumann_step, oracles)
+        neumann.check_step(self, self.neumann_step, oracles)
         if self.period is not None:
             return self
         return replace(self, period=max(1, (oracles.n_inner + oracles.n_outer) // (2 * self.batch_size)))
@@ -78,41 +67,38 @@ class VRBO(Solver):
         """Start with no estimates: the first step is a refresh."""
         return VRBOState(start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
 
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> VRBODraw:
-        """Draw the batches of all differences at once."""
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
+        """Draw the batches of T + 1 differences at once: Q + 2 inner ones and one outer for each."""
         differences, each = self.n_inner_steps + 1, self.n_neumann + 2
         inner = oracles.draw_inner(key, index, differences * each)
         if inner is not None:
             inner = inner.reshape(differences, each, *inner.shape[1:])
-        return VRBODraw(inner, oracles.draw_outer(key, index, differences))
+        return Rows(inner, oracles.draw_outer(key, index, differences))
 
-    def refreshes(self, index: Array, draw: VRBODraw) -> Array:
-        """Take an all-rows pass each ``period`` steps."""
+    def refreshes(self, index: Array, draw: Rows) -> Array:
+        """Take a full-batch pass each ``period`` steps."""
         assert self.period is not None, "resolve() fills it in"
         return index % self.period == 0
 
-    def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: VRBODraw) -> VRBOState:
-        """Replace both estimates by those on all rows, then take the step."""
+    def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
+        """Replace both estimates by those of a full-batch pass, then take the step."""
         exact = self._gradients(oracles, state.point, None, None)
         fresh = VRBOState(state.point._replace(v=exact.v), exact.inner_var, exact.outer_var)
         return self.step(oracles, fresh, index, draw)
 
-    def step(self, oracles: Oracles, state: VRBOState, index: Array, draw: VRBODraw) -> VRBOState:
+    def step(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
         """Move x once and z T times, each move followed by its difference."""
-        moved_x = moved(state.point.outer_var, state.outer_estimate, self.step_size / self.outer_ratio)
-        first = state._replace(point=state.point._replace(outer_var=oracles.project(moved_x)))
-        after_x = self._corrected(oracles, first, state.point, draw, 0)
+        moved_x = move_outer(oracles, state.point, state.outer_estimate, self.step_size / self.outer_ratio)
+        after_x = self._correct(oracles, state._replace(point=moved_x), state.point, draw, 0)
 
         def inner_move(k: Array, state: VRBOState) -> VRBOState:
-            z = moved(state.point.inner_var, state.inner_estimate, self.step_size)
+            z = move(state.point.inner_var, state.inner_estimate, self.step_size)
             next_state = state._replace(point=state.point._replace(inner_var=z))
-            return self._corrected(oracles, next_state, state.point, draw, k)
+            return self._correct(oracles, next_state, state.point, draw, k)
 
         return jax.lax.fori_loop(1, self.n_inner_steps + 1, inner_move, after_x)
 
-    def _corrected(
-        self, oracles: Oracles, state: VRBOState, previous: Point, draw: VRBODraw, k: Array | int
-    ) -> VRBOState:
+    def _correct(self, oracles: Oracles, state: VRBOState, previous: Point, draw: Rows, k: Array | int) -> VRBOState:
         """Add the difference over the last move to both estimates."""
         inner, outer = batch(draw.inner, k), batch(draw.outer, k)
         here = self._gradients(oracles, state.point, inner, outer)
@@ -125,15 +111,15 @@ class VRBO(Solver):
 
     def _gradients(self, oracles: Oracles, point: Point, inner: Any, outer: Any) -> Point:
         """Return (∇z G, hypergradient, v) on Q + 2 inner batches and one outer."""
-        draw = neumann.drawn(None if inner is None else inner[1:], outer, self.n_neumann)
+        draw = neumann.assign_batches(None if inner is None else inner[1:], outer, self.n_neumann)
         hyper = neumann.hypergradient(oracles, point, draw, self.n_neumann, self.neumann_step)
         return hyper._replace(inner_var=oracles.inner_grad(point, batch(inner, 0)))
 
-    def calls(self, oracles: Oracles, draw: VRBODraw, refresh: bool) -> Calls:
-        """Count both points of T + 1 differences, and the all-rows pass of a refresh."""
-        differences, n, m = self.n_inner_steps + 1, oracles.n_inner, oracles.n_outer
-        inner = oracles.inner_samples.counts(_flat(draw.inner), differences * (self.n_neumann + 2))
-        inner = inner.reshape(differences, self.n_neumann + 2)
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
+        """Count both points of T + 1 differences, and the full-batch pass of a refresh."""
+        differences, each, n, m = self.n_inner_steps + 1, self.n_neumann + 2, oracles.n_inner, oracles.n_outer
+        rows = None if draw.inner is None else draw.inner.reshape(-1, *draw.inner.shape[2:])
+        inner = oracles.inner_samples.counts(rows, differences * each).reshape(differences, each)
         outer = 2 * oracles.count_outer(draw.outer, differences)
         steps = Calls(
             inner_grad=2 * jnp.sum(inner[:, 0], dtype=jnp.int32),
@@ -145,8 +131,4 @@ class VRBO(Solver):
         if not refresh:
             return steps
         full = Calls(inner_grad=n, hvp=self.n_neumann * n, cross=n, outer_grad=m, outer_grad_outer=m)
-        return Calls(*(a + b for a, b in zip(steps, full, strict=True)))
-
-
-def _flat(rows: Any) -> Any:
-    return None if rows is None else rows.reshape(-1, *rows.shape[2:])
+        return trees.add(steps, full)

@@ -1,13 +1,11 @@
-"""How the cost of a stationary point grows with the number of samples and with the accuracy asked for.
+"""Measured complexity: how the calls to a stationary point grow with the number of samples and the accuracy asked for.
 
-The statements, with N = n + m: to reach ||∇h||² <= ε SRBA with ρ ~ N^(-1/2), q = N needs O(N^(1/2) ε^-1 + N) calls (the
-sample-complexity corollary), SABA with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N), SOBA O(ε^-2) whatever N, and a method on
-all rows O(N). No linear method does better than Ω(N^(1/2) ε^-1) on a whole class.
+What is proved, with N = n + m: to reach ||∇h||² <= ε SRBA with ρ ~ N^(-1/2), q = N needs O(N^(1/2) ε^-1 + N) calls (the
+sample-complexity corollary), SABA with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N), SOBA O(ε^-2) whatever N, and a
+full-batch method O(N). No linear method does better than Ω(N^(1/2) ε^-1) on a whole class.
 
-The measurement: quadratics of growing size and equal conditioning. A step size is tuned at the smallest size, then
+What is measured: quadratics of growing size and equal conditioning. A step size is tuned at the smallest size, then
 scaled as the theory says; the calls until ||∇h||² first falls to ε are read off runs of several seeds.
-
-The measured complexities as a table and a figure.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import linregress, t
 
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem, quadratic
-from bilevel.solvers import SABA, SOBA, SRBA, Exact, Solver
+from bilevel.solvers import SABA, SOBA, SRBA, Exact, HostSolver, SolverBase
 
 DIM_INNER, DIM_OUTER = 10, 5
 SIZES = (256, 1024, 4096, 16384, 65536)
@@ -30,7 +29,7 @@ EPSILONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
 
 class Measurement(NamedTuple):
-    """Calls of one run until ||∇h||² <= ε for good or for the first time; infinite where it never came there."""
+    """Calls of one run until ||∇h||² <= ε for the first time; infinite where it never came there."""
 
     solver: str
     size: int
@@ -49,24 +48,14 @@ class Slope(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """A solver whose steps and period follow the size as its theory says.
-
-    Attributes
-    ----------
-    name : of the solver
-    exponent : of N in the number of calls, at a fixed ε
-    accuracy_exponent : of 1/ε, at a fixed N
-    solver : from a step at the smallest size, and the size, to the solver
-    steps : what is tried at the smallest size; one value where nothing is to be tuned
-    passes : over the data that a run may take on top of its budget of calls
-    """
+    """A solver whose steps and period follow the size as its theory says."""
 
     name: str
-    exponent: float
-    accuracy_exponent: float
-    solver: Callable[[float, int], Solver]
-    steps: tuple[float, ...]
-    passes: int = 40
+    proved_exponent: float  # of N in the number of calls, at a fixed ε
+    proved_accuracy_exponent: float  # of 1/ε, at a fixed N
+    solver: Callable[[float, int], SolverBase]  # from a step at the smallest size, and the size
+    steps: tuple[float, ...]  # tried at the smallest size; one value where nothing is to be tuned
+    passes: int = 40  # over the data that a run may take on top of its budget of calls
 
 
 def _srba(step: float, size: int) -> SRBA:
@@ -85,7 +74,7 @@ METHODS = (
 )
 
 
-def problem_of(size: int, seed: int = 0) -> BilevelProblem:
+def make_problem(size: int, seed: int = 0) -> BilevelProblem:
     """Return a quadratic problem with n = m = size / 2, in float64."""
     if size < 64 or size % 2:
         raise ValueError(f"`size={size}`: must be an even number of at least 64, or the draw is not strongly convex.")
@@ -94,22 +83,18 @@ def problem_of(size: int, seed: int = 0) -> BilevelProblem:
 
 
 def calls_to(
-    problem: BilevelProblem, solver: Solver, epsilons: Sequence[float], seed: int, max_calls: int
+    problem: BilevelProblem, solver: SolverBase, epsilons: Sequence[float], seed: int, max_calls: int
 ) -> dict[float, float]:
     """Return the calls at which ||∇h||² first fell to each ε, infinite where the budget ended before."""
     if not epsilons or min(epsilons) <= 0:
         raise ValueError(f"`epsilons={tuple(epsilons)}`: must be numbers above 0.")
-    every = _every(problem, solver)
+    every = 1 if isinstance(solver, HostSolver) else max(50, (problem.n_inner + problem.n_outer) // 50)
     result = run(problem, solver, seed=seed, max_calls=max_calls, tolerance=min(epsilons), eval_every=every)
     norms, calls = result.history["hypergrad_norm_sq"], result.history["calls"]
     return {epsilon: min(calls[norms <= epsilon].astype(float), default=np.inf) for epsilon in epsilons}
 
 
-def _every(problem: BilevelProblem, solver: Solver) -> int:
-    return max(50, (problem.n_inner + problem.n_outer) // 50) if solver.compiled else 1
-
-
-def measure(
+def measure_complexity(
     method: Method,
     sizes: Sequence[int] = SIZES,
     epsilons: Sequence[float] = EPSILONS,
@@ -119,20 +104,20 @@ def measure(
     """Tune a method at the first size, then measure it at all, each run within ``max_calls`` and its passes."""
     if not sizes or not seeds:
         raise ValueError("`sizes` and `seeds` must not be empty.")
-    step = _tuned(method, sizes[0], max_calls)
+    step = _tune(method, sizes[0], max_calls)
     for size in sizes:
-        problem, solver = problem_of(size), method.solver(step, size)
-        for seed in seeds if solver.compiled else seeds[:1]:
+        problem, solver = make_problem(size), method.solver(step, size)
+        for seed in seeds[:1] if isinstance(solver, HostSolver) else seeds:
             found = calls_to(problem, solver, epsilons, seed, max_calls + method.passes * size)
             for epsilon, calls in found.items():
                 yield Measurement(method.name, size, epsilon, seed, calls)
 
 
-def _tuned(method: Method, size: int, max_calls: int) -> float:
+def _tune(method: Method, size: int, max_calls: int) -> float:
     """Return the step that is stationary first at this size, by the median of three seeds."""
     if len(method.steps) == 1:
         return method.steps[0]
-    problem = problem_of(size)
+    problem = make_problem(size)
 
     def cost(step: float) -> float:
         solver = method.solver(step, size)
@@ -142,10 +127,8 @@ def _tuned(method: Method, size: int, max_calls: int) -> float:
     return min(method.steps, key=cost)
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
+def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     """Fit y ~ x^a by least squares on the logarithms of the finite points."""
-    from scipy.stats import linregress, t
-
     points = np.log([(a, b) for a, b in zip(x, y, strict=True) if np.isfinite(b)])
     if len(points) < 3 or len(np.unique(points[:, 0])) < 2:
         raise ValueError(f"a slope needs at least three finite points at two places, got {len(points)}.")
@@ -153,25 +136,16 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     return Slope(float(fit.slope), float(t.ppf(0.975, len(points) - 2) * fit.stderr), len(points))
 
 
-def medians(measurements: Sequence[Measurement], solver: str) -> dict[tuple[int, float], float]:
-    """Return the median calls over seeds by (size, ε)."""
-    places: dict[tuple[int, float], list[float]] = {}
-    for found in measurements:
-        if found.solver == solver:
-            places.setdefault((found.size, found.epsilon), []).append(found.calls)
-    return {place: float(np.median(calls)) for place, calls in places.items()}
-
-
 def slope_in_size(measurements: Sequence[Measurement], solver: str, epsilon: float) -> Slope:
     """Return the exponent of N in the calls at one ε."""
     chosen = [found for found in measurements if found.solver == solver and found.epsilon == epsilon]
-    return slope([found.size for found in chosen], [found.calls for found in chosen])
+    return fit_slope([found.size for found in chosen], [found.calls for found in chosen])
 
 
 def slope_in_accuracy(measurements: Sequence[Measurement], solver: str, size: int) -> Slope:
     """Return the exponent of 1/ε in the calls at one size."""
     chosen = [found for found in measurements if found.solver == solver and found.size == size]
-    return slope([1 / found.epsilon for found in chosen], [found.calls for found in chosen])
+    return fit_slope([1 / found.epsilon for found in chosen], [found.calls for found in chosen])
 
 
 def table(measurements: Sequence[Measurement]) -> str:
@@ -181,15 +155,15 @@ def table(measurements: Sequence[Measurement]) -> str:
     head = ["solver", "theory", *(f"ε = {epsilon:.0e}" for epsilon in epsilons), f"in 1/ε, N = {largest}"]
     lines = [head, ["---"] * len(head)]
     for method in METHODS:
-        slopes = [_worded(slope_in_size, measurements, method.name, epsilon) for epsilon in epsilons]
-        in_accuracy = _worded(slope_in_accuracy, measurements, method.name, largest)
-        lines.append([method.name, f"{method.exponent:.2f}", *slopes, in_accuracy])
+        slopes = [_format_slope(slope_in_size, measurements, method.name, epsilon) for epsilon in epsilons]
+        in_accuracy = _format_slope(slope_in_accuracy, measurements, method.name, largest)
+        lines.append([method.name, f"{method.proved_exponent:.2f}", *slopes, in_accuracy])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _worded(fitted: Any, measurements: Sequence[Measurement], solver: str, place: float) -> str:
+def _format_slope(fit: Any, measurements: Sequence[Measurement], solver: str, place: float) -> str:
     try:
-        found: Slope = fitted(measurements, solver, place)
+        found: Slope = fit(measurements, solver, place)
     except ValueError:
         return "not reached"
     return f"{found.value:.2f} ± {found.half_width:.2f}"
@@ -199,20 +173,19 @@ def figure(measurements: Sequence[Measurement], path: Path) -> None:
     """Draw calls against N at one ε and against 1/ε at the largest N, beside the slopes of the theory."""
     drawing = require("matplotlib.figure", "plot").Figure(figsize=(11, 4), layout="constrained")
     left, right = drawing.subplots(1, 2, subplot_kw={"xscale": "log", "yscale": "log"})
-    middle = sorted({found.epsilon for found in measurements})[len({f.epsilon for f in measurements}) // 2]
-    largest = max(found.size for found in measurements)
+    epsilons, largest = sorted({found.epsilon for found in measurements}), max(found.size for found in measurements)
+    middle, lowest = epsilons[len(epsilons) // 2], dict[float, float]()
     for method in METHODS:
-        calls = medians(measurements, method.name)
-        at = {size: value for (size, epsilon), value in calls.items() if epsilon == middle and np.isfinite(value)}
-        along = {
-            1 / epsilon: value for (size, epsilon), value in calls.items() if size == largest and np.isfinite(value)
-        }
-        (line,) = left.plot(list(at), list(at.values()), marker="o", label=method.name)
-        right.plot(sorted(along), [along[place] for place in sorted(along)], marker="o", label=method.name)
-        _guide(left, at, method.exponent, line.get_color())
-        _guide(right, along, method.accuracy_exponent, line.get_color())
-    tenth = {size: 0.1 * value for size, value in _lowest(measurements, middle).items()}
-    _guide(left, tenth, 0.5, "black", label="slope of the lower bound")
+        calls = _median_calls(measurements, method.name)
+        in_size = {size: value for (size, epsilon), value in calls.items() if epsilon == middle}
+        in_accuracy = {1 / epsilon: value for (size, epsilon), value in calls.items() if size == largest}
+        (line,) = left.plot(list(in_size), list(in_size.values()), marker="o", label=method.name)
+        right.plot(sorted(in_accuracy), [in_accuracy[k] for k in sorted(in_accuracy)], marker="o", label=method.name)
+        _draw_power_law(left, in_size, method.proved_exponent, line.get_color())
+        _draw_power_law(right, in_accuracy, method.proved_accuracy_exponent, line.get_color())
+        lowest |= {size: min(value, lowest.get(size, np.inf)) for size, value in in_size.items()}
+    tenth = {size: 0.1 * value for size, value in lowest.items()}
+    _draw_power_law(left, tenth, 0.5, "black", label="slope of the lower bound")
     left.set(xlabel="N = n + m", ylabel="calls", title=f"to ||∇h||² ≤ {middle:.0e} (dotted: slopes proved)")
     highest = 2 * max(found.calls for found in measurements if np.isfinite(found.calls))
     right.set(xlabel="1/ε", ylabel="calls", title=f"at N = {largest}", ylim=(None, highest))
@@ -223,19 +196,18 @@ def figure(measurements: Sequence[Measurement], path: Path) -> None:
         drawing.savefig(file, dpi=150, format=path.suffix.removeprefix("."))
 
 
-def _lowest(measurements: Sequence[Measurement], epsilon: float) -> dict[int, float]:
-    """Return the least median over solvers at each size."""
-    found: dict[int, float] = {}
-    for method in METHODS:
-        for (size, at), calls in medians(measurements, method.name).items():
-            if at == epsilon and np.isfinite(calls):
-                found[size] = min(calls, found.get(size, np.inf))
-    return found
+def _median_calls(measurements: Sequence[Measurement], solver: str) -> dict[tuple[int, float], float]:
+    """Return the median calls over seeds by (size, ε), where it is finite."""
+    places: dict[tuple[int, float], list[float]] = {}
+    for found in measurements:
+        if found.solver == solver:
+            places.setdefault((found.size, found.epsilon), []).append(found.calls)
+    medians = {place: float(np.median(calls)) for place, calls in places.items()}
+    return {place: calls for place, calls in medians.items() if np.isfinite(calls)}
 
 
-def _guide(axes: Any, at: dict[Any, float], exponent: float, color: str, label: str | None = None) -> None:
-    """Draw the power law through the first point."""
-    if len(at) < 2:
-        return
-    places = np.array(sorted(at), float)
-    axes.plot(places, at[min(at)] * (places / places[0]) ** exponent, ":", color=color, label=label)
+def _draw_power_law(axes: Any, at: dict[Any, float], exponent: float, color: str, label: str | None = None) -> None:
+    """Draw it dotted through the first point."""
+    if len(at) > 1:
+        places = np.array(sorted(at), float)
+        axes.plot(places, at[min(at)] * (places / places[0]) ** exponent, ":", color=color, label=label)

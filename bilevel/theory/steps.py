@@ -2,7 +2,7 @@
 
 The constants of lemma:descent_z, lemma:descent_v, lemma:descent_h and of th:cvg_rate as they are printed do not prove
 the theorem; here is the same proof with its arithmetic put right. What differs from the paper is named where it is
-computed. μ, R and L_z* are those of :mod:`bilevel.constants`.
+computed. μ, R and L_z* are those of `problem.constants()`.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,12 @@ from bilevel.problems.constants import Constants
 from bilevel.solvers.srba import SRBA
 
 
-@dataclass(frozen=True)
-class Descent:
-    """The constants of the three descent lemmas, named as in the paper.
+class DescentConstants(NamedTuple):
+    """What stands in the three descent lemmas, named as in the paper.
 
-    Attributes
-    ----------
-    L_x : ||D_x(z, v, x) - ∇h(x)||² <= L_x² (||z - z*||² + ||v - v*||²)
-    Lambda_z, Lambda_v : Lipschitz constants of ∇φ_z and ∇φ_v
-    B_v, C_z, C_v : the lemmas ask for ρ <= B_v and γ <= min(C_z, C_v) ρ
-    beta_zz, …, bar_vx : factors of the sums of squared moves, and bar_zx, bar_vx of ||D_x(u)||²
-    tilde_vv : what the move of v takes off; alpha_vz : of φ_z in the descent on φ_v
+    ||D_x(z, v, x) - ∇h(x)||² <= L_x² (||z - z*||² + ||v - v*||²); Lambda_z and Lambda_v are Lipschitz constants of ∇φ_z
+    and ∇φ_v; the lemmas ask for ρ <= B_v and γ <= min(C_z, C_v) ρ. The other fields are factors: beta of sums of
+    squared moves, bar of ||D_x(u)||², tilde_vv of what the move of v takes off, alpha_vz of φ_z in the descent on φ_v.
     """
 
     L_x: float
@@ -81,13 +76,12 @@ class StepSizes:
     v_radius: float | None
 
     def solver(self) -> SRBA:
-        """Return SRBA as it is analysed: one row of each level per step, drawn independently."""
-        return SRBA(
-            self.rho, self.rho / self.gamma, batch_size=1, period=self.q, v_radius=self.v_radius, sampling="iid"
-        )
+        """Return SRBA as it is analyzed: one row of each level per step, drawn independently."""
+        ratio = self.rho / self.gamma
+        return SRBA(self.rho, ratio, batch_size=1, period=self.q, v_radius=self.v_radius, sampling="iid")
 
 
-def descent_constants(constants: Constants) -> Descent:
+def descent_constants(constants: Constants) -> DescentConstants:
     """Return the constants of lemma:descent_z, lemma:descent_v and lemma:descent_h.
 
     With L' = L1_G²/μ, L'' = 2 (1 + L_z*)² (L2_G R + L1_F)²/μ, a = (L2_G R)² + L1_F² and e = L1_G/μ + μ/(16 L1_G):
@@ -108,7 +102,7 @@ def descent_constants(constants: Constants) -> Descent:
     a, e = bent**2 + c.L1_F**2, g1 / mu + mu / (16 * g1)
     first, second = g1**2 / mu, 2 * (1 + c.L_z_star) ** 2 * slope**2 / mu
     Lambda_v = phi_v_smoothness(c)
-    return Descent(
+    return DescentConstants(
         L_x=sqrt(g1**2 + slope**2),
         Lambda_z=g1 * (c.L_z_star + 3),
         Lambda_v=Lambda_v,
@@ -193,7 +187,7 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
     )
 
 
-def _squared_rho(d: Descent, psi_z: float, psi_v: float, xi: float) -> float:
+def _squared_rho(d: DescentConstants, psi_z: float, psi_v: float, xi: float) -> float:
     """Return q times the square of what the recursive estimate allows for ρ."""
     return min(
         psi_z / (12 * (psi_z * d.beta_zz + psi_v * d.beta_vz)),
@@ -230,15 +224,15 @@ def lyapunov_coefficients(constants: Constants, steps: StepSizes) -> Coefficient
     d, mu, q = descent_constants(constants), constants.mu_G, steps.q
     rho, gamma, psi_z, psi_v = steps.rho, steps.gamma, steps.psi_z, steps.psi_v
     weight = psi_z * d.bar_zx + psi_v * d.bar_vx
-    missed = 2 * d.L_x**2 * gamma / mu + 4 * weight * d.L_x**2 * gamma**2 / (mu * rho)
+    error = 2 * d.L_x**2 * gamma / mu + 4 * weight * d.L_x**2 * gamma**2 / (mu * rho)
     curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
     noise_z = d.beta_hz * gamma * rho**2 + (psi_z * d.beta_zz + psi_v * d.beta_vz) * rho**3
     noise_v = d.beta_hv * gamma * rho**2 + psi_z * d.beta_zv * gamma**2 * rho + psi_v * d.beta_vv * rho**3
     noise_x = d.beta_hx * gamma**3 + (psi_z * d.beta_zx + psi_v * d.beta_vx) * gamma**2 * rho
     return Coefficients(
         hypergrad=-gamma / 2 + 2 * weight * gamma**2 / rho,
-        phi_z=missed - psi_z * mu * rho / 2 + psi_v * d.alpha_vz * rho,
-        phi_v=missed - psi_v * mu * rho / 16,
+        phi_z=error - psi_z * mu * rho / 2 + psi_v * d.alpha_vz * rho,
+        phi_v=error - psi_v * mu * rho / 16,
         V_z=-psi_z * rho / 2 * (1 - d.Lambda_z * rho) + q * noise_z,
         V_v=-psi_v * d.tilde_vv * rho + q * noise_v,
         V_x=-gamma / 2 * (1 - curvature * gamma) + q * noise_x,
@@ -266,13 +260,13 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
     if problem.exact_solver is None:
         raise ValueError("`problem` has no exact solution, so h and z* are not known; say `strongly_convex=True`.")
     point = trees.to_numpy(point, np.float64)
-    reference = problem.exact_solver(point.outer_var, None)
+    solution = problem.exact_solver(point.outer_var, None)
     with arithmetic(np.float64):
-        gaps = _gaps(problem.oracles.widened(), trees.cast(point, np.float64), reference.inner_var, reference.v)
+        gaps = _gaps(problem.oracles.in_float64(), trees.cast(point, np.float64), solution.inner_var, solution.v)
     phi_z, phi_v = (float(gap) for gap in gaps)
-    total = reference.value + steps.psi_z * phi_z + steps.psi_v * phi_v
-    hypergrad = trees.flat(reference.hypergrad)
-    return Lyapunov(total, reference.value, phi_z, phi_v, float(hypergrad @ hypergrad))
+    total = solution.value + steps.psi_z * phi_z + steps.psi_v * phi_v
+    hypergrad = trees.flat(solution.hypergrad)
+    return Lyapunov(total, solution.value, phi_z, phi_v, float(hypergrad @ hypergrad))
 
 
 @jax.jit

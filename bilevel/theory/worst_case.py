@@ -26,15 +26,13 @@ from bilevel._types import Point
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem
 from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
-from bilevel.solvers.base import Solver
+from bilevel.solvers.base import SolverBase
 
 # Methods that leave the span of gradients, and how: the bound is not for them.
 OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at once"}
 
-ORDERS = ("together", "in_turn")
 
-
-def reached(point: Point, problem: BilevelProblem) -> Point:
+def reach(point: Point, problem: BilevelProblem) -> Point:
     """Return how far each chain is reached in z, x and v: the place of its last coordinate that is not 0, or 0.
 
     Parameters
@@ -48,7 +46,7 @@ def reached(point: Point, problem: BilevelProblem) -> Point:
         Integer arrays (m,).
     """
     _check_problem(problem)
-    places = np.arange(1, _length(problem) + 1)
+    places = np.arange(1, int(problem.info["T"]) + 2)
 
     def last(part: np.ndarray) -> np.ndarray:
         return np.max(places * (np.asarray(part).reshape(problem.n_outer, -1) != 0), axis=1)
@@ -58,7 +56,7 @@ def reached(point: Point, problem: BilevelProblem) -> Point:
 
 def n_completed(point: Point, problem: BilevelProblem) -> int:
     """Return m - |I|: how many chains have one of their last two coordinates other than 0 in x."""
-    return int(np.sum(reached(point, problem).outer_var >= problem.info["T"]))
+    return int(np.sum(reach(point, problem).outer_var >= problem.info["T"]))
 
 
 def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.ndarray:
@@ -71,54 +69,13 @@ def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.n
     return scale * known["alpha"] ** 1.5 / 16 * (m - np.asarray(completed))
 
 
-def zero_chain(queried: np.ndarray, length: int, order: str = "together") -> Point:
-    """Return how far z, x and v may have come after each step, given the rows of F that each step reads.
-
-    ∇F enters v alone, v enters x through the cross product, x enters z through ∇z G. With z_j, x_j, v_j the reach in
-    chain j, a step is
-
-        v_j ← max(v_j, z_j + 1) where row j is read;   x_j ← max(x_j, v_j);   z_j ← max(z_j, x_j)
-
-    With "together" all three read the values before the step (SOBA, SABA, SRBA, SPABA): a coordinate of v is in x one
-    step later, in z two, and the next one comes into v three steps later at the earliest. With "in_turn" z moves
-    first, then v, then x (AmIGO, StocBiO, BSA, ALSET, TTSA): one coordinate per step. Either way the reach is at most
-    the number of steps that read row j, which is what app:eq:iter_z, app:eq:iter_v and app:eq:iter_x come to.
-
-    Parameters
-    ----------
-    queried : (steps, m), how often each step reads each row
-    length : T + 1
-    order : "together" or "in_turn"
-
-    Returns
-    -------
-    Point
-        Integer arrays (steps + 1, m), the start first.
-    """
-    if order not in ORDERS:
-        raise ValueError(f"`order={order!r}`: must be one of {', '.join(map(repr, ORDERS))}.")
-    queried = np.asarray(queried)
-    if queried.ndim != 2 or np.any(queried < 0):
-        raise ValueError(f"`queried`: must be counts of shape (steps, rows of F), got shape {queried.shape}.")
-    z = x = v = np.zeros(queried.shape[1], int)
-    path = [Point(z, x, v)]
-    for counts in queried > 0:
-        old = Point(z, x, v)
-        z = np.maximum(z, old.outer_var)
-        seen_from = z if order == "in_turn" else old.inner_var
-        v = np.where(counts, np.maximum(v, np.minimum(seen_from + 1, length)), v)
-        x = np.maximum(x, v if order == "in_turn" else old.v)
-        path.append(Point(z, x, v))
-    return Point(*(np.array(part) for part in zip(*path, strict=True)))
-
-
 class Progress(NamedTuple):
     """A run on the worst case, one entry per evaluation.
 
     Attributes
     ----------
     step : steps taken
-    queries : rows of F read, the ledger's ``outer_grad``
+    queries : rows of F read, the oracle calls ``outer_grad``
     reached : coordinates reached in all, of each chain in that of z, x and v which is furthest
     allowed : how many the queries allow
     completed : chains completed in x
@@ -148,7 +105,9 @@ class Progress(NamedTuple):
         return float(self.queries[there[0]]) if len(there) else np.inf
 
 
-def progress(problem: BilevelProblem, solver: Solver, *, seed: int = 0, max_calls: int, every: int = 1) -> Progress:
+def measure_progress(
+    problem: BilevelProblem, solver: SolverBase, *, seed: int = 0, max_calls: int, every: int = 1
+) -> Progress:
     """Run a solver on the worst case and measure it against the bound of th:lower_bound.
 
     Parameters
@@ -161,7 +120,7 @@ def progress(problem: BilevelProblem, solver: Solver, *, seed: int = 0, max_call
     """
     _check_problem(problem)
     meters = {
-        "reached": lambda point: np.sum(np.max(reached(point, problem), axis=0)),
+        "reached": lambda point: np.sum(np.max(reach(point, problem), axis=0)),
         "completed": lambda point: n_completed(point, problem),
     }
     history = run(replace(problem, metrics=meters), solver, seed=seed, max_calls=max_calls, eval_every=every).history
@@ -176,10 +135,6 @@ def progress(problem: BilevelProblem, solver: Solver, *, seed: int = 0, max_call
         hypergrad_norm_sq=history["hypergrad_norm_sq"],
         floor=gradient_floor(problem, completed),
     )
-
-
-def _length(problem: BilevelProblem) -> int:
-    return int(problem.info["T"]) + 1
 
 
 def _check_problem(problem: BilevelProblem, turned_too: bool = False) -> None:

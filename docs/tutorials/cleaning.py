@@ -9,12 +9,11 @@
 # %% [markdown]
 # # Cleaning data
 #
-# Of a training set with wrong labels nobody knows which are wrong. A few rows that can be trusted are enough to find
-# out: give each training row a weight, fit the model with these weights, and move the weights to lower the loss on
-# the trusted rows.
+# Some labels of a training set are wrong, and nobody knows which. A few clean rows are enough to find out: give each
+# training row a weight, fit the model with these weights, and move the weights to lower the loss on the clean rows.
 #
 # `digits_cleaning` does this on the digits of scikit-learn: 1000 training rows, each label redrawn among the ten
-# classes with a chance of one half; 300 clean validation rows; test rows that neither level sees.
+# classes with probability one half; 300 clean validation rows; test rows that neither level sees.
 
 # %%
 import matplotlib.pyplot as plt
@@ -33,8 +32,8 @@ print(result.summary())
 # ## Are the wrong labels found?
 #
 # The outer variable x has one entry per training row, whose weight is sigmoid(x). All begin at the same weight. The
-# problem knows which labels were changed and follows two more numbers, which the solver never sees: `weight_auc`, the
-# chance that a clean row has a larger weight than a corrupted one, and `test_error`.
+# problem knows which labels were changed and follows two more metrics, which the solver never sees: `weight_auc`, the
+# probability that a clean row has a larger weight than a corrupted one, and `test_error`.
 
 # %%
 history = result.history
@@ -66,14 +65,14 @@ plt.show()
 # %% [markdown]
 # ## Against no cleaning
 #
-# The rival is the same model with a weight of 1 on every row: sigmoid(x) is 1 for x far above 0. The exact_solver of a
-# problem gives the exactly fitted model at any x, so that both are judged alike.
+# The baseline is the same model with a weight of 1 on every row: sigmoid(x) is 1 for x far above 0. The exact solver
+# of a problem gives the exactly fitted model at any x, so that both are evaluated alike.
 
 
 # %%
 def exact_test_error(x):
-    reference = problem.exact_solver(x)
-    point = bilevel.Point(reference.inner_var.astype("float32"), x, reference.v)
+    solution = problem.exact_solver(x)
+    point = bilevel.Point(solution.inner_var.astype("float32"), x, solution.v)
     return float(problem.metrics["test_error"](point))
 
 
@@ -81,5 +80,5 @@ print(f"all rows count fully   {exact_test_error(np.full(1000, 20.0)):.3f}")
 print(f"weights as learned     {exact_test_error(result.point.outer_var.astype(float)):.3f}")
 
 # %% [markdown]
-# On MNIST at full size the same problem is measured in [Problems](../problems.md#data-cleaning-on-mnist), where the
-# weights lower the test error at some rates of corruption and not at others.
+# On MNIST at full size the same problem is measured ([Problems](../problems.md) links to the tables): the weights lower
+# the test error at some rates of corruption and not at others.

@@ -9,10 +9,10 @@
 # %% [markdown]
 # # Comparing solvers fairly
 #
-# Which solver is faster? That depends on what is counted. A run counts two things: **calls**, the rows that were
+# Which solver is faster? That depends on what is counted. A run counts two things: **oracle calls**, the rows that were
 # read, by kind of derivative, which are the same on every machine; and **seconds** of stepping, without compilation
 # and without evaluations, which are what you wait for. A step is no measure: a step of one solver reads 64 rows where
-# a step of another reads all.
+# a step of another uses a full batch.
 #
 # The problem is a small quadratic, for which everything is known exactly.
 
@@ -32,7 +32,7 @@ print(n, "inner samples,", m, "outer samples, an epoch is", n + m, "calls")
 # %% [markdown]
 # ## Each at its best setting
 #
-# Solvers compared at one step size are compared at nothing. Each gets the same grid and the same budget of calls; the
+# Solvers compared at one step size tell nothing. Each gets the same grid and the same budget of calls; the
 # setting that ends with the lowest `value_gap`, h(x) - min h, is kept. Float parameters are traced, so a solver is
 # compiled once for all its settings.
 
@@ -45,7 +45,7 @@ def final_gap(result):
     return np.inf if result.status == "diverged" else result.history["value_gap"][-1]
 
 
-def tuned(cls):
+def tune(cls):
     runs = [bilevel.run(problem, cls(step, ratio, 16), max_calls=BUDGET) for step, ratio in GRID]
     diverged = sum(run.status == "diverged" for run in runs)
     best = min(runs, key=final_gap).solver
@@ -53,7 +53,7 @@ def tuned(cls):
     return best
 
 
-solvers = [tuned(bilevel.SRBA), tuned(bilevel.SABA), tuned(bilevel.SOBA), tuned(bilevel.AmIGO), bilevel.Exact()]
+solvers = [tune(bilevel.SRBA), tune(bilevel.SABA), tune(bilevel.SOBA), tune(bilevel.AmIGO), bilevel.Exact()]
 
 # %% [markdown]
 # None of them lies at the edge of the grid, which was widened until that was so: on narrower ones SRBA's curve ended
@@ -83,10 +83,10 @@ plt.show()
 # The seconds are those of the machine that built this page, in float64, on rows of eight numbers; on other shapes the
 # order may change ([measurements](../performance.md)). The calls do not depend on it.
 #
-# ## The ledger
+# ## Oracle calls
 #
 # `result.calls` has the calls by kind. The documentation of SRBA says that a period of q steps costs 3n + 2m calls
-# for the all-rows pass and 10 b for each of the other steps, with batches of b rows. The ledger is exact:
+# for the full-batch pass and 10 b for each of the other steps, with batches of b rows. The count is exact:
 
 # %%
 period, batch = 20, 16
@@ -101,7 +101,7 @@ assert sum(result.calls) == 10 * (3 * n + 2 * m + 10 * batch * (period - 1))
 #
 # ## A run that diverges
 #
-# A step size that is too large sends the iterates to infinity. That is a result, not an error: the status says so,
+# With a step size that is too large the iterates become non-finite. That is a result, not an error: the status says so,
 # the sentence says what to do, and the point is the last finite one.
 
 # %%

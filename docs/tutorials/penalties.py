@@ -65,9 +65,9 @@ problem.check()
 
 # %% [markdown]
 # `check` compares every derivative with finite differences and returns the relative errors: the losses are as the
-# library takes them to be. Two things were said about the problem. `strongly_convex=True` holds because every penalty
-# is above 0; it lets a run be judged at the exact inner solution. `outer_bounds` keeps the penalties between exp(-12)
-# and exp(12): one that is of no use would grow for ever.
+# library takes them to be. `strongly_convex=True` holds because every penalty is above 0; it lets a run be evaluated at
+# the exact inner solution. `outer_bounds` keeps the penalties between exp(-12) and exp(12): one of no use would grow
+# without end.
 #
 # `SRBA(step_size="auto")` needs no tuning ([how](../auto.md)).
 
@@ -87,7 +87,7 @@ result.plot("value")
 # %% [markdown]
 # ## The ready problem
 #
-# `bilevel.problems.logistic` is the same problem in closed form. Here it starts at the same point.
+# `bilevel.problems.logistic_selection` is the same problem in closed form. Here it starts at the same point.
 
 # %%
 ready = bilevel.problems.logistic_selection(
@@ -168,7 +168,7 @@ y = np.where(rng.random(6000) < 1 / (1 + np.exp(-X[:, :10] @ rng.standard_normal
 train, val, test = np.split(np.arange(6000), [500, 1000])
 
 
-def selected(groups, n_penalties):
+def select(groups, n_penalties):
     start = {"inner_var": np.zeros(100), "outer_var": np.full(n_penalties, -2.0)}
     problem = bilevel.problems.logistic_selection(
         X[train], y[train], X[val], y[val], groups=groups, outer_bounds=(-12.0, 12.0), dtype="float64", **start
@@ -176,7 +176,7 @@ def selected(groups, n_penalties):
     return bilevel.run(problem, bilevel.SRBA(step_size="auto"), max_steps=5_000)
 
 
-one, per_feature = selected(np.zeros(100, int), 1), selected(None, 100)
+one, per_feature = select(np.zeros(100, int), 1), select(None, 100)
 report("one penalty", one)
 report("one for each feature", per_feature)
 useful, useless = np.split(per_feature.point.outer_var, [10])

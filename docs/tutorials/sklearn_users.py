@@ -9,9 +9,8 @@
 # %% [markdown]
 # # scikit-learn users start here
 #
-# `bilevel.estimators` has estimators with the manners of scikit-learn: `fit`, `predict`, `get_params`, pipelines,
-# cross-validation. What they add is that nothing has to be searched for by a grid: penalties are learned on rows that
-# `fit` holds out.
+# `bilevel.estimators` has scikit-learn-compatible estimators: `fit`, `predict`, `get_params`, pipelines,
+# cross-validation. They need no grid search: penalties are learned on rows that `fit` holds out.
 
 # %%
 import matplotlib.pyplot as plt
@@ -27,8 +26,8 @@ from bilevel.estimators import BilevelLogisticRegression
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((6000, 100))
-chance = 1 / (1 + np.exp(-X[:, :10] @ rng.standard_normal(10)))
-y = np.where(rng.random(6000) < chance, "yes", "no")
+probability = 1 / (1 + np.exp(-X[:, :10] @ rng.standard_normal(10)))
+y = np.where(rng.random(6000) < probability, "yes", "no")
 X_train, X_test, y_train, y_test = train_test_split(X, y, train_size=3000, random_state=0)
 
 # %% [markdown]
@@ -44,9 +43,9 @@ print("coef_", model.coef_.shape, " penalty_", model.penalty_.shape)
 
 # %% [markdown]
 # `status_` tells how the run ended; a warning is given where the loss was still falling at `max_iter`. `history_` has
-# the way there. `shrinkage_` tells how far the penalties were drawn back from what the held-out rows made of them (0)
-# to a single one (1): a hundred penalties can fit a few hundred rows too well, and `fit` looks how they do when
-# training and held-out rows change places.
+# the way there. `shrinkage_` tells how far the penalties were shrunk towards a shared penalty: 0 is not at all, 1 is
+# all the way. A hundred penalties can fit a few hundred rows too well; `fit` finds out by exchanging training and
+# held-out rows.
 
 # %%
 plt.figure(figsize=(7, 3), layout="constrained")
@@ -62,14 +61,14 @@ plt.show()
 
 # %%
 grid = {"C": np.logspace(-4, 4, 10)}
-rivals = {
+models = {
     "GridSearchCV": GridSearchCV(LogisticRegression(max_iter=1000), grid, scoring="neg_log_loss").fit(X_train, y_train),
     "single": BilevelLogisticRegression(penalty="single", random_state=0).fit(X_train, y_train),
     "per_feature": model,
 }
-for name, rival in rivals.items():
-    loss = log_loss(y_test, rival.predict_proba(X_test))
-    accuracy = accuracy_score(y_test, rival.predict(X_test))
+for name, fitted in models.items():
+    loss = log_loss(y_test, fitted.predict_proba(X_test))
+    accuracy = accuracy_score(y_test, fitted.predict(X_test))
     print(f"{name:<14} test loss {loss:.4f}  test accuracy {accuracy:.4f}")
 
 # %% [markdown]

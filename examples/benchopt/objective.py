@@ -7,7 +7,7 @@ NAN = float("nan")
 
 
 class Objective(BaseObjective):
-    """Bilevel problems, judged at the exact inner solution in float64."""
+    """Bilevel problems, evaluated at the exact inner solution in float64."""
 
     name = "Bilevel"
     test_dataset_name = "quadratic"

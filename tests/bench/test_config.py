@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bilevel.bench.config import METRICS, ConfigError, load_config
+from bilevel.bench.config import ConfigError, load_config
+from bilevel.engine.metrics import METRICS
 from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS
 

@@ -1,15 +1,21 @@
 """An experiment: nothing is run twice, nothing that fails takes the rest down, and the best is timed alone."""
 
+import dataclasses
 import os
 import signal
 
 import pytest
 
+import bilevel
 from bilevel.bench import execute as module
 from bilevel.bench.config import ConfigError
 from bilevel.bench.execute import Where, execute
+from bilevel.bench.figures import assign_looks, draw
+from bilevel.bench.report import write_report
+from bilevel.bench.sections import make_sections
 from bilevel.bench.store import Store
 from tests.bench import tiny
+from tests.cases import N_INNER, N_OUTER
 
 BOTH = tiny.SOBA + tiny.SRBA
 
@@ -148,15 +154,48 @@ def test_a_metric_that_no_cell_has_is_refused_by_name(tmp_path, store, pretence)
         ran(tiny.load_config(path), store)
 
 
+def own_problem(seed: int = 0, dtype: str = "float64") -> bilevel.BilevelProblem:
+    """A problem with a metric that is in no registry."""
+    quadratic = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, seed, dtype=dtype)
+    return dataclasses.replace(quadratic, metrics={"squared_size": lambda point: (point.outer_var**2).sum()})
+
+
+def test_a_metric_of_the_users_own_is_stored_selected_by_drawn_and_reported(tmp_path, store, monkeypatch):
+    monkeypatch.setitem(bilevel.problems.PROBLEMS, "own", own_problem)
+    budget = tiny.BUDGET + tiny.SECONDS
+    head = 'name = "tiny"\nmetric = "squared_size"\nseeds = 2\n[problem]\nname = "own"\n'
+    failures, watcher = ran(tiny.load_config(tiny.write(tmp_path, head + budget + tiny.SOBA)), store)
+    assert failures == 0, watcher.failures
+    table = store.read()
+    assert table["squared_size"].notna().all()
+    finals = table[table["final"] & (table["phase"] == "sweep")]
+    best = finals.groupby("param_step_size")["squared_size"].median().idxmin()
+    assert set(table[table["phase"] == "timing"]["param_step_size"]) == {best}
+    assert watcher.advanced[1][-1] == finals["squared_size"].min()
+    (section,) = make_sections(table, "squared_size")
+    assert ("squared_size", "seconds", "SOBA") in section.curves
+    assert draw(section, assign_looks(["SOBA"])).axes[0].get_ylabel() == "squared size"
+    page = write_report(table, tmp_path / "page", metric="squared_size").read_text()
+    assert "Settings selected by the final squared size." in page
+    assert '<th scope="col" class="number">squared size</th>' in page
+
+
+def test_a_metric_that_is_neither_known_nor_the_problems_own_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(bilevel.problems.PROBLEMS, "own", own_problem)
+    text = 'name = "x"\nmetric = "squared_sise"\nseeds = 2\n[problem]\nname = "own"\n' + tiny.BUDGET + tiny.SOBA
+    with pytest.raises(ConfigError, match=r"unknown metric `squared_sise`; did you mean `squared_size`\?"):
+        tiny.load_config(tiny.write(tmp_path, text))
+
+
 def test_ctrl_c_leaves_what_is_finished(tmp_path, store, monkeypatch):
     pretence = tiny.Pretence().install(monkeypatch)
 
     def interrupted(task, **_):
         if task.cells[0].seed == 1:
             raise KeyboardInterrupt
-        return pretence.rows_of(task)
+        return pretence.run_task(task)
 
-    monkeypatch.setattr("bilevel.bench.execute.rows_of", interrupted)
+    monkeypatch.setattr("bilevel.bench.execute.run_task", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ran(tiny.experiment(tmp_path), store)
     assert set(store.read()["seed"]) == {0}
@@ -180,7 +219,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path, store):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_rows_of_one(tmp_path):
+def test_two_processes_give_the_run_task_one(tmp_path):
     experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
     stores = [Store(tmp_path / str(jobs)) for jobs in (1, 2)]
     for jobs, store in enumerate(stores, start=1):

@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from bilevel.bench.figures import FONT_SIZE, WIDTH, draw, file_names, write_figures
-from bilevel.bench.palette import COLOURS, looks
-from bilevel.bench.sections import sections
+from bilevel.bench.figures import COLORS, FONT_SIZE, WIDTH, assign_looks, draw, file_names, write_figures
+from bilevel.bench.sections import make_sections
 from tests.bench import tables
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
@@ -37,22 +36,22 @@ def lab(rgb):
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14171a"])
-def test_every_colour_stands_out_on_light_and_dark_pages(page):
-    for color in COLOURS:
+def test_every_color_stands_out_on_light_and_dark_pages(page):
+    for color in COLORS:
         dark, light = sorted(LUMINANCE @ linear_rgb(each) for each in (color, page))
         assert (light + 0.05) / (dark + 0.05) >= 3
 
 
 @pytest.mark.parametrize("eyes", EYES)
-def test_colours_differ_for_colour_blind_eyes(eyes):
-    seen = [lab(np.asarray(EYES[eyes]) @ linear_rgb(color)) for color in COLOURS]
+def test_colors_differ_for_color_blind_eyes(eyes):
+    seen = [lab(np.asarray(EYES[eyes]) @ linear_rgb(color)) for color in COLORS]
     assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) > 25
 
 
 def test_thirty_five_solvers_look_different_and_the_order_does_not_matter():
     names = [f"solver{number}" for number in range(35)]
-    assert len(set(looks(names).values())) == 35
-    assert looks(names) == looks(reversed(names * 2))
+    assert len(set(assign_looks(names).values())) == 35
+    assert assign_looks(names) == assign_looks(reversed(names * 2))
 
 
 def test_each_problem_becomes_a_pdf_and_a_png_with_names_that_do_not_change(table, tmp_path):
@@ -68,21 +67,21 @@ def test_each_problem_becomes_a_pdf_and_a_png_with_names_that_do_not_change(tabl
 
 def test_two_problems_with_the_same_name_get_different_files(table):
     other = table.assign(problem_arguments='{"dim": 3}')
-    names = file_names(sections(table)[:1] + sections(other)[:1])
+    names = file_names(make_sections(table)[:1] + make_sections(other)[:1])
     assert len(set(names)) == 2 and all("digits_cleaning-" in name for name in names)
 
 
 def test_a_figure_fits_a_column_and_has_a_panel_for_seconds_and_one_for_calls(table):
-    figure = draw(sections(table)[1], looks(table["solver"]))
+    figure = draw(make_sections(table)[1], assign_looks(table["solver"]))
     assert figure.get_figwidth() == WIDTH <= 3.3
-    assert [axes.get_xlabel() for axes in figure.axes] == ["seconds", "calls"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["seconds", "oracle calls"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SABA", "SOBA", "SRBA"]
     assert FONT_SIZE >= 7
 
 
-def test_lines_are_the_median_curves_in_the_colours_of_their_solvers(table):
-    section, faces = sections(table)[1], looks(table["solver"])
+def test_lines_are_the_median_curves_in_the_colors_of_their_solvers(table):
+    section, faces = make_sections(table)[1], assign_looks(table["solver"])
     for line, solver in zip(draw(section, faces).axes[1].lines, ("SABA", "SOBA", "SRBA"), strict=True):
         curve = section.curves["value_gap", "calls", solver]
         np.testing.assert_array_equal(line.get_xydata(), np.stack([curve.x, curve.median], axis=1))
@@ -90,8 +89,8 @@ def test_lines_are_the_median_curves_in_the_colours_of_their_solvers(table):
 
 
 def test_without_a_timing_phase_there_is_no_panel_for_seconds(table):
-    section = sections(table[table.phase == "sweep"], "outer_value")[0]
-    assert [axes.get_xlabel() for axes in draw(section, looks(table["solver"])).axes] == ["calls"]
+    section = make_sections(table[table.phase == "sweep"], "outer_value")[0]
+    assert [axes.get_xlabel() for axes in draw(section, assign_looks(table["solver"])).axes] == ["oracle calls"]
 
 
 def test_a_problem_without_a_finite_curve_gets_no_figure(table, tmp_path):

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from bilevel.bench.config import METRICS as KNOWN_METRICS
-from bilevel.bench.curves import AXES
-from bilevel.bench.report import embedded, write_report
-from bilevel.bench.sections import METRICS, sections
+from bilevel.bench.report import embed_json, write_report
+from bilevel.bench.sections import AXES, make_sections
+from bilevel.bench.store import SCHEMA
+from bilevel.engine.metrics import METRICS
 from tests.bench import tables
 
 
@@ -61,8 +61,8 @@ def source(table, tmp_path_factory):
     path = write_report(
         table,
         tmp_path_factory.mktemp("report"),
-        title=f"Rivals {tables.HOSTILE}",
-        budgets="20,000 calls",
+        title=f"Baselines {tables.HOSTILE}",
+        budgets="20,000 oracle calls",
         commands=["make <it>", "again && again"],
     )
     assert path.name == "index.html"
@@ -106,18 +106,18 @@ def test_hostile_strings_are_text(source, page):
 
 def test_embedded_data_survives_and_holds_no_markup():
     hostile = {"a": "</script><!-- & \u2028\u2029 é", "b": [1.5, None]}
-    text = embedded(hostile)
+    text = embed_json(hostile)
     assert json.loads(text) == hostile
     assert not set(text) & set("<>&\u2028\u2029")
 
 
 def test_data_that_is_no_json_is_refused():
     with pytest.raises(ValueError, match="Out of range"):
-        embedded([np.nan])
+        embed_json([np.nan])
 
 
 def test_curves_in_the_page_are_those_of_the_table(table, data):
-    for section, drawing in zip(sections(table), data["sections"], strict=True):
+    for section, drawing in zip(make_sections(table), data["sections"], strict=True):
         assert len(drawing["curves"]) == len(section.curves)
         for drawn in drawing["curves"]:
             solver = data["solvers"][drawn["solver"]]["name"]
@@ -137,8 +137,9 @@ def test_each_problem_offers_the_metrics_it_has(data):
         assert {curve["axis"] for curve in section["curves"]} == set(AXES)
 
 
-def test_every_metric_of_a_store_has_a_label():
-    assert set(METRICS) == set(KNOWN_METRICS)
+def test_every_metric_of_the_registry_has_a_column_and_a_label():
+    assert set(METRICS) <= set(SCHEMA().names)
+    assert all(metric.label for metric in METRICS.values())
 
 
 def test_the_selected_step_size_is_the_one_that_was_best(page):
@@ -166,7 +167,7 @@ def test_final_values_are_medians_with_their_spread_and_ranked(page):
 def test_cost_and_status_are_counted(page):
     head, *rows = page.tables[0]
     by_solver = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    assert by_solver["SRBA"]["Calls"] == "20,000" and by_solver["SRBA"]["Memory"] == "8 KiB"
+    assert by_solver["SRBA"]["Oracle calls"] == "20,000" and by_solver["SRBA"]["Memory"] == "8.0 KiB"
     assert by_solver["SRBA"]["Seconds"] == f"{2 * 1.09:.3g}"
     assert by_solver["SOBA"]["Seeds"] == "7 out of budget, 3 diverged [sweep: 3 of 9 cells diverged]"
     assert by_solver["StocBiO"]["Seconds"] == "–"
@@ -191,13 +192,13 @@ def test_calls_to_reach_are_medians_over_seeds_and_a_dash_where_not_reached(page
 
 def test_the_page_says_how_it_was_made(page):
     for fact in (
-        "72 of the sweep phase, with 3 seeds, each up to 20,000 calls",
+        "72 of the sweep phase, with 3 seeds, each up to 20,000 oracle calls",
         "60 of the timing phase, with 10 seeds",
         "Processor & Sons, 2 cores",
         "Python 3.11.2, JAX 0.10.0, bilevel 0.1.0",
         "0123456789abcdef",
         "2024-05-06",
-        "Budget of a cell: 20,000 calls",
+        "Budget of a cell: 20,000 oracle calls",
     ):
         assert fact in page.text
 
@@ -215,12 +216,12 @@ def test_a_sweep_alone_makes_a_page_without_seconds_and_without_calls_to_reach(t
     curves = [curve for section in json.loads(page.scripts[0])["sections"] for curve in section["curves"]]
     assert {curve["axis"] for curve in curves} == {"calls", "epochs"}
     assert {len(curve["x"]) for curve in curves if curve["metric"] == "value"} == {1}, "known at the end only"
-    assert "Calls to reach" not in page.text
+    assert "Oracle calls to reach" not in page.text
 
 
 def test_a_problem_drawn_anew_with_each_seed_is_one_section(table):
     arguments = [json.dumps({"dim": 3, "seed": seed}) for seed in table.seed]
-    shown = sections(table.assign(problem_arguments=arguments))
+    shown = make_sections(table.assign(problem_arguments=arguments))
     assert [section.problem for section in shown] == ["digits_cleaning", "quadratic"]
     assert shown[0].arguments == {"dim": 3}
     assert shown[0].contenders[0].rows.cell.nunique() == tables.TIMING_SEEDS
@@ -237,7 +238,7 @@ def test_an_unknown_metric_is_refused(table, tmp_path):
         write_report(table, tmp_path, metric="value_gab")
 
 
-def test_a_solver_has_the_same_colour_and_dash_in_its_button_and_its_curve(page, data):
+def test_a_solver_has_the_same_color_and_dash_in_its_button_and_its_curve(page, data):
     lines = [attributes for tag, attributes in page.tags if tag == "line"]
     assert len(lines) == 2 * len(tables.RATES)
     for section in (lines[:4], lines[4:]):

@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 from bilevel.bench.config import load_config
-from bilevel.bench.select import select, settings
+from bilevel.bench.select import list_settings, select
 from bilevel.bench.store import Store
 
 INF, NAN = math.inf, math.nan
@@ -111,13 +111,13 @@ def test_a_solver_that_always_diverges_is_listed_without_a_setting():
     assert math.isnan(found["param_step_size"])
     assert found[COUNTS].tolist() == [0, 2, 6, 0]
     assert (found["n_seeds"], found["n_settings"]) == (4, 2)
-    assert settings(selected) == (("SRBA", (("step_size", 0.1),)),)
+    assert list_settings(selected) == (("SRBA", (("step_size", 0.1),)),)
 
 
 def test_where_everything_diverged_there_is_a_row_and_no_setting():
     selected = select(table(rows("SOBA", {"step_size": 0.1}, [None, None], test_error=NAN)), "test_error")
     assert only(selected)["status"] == "diverged"
-    assert settings(selected) == ()
+    assert list_settings(selected) == ()
 
 
 def test_the_largest_area_under_the_curve_wins():
@@ -165,7 +165,7 @@ def test_a_parameter_that_is_none_is_a_setting_of_its_own():
     )
     selected = select(whole, "value")
     assert only(selected)["n_settings"] == 2
-    assert settings(selected) == (("SRBA", (("step_size", 0.1),)),)
+    assert list_settings(selected) == (("SRBA", (("step_size", 0.1),)),)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_setting_goes_through_the_store_and_comes_back_as_it_was(tmp_path):
     for number, cell in enumerate(cells):
         hit = wanted[cell.solver].items() <= dict(cell.parameters).items()
         store.write([stored(cell, 0.5 if hit else 1.0 + number)])
-    chosen = settings(select(store.read(), "value"))
+    chosen = list_settings(select(store.read(), "value"))
     assert set(chosen) == {
         (cell.solver, cell.parameters) for cell in cells if wanted[cell.solver].items() <= dict(cell.parameters).items()
     }

@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from bilevel._types import Calls
-from bilevel.bench.store import SCHEMA, Store
+from bilevel.bench.store import SCHEMA, Store, check_metric_names, list_metrics
 from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
 
@@ -144,8 +144,7 @@ def test_a_cell_in_two_files_is_read_once(tmp_path):
     ("rows", "message"),
     [
         ([], "`rows` is empty"),
-        (group(1, hypergrad_norm=1.0), "unknown column `hypergrad_norm`; did you mean `hypergrad_norm_sq`?"),
-        (group(1, parameters="x"), "unknown column `parameters`; "),
+        (group(1, parameters="x"), "column `parameters` holds a value of type str; it must be double."),
         ([{"cell": "a", "final": True}], "a row has no `experiment`; each needs cell, experiment,"),
         (group(1, seed=None), "a row has no `seed`"),
         (group(1, phase="race"), "`phase='race'`: must be one of sweep, timing."),
@@ -204,11 +203,9 @@ DAMAGE = {
     "truncated": (truncated, "damaged"),
     "half": (cut_in_the_middle, "damaged"),
     "one bit": (flipped, "damaged"),
-    "older": (rewritten(lambda t: t.drop_columns(["value", "seed"])), "another schema: lacks seed, value"),
-    "newer": (rewritten(lambda t: t.append_column("color", t["cell"])), "another schema: has also color"),
-    "types": (rewritten(lambda t: t.cast(t.schema.set(0, pyarrow.field("cell", "binary")))), "types or order"),
-    "order": (rewritten(lambda t: t.select(t.column_names[::-1])), "types or order of its columns"),
-    "other": (rewritten(lambda t: pyarrow.table({"a": [1]})), "another schema: lacks cell, "),
+    "keys": (rewritten(lambda t: t.drop_columns(["value", "seed"])), "it lacks seed"),
+    "types": (rewritten(lambda t: t.set_column(0, "cell", pyarrow.array([b"\xff"] * len(t)))), "Invalid UTF8"),
+    "other": (rewritten(lambda t: pyarrow.table({"a": [1]})), "it lacks cell, "),
 }
 
 
@@ -228,6 +225,52 @@ def test_a_damaged_file_is_set_aside_with_a_warning_and_the_rest_is_read(tmp_pat
     assert store.finished() == {cell_id(1)}
     store.write(group(2))
     assert counts(store.read()) == whole(1, 2)
+
+
+OWN = pyarrow.array([0.25] * N_ROWS)
+TEXT = pyarrow.array(["x"] * N_ROWS)
+OTHER_COLUMNS = {
+    "fewer": lambda t: t.drop_columns(["value", "param_period", "machine", "outer_value"]),
+    "more": lambda t: t.append_column("own", OWN),
+    "renamed": lambda t: t.drop_columns(["rollbacks"]).append_column("backoffs", OWN),
+    "whole numbers": lambda t: t.append_column("own", pyarrow.array([1] * N_ROWS)),
+    "empty": lambda t: t.append_column("own", pyarrow.nulls(N_ROWS)),
+    "text": lambda t: t.append_column("own", TEXT).append_column("param_old", TEXT),
+    "order": lambda t: t.select(t.column_names[::-1]),
+    "narrow types": lambda t: t.cast(t.schema.set(t.schema.get_field_index("step"), pyarrow.field("step", "int32"))),
+    "other texts": lambda t: t.cast(t.schema.set(0, pyarrow.field("cell", "large_string"))),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_COLUMNS)
+def test_a_file_with_other_columns_is_read_and_never_renamed(tmp_path, kind):
+    store = Store(tmp_path)
+    plain, changed = store.write(group(1, own=0.5)), store.write(group(2))
+    rewritten(OTHER_COLUMNS[kind])(changed)
+    frame = store.read()
+    assert files(store) == sorted([plain.name, changed.name])
+    assert counts(frame) == whole(1, 2) and store.finished() == {cell_id(1), cell_id(2)}
+    lost = set(SCHEMA().names) - set(pyarrow.parquet.read_schema(changed).names)
+    assert frame[frame["cell"] == cell_id(2)][sorted(lost)].isna().all(axis=None)
+    assert set(SCHEMA().names) | set(pyarrow.parquet.read_schema(changed).names) <= set(frame.columns)
+    assert [float(value) for value in frame[frame["cell"] == cell_id(1)]["own"]] == [0.5] * N_ROWS
+
+
+def test_a_metric_of_the_users_own_is_a_column_more_and_null_elsewhere(tmp_path):
+    store = Store(tmp_path)
+    store.write(group(1, 2))
+    store.write(group(3, fairness=np.float32(0.5)) + group(4, fairness=None, sparsity=3))
+    frame = store.read().set_index("cell")
+    assert frame["fairness"].dtype == frame["sparsity"].dtype == np.float64
+    assert frame["fairness"].dropna().to_dict() == {cell_id(3): 0.5}
+    assert frame["sparsity"].dropna().to_dict() == {cell_id(4): 3.0}
+    assert list_metrics(frame) == ["outer_value", "fairness", "sparsity"]
+
+
+def test_a_metric_with_the_name_of_another_column_is_refused():
+    check_metric_names(["fairness", "test_error"])
+    with pytest.raises(ValueError, match=r"metric `status` has the name of another column of the store; rename it."):
+        check_metric_names(["fairness", "status"])
 
 
 def test_a_damaged_file_that_cannot_be_renamed_is_passed_over(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 
 from bilevel._types import Calls
+from bilevel.bench.cells import make_rows
 from bilevel.bench.config import load_config
-from bilevel.bench.tasks import _stored
 from bilevel.engine.result import Status
 from bilevel.engine.sweep import CellResult
 from bilevel.solvers import SOLVERS
@@ -67,31 +67,31 @@ def cells(experiment, **kwargs):
 def pretended(cell, seconds=None):
     """Two rows of a cell, without running it; the gap is the step size, so the least one is the best."""
     solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    ledger = {f"calls_{kind}": 0 for kind in Calls._fields}
-    rows = [{"step": step, "seconds": seconds, "calls": 0, **ledger, "epochs": 0.0} for step in (0, 1)]
+    by_kind = {f"calls_{kind}": 0 for kind in Calls._fields}
+    rows = [{"step": step, "seconds": seconds, "calls": 0, **by_kind, "epochs": 0.0} for step in (0, 1)]
     rows[-1] |= {"value_gap": solver.step_size, "outer_value": 1.0}
-    return _stored(cell, solver, CellResult(rows, Status.out_of_budget, 8))
+    return make_rows(cell, solver, CellResult(rows, Status.out_of_budget, 8))
 
 
 class Pretence:
-    """Stands in for `rows_of` and `timed_rows`, and counts what it was asked for."""
+    """Stands in for `run_task` and `time_cell`, and counts what it was asked for."""
 
     def __init__(self, broken=()):
         self.broken = set(broken)
         self.swept, self.timed = [], []
 
     def install(self, monkeypatch):
-        monkeypatch.setattr("bilevel.bench.execute.rows_of", self.rows_of)
-        monkeypatch.setattr("bilevel.bench.execute.timed_rows", self.timed_rows)
+        monkeypatch.setattr("bilevel.bench.execute.run_task", self.run_task)
+        monkeypatch.setattr("bilevel.bench.execute.time_cell", self.time_cell)
         return self
 
-    def rows_of(self, task, *, seeds_together=False):
+    def run_task(self, task, *, seeds_together=False):
         self.swept.append(task)
         if (task.cells[0].solver, task.cells[0].seed) in self.broken:
             raise RuntimeError(f"no {task.cells[0].solver} today")
         return list(itertools.chain.from_iterable(pretended(cell) for cell in task.cells))
 
-    def timed_rows(self, cell):
+    def time_cell(self, cell):
         self.timed.append(cell)
         if (cell.solver, "timing") in self.broken:
             raise RuntimeError("the clock is broken")

@@ -1,8 +1,14 @@
 import pytest
 
-from bilevel.datasets.download import SOURCES
+from bilevel.datasets.registry import SETS
 from tests.datasets import server as servers
 from tests.datasets import tiny
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Let pooch try again at once."""
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def folders(tmp_path, monkeypatch):
 @pytest.fixture
 def register(monkeypatch):
     def add(known):
-        monkeypatch.setitem(SOURCES, known.name, known)
+        monkeypatch.setitem(SETS, known.name, known)
         return known
 
     return add

@@ -10,8 +10,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 from bilevel import datasets
 from bilevel.datasets import DamagedFileError
-from bilevel.datasets import loading as places
-from bilevel.datasets.download import COVTYPE, IJCNN1, MNIST
+from bilevel.datasets import files as places
+from bilevel.datasets.registry import SETS
 from tests.datasets import tiny
 
 
@@ -103,13 +103,13 @@ def test_a_set_shows_itself_in_a_line(served):
 
 
 def test_importing_the_sets_imports_no_extra():
-    script = "import sys, bilevel.datasets; print([m for m in ('sklearn', 'rich') if m in sys.modules])"
+    script = "import sys, bilevel.datasets; print([m for m in ('sklearn', 'rich', 'pooch') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 
 
 def test_every_source_is_a_web_address_of_a_compressed_file():
-    addresses = [url for known in (IJCNN1, MNIST, COVTYPE) for file in known.files for url in file.urls]
+    addresses = [url for name in ("ijcnn1", "mnist", "covtype") for file in SETS[name].files for url in file.urls]
     assert len(addresses) == 11
     assert all(url.startswith(("https://", "http://")) and Path(url).suffix in (".gz", ".bz2") for url in addresses)
 

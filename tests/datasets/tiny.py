@@ -8,7 +8,8 @@ import struct
 import numpy as np
 
 from bilevel.datasets import parsers
-from bilevel.datasets.registry import ArraySpec, FileSet, RemoteFile
+from bilevel.datasets.parsers import ArraySpec
+from bilevel.datasets.registry import FileSet, RemoteFile
 
 RNG = np.random.default_rng(0)
 SPLIT = {

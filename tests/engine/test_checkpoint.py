@@ -71,7 +71,8 @@ def test_other_losses_on_the_same_data_are_refused(tmp_path):
         def loss(z, x, row):
             return scale * ((row @ z - 1) ** 2 + (z @ z) * (x @ x))
 
-        return bilevel.BilevelProblem.from_losses(loss, loss, data, data, inner_var=np.ones(2), outer_var=np.ones(2))
+        start = {"inner_var": np.ones(2), "outer_var": np.ones(2)}
+        return bilevel.BilevelProblem.from_losses(loss, loss, data, data, **start, dtype="float32")
 
     path = tmp_path / "run.npz"
     bilevel.run(made(1.0), bilevel.SRBA(0.01, 1.0, 8), max_steps=5).save(path)

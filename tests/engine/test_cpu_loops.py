@@ -1,5 +1,6 @@
-"""The hot loop is one kernel that computes what its pieces do, and the environment of the user is respected."""
+"""Fused loops are asked for, never a surprise; they compute what their pieces do, and the environment is respected."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -10,43 +11,94 @@ import numpy as np
 import pytest
 
 import bilevel
+from bilevel._cpu_loops import may_be_fused
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.loop import COMPARED_WHEN_FUSED, advance, draw_page, initial_state, run_key
+from bilevel.solvers import Solver
 from tests import cases
 
-
-def flags_after_import(environment):
-    script = "import os, bilevel; from jax._src import xla_bridge; print(os.environ['XLA_FLAGS'], xla_bridge._backends)"
-    out = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={"PATH": ""} | environment
-    )
-    return out.stdout.strip()
+ROOT = Path(__file__).parents[2]
+FUSED = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1048576"
+IN_PIECES = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
 
 
-def test_importing_the_library_raises_the_limit_and_starts_no_backend():
-    assert flags_after_import({}) == ("--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1048576 {}")
+def printed(script, environment):
+    kept = {name: value for name, value in os.environ.items() if name.startswith("JAX_COMPILATION_CACHE")}
+    command = [sys.executable, "-c", script]
+    environment = kept | {"PATH": "", "JAX_ENABLE_X64": "1"} | environment
+    return subprocess.run(command, capture_output=True, check=True, env=environment, cwd=ROOT).stdout
+
+
+def flags_after(call, environment):
+    script = f"import os, bilevel; {call}; from jax._src import xla_bridge\n"
+    script += "print(os.environ.get('XLA_FLAGS'), xla_bridge._backends)"
+    return printed(script, environment).decode().strip()
+
+
+def test_importing_the_library_leaves_the_flags_alone_and_starts_no_backend():
+    assert flags_after("pass", {}) == "None {}"
+    assert flags_after("pass", {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}).startswith("--xla_cpu_enable_fast_m")
+
+
+def test_fused_loops_are_a_flag_and_start_no_backend():
+    assert flags_after("bilevel.fuse_cpu_loops()", {}) == f"{FUSED} {{}}"
+
+
+def test_asking_twice_is_asking_once():
+    assert flags_after("bilevel.fuse_cpu_loops(); bilevel.fuse_cpu_loops()", {}) == f"{FUSED} {{}}"
 
 
 def test_other_flags_of_the_user_are_kept():
-    found = flags_after_import({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
-    assert found.startswith("--xla_force_host_platform_device_count=2 --xla_backend_extra_options=")
+    found = flags_after("bilevel.fuse_cpu_loops()", {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+    assert found == f"--xla_force_host_platform_device_count=2 {FUSED} {{}}"
 
 
-def test_extra_options_of_the_user_are_left_alone():
-    own = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
-    assert flags_after_import({"XLA_FLAGS": own}) == f"{own} {{}}"
+def test_extra_options_of_the_user_are_kept():
+    own = {"XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_other=1"}
+    expected = FUSED.replace("options=", "options=xla_cpu_other=1,")
+    assert flags_after("bilevel.fuse_cpu_loops()", own) == f"{expected} {{}}"
 
 
-@pytest.mark.parametrize("name", ["SRBA", "SABA", "SOBA"])
-def test_steps_of_a_linear_model_run_as_one_kernel(name):
-    problem = bilevel.problems.logistic_selection(*cases.logistic_data(4000, 3000, dim=22))
-    with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(64, "blocks")
-        solver = bilevel.SOLVERS[name]().resolve(oracles).cast(problem.dtype)
-        page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
-        state = initial_state(solver, oracles, problem.start)
-        program = advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9)).compile().as_text()
-    assert "xla_cpu_small_call" in program
+def test_a_limit_of_the_user_is_left_alone():
+    assert flags_after("bilevel.fuse_cpu_loops()", {"XLA_FLAGS": IN_PIECES}) == f"{IN_PIECES} {{}}"
+
+
+def test_a_file_of_flags_is_refused(monkeypatch):
+    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    with pytest.raises(RuntimeError, match=r"cannot add to XLA_FLAGS='flags.txt'"):
+        bilevel.fuse_cpu_loops()
+
+
+def test_too_late_is_an_error_that_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    jax.devices()
+    with pytest.raises(RuntimeError, match=r"comes too late.*before the first array, or start Python with XLA_FLAGS="):
+        bilevel.fuse_cpu_loops()
+
+
+def programs():
+    """The compiled steps of a linear model, by solver."""
+    problem = bilevel.problems.logistic_selection(*cases.logistic_data(4000, 3000, dim=22), dtype="float32")
+    found = {}
+    for name in ("SRBA", "SABA", "SOBA"):
+        with arithmetic(problem.dtype):
+            oracles = problem.oracles.with_batches(64, "blocks")
+            solver = bilevel.SOLVERS[name]().resolve(oracles).cast(problem.dtype)
+            page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
+            state = initial_state(solver, oracles, problem.start)
+            lowered = advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9))
+            found[name] = lowered.compile().as_text()
+    return found
+
+
+def dumped(function, flags):
+    script = f"import pickle, sys; from tests.engine.test_cpu_loops import {function} as of\n"
+    return pickle.loads(printed(script + "pickle.dump(of(), sys.stdout.buffer)", {"XLA_FLAGS": flags}))
+
+
+def test_fused_steps_of_a_linear_model_run_as_one_kernel():
+    assert all("xla_cpu_small_call" in program for program in dumped("programs", FUSED).values())
 
 
 SETTINGS = cases.SOLVERS | {
@@ -70,20 +122,30 @@ def ends():
 
 
 @pytest.mark.slow
-def test_whole_loops_compute_what_their_pieces_compute():
+def test_fused_loops_compute_what_their_pieces_compute():
     """XLA has been seen to miscompile nested loops when they are compiled whole and copies are placed differently."""
-    script = f"import pickle, sys; from {__name__} import ends; pickle.dump(ends(), sys.stdout.buffer)"
-    environment = {
-        "XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0",
-        "JAX_ENABLE_X64": "1",
-        "PATH": "",
-    }
-    out = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, env=environment, cwd=Path(__file__).parents[2]
-    )
-    in_pieces = pickle.loads(out.stdout)
-    whole = ends()
+    whole, in_pieces = dumped("ends", FUSED), dumped("ends", IN_PIECES)
     assert whole.keys() == in_pieces.keys()
     for name, leaves in whole.items():
         for ours, theirs in zip(leaves, in_pieces[name], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11, err_msg=str(name))
+
+
+def test_every_solver_is_compared():
+    compared = {type(solver) for solver in SETTINGS.values()}
+    compiled = {cls for cls in bilevel.SOLVERS.values() if issubclass(cls, Solver)}
+    assert compared == compiled
+    assert set(COMPARED_WHEN_FUSED) == {cls for cls in compiled if cls.keeps_tables}
+
+
+def test_fused_loops_of_a_solver_that_was_not_compared_are_compiled_without_the_copy_analysis(monkeypatch):
+    @bilevel.solvers.solver
+    class Unknown(bilevel.SABA):
+        """A solver of a user, with tables."""
+
+    analyzed, plain = advance.of(bilevel.SABA()), advance.of(bilevel.SOBA())
+    for flags, of_unknown in ((FUSED, plain), (IN_PIECES, analyzed), ("", analyzed)):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        assert may_be_fused() == (flags == FUSED)
+        assert advance.of(Unknown()) is of_unknown
+        assert advance.of(bilevel.SABA()) is analyzed and advance.of(bilevel.SRBA()) is plain

@@ -1,4 +1,4 @@
-"""The run: budgets, clock, ledger, statuses, and that nothing but the seed changes a result."""
+"""The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
 
 import time
 
@@ -8,7 +8,7 @@ import pytest
 
 import bilevel
 from bilevel._types import Calls
-from bilevel.engine import driver as runner
+from bilevel.engine import steps as runner
 from tests import cases
 
 SOLVERS = cases.SOLVERS
@@ -148,7 +148,7 @@ def test_a_problem_without_reference_says_so():
     result = bilevel.run(bilevel.BilevelProblem(problem.oracles, problem.start), SRBA, max_steps=5)
     assert "hypergrad_norm_sq" not in result.history
     assert "strongly convex" in result.summary()
-    assert result.plot().axes[0].get_ylabel() == "outer_value"
+    assert result.plot().axes[0].get_ylabel() == "F(z, x)"
 
 
 def test_progress_shows_a_bar(capsys):

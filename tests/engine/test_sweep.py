@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.engine import sweep as module
+from bilevel.engine import steps as module
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.engine.sweep import sweep
 from tests import cases
@@ -19,7 +19,7 @@ from tests.problems import small
 PROBLEMS = {"quadratic": cases.quadratic, "cleaning": small.cleaning}
 SEEDS = (0, 1, 7)
 MAX_CALLS = 4000
-LEDGER = ("step", "calls", *(f"calls_{kind}" for kind in Calls._fields))
+COSTS = ("step", "calls", *(f"calls_{kind}" for kind in Calls._fields))
 EXACT = ("value", "hypergrad_norm_sq", "inner_distance_sq", "v_distance_sq")
 
 
@@ -30,7 +30,7 @@ def problem_of(name):
 
 def grid(name, *step_sizes):
     problem, solver = problem_of("quadratic"), cases.SOLVERS[name]
-    resolved = solver.resolve(problem.oracles.batched(solver.batch_size, solver.sampling))
+    resolved = solver.resolve(problem.oracles.with_batches(solver.batch_size, solver.sampling))
     return [replace(resolved, step_size=step_size) for step_size in step_sizes]
 
 
@@ -44,7 +44,7 @@ def alone(problem, solver, seed, max_calls=MAX_CALLS):
 
 
 def assert_rows_equal(found, expected, names, rtol=1e-9):
-    for name in LEDGER:
+    for name in COSTS:
         assert [row[name] for row in found] == [row[name] for row in expected], name
     for name in names:
         pairs = [row[name] for row in found], [row[name] for row in expected]
@@ -54,7 +54,7 @@ def assert_rows_equal(found, expected, names, rtol=1e-9):
 def assert_same_run(cell, expected, rtol=1e-9):
     """Every row, as far as a sweep fills it in."""
     rows, status, state = expected
-    own = ("epochs", *(name for name in rows[0] if name not in (*LEDGER, *EXACT, "seconds", "value_gap")))
+    own = ("epochs", *(name for name in rows[0] if name not in (*COSTS, *EXACT, "seconds", "value_gap")))
     cheap = [name for name in own if not name.startswith("exact_")]
     assert_rows_equal(cell.rows, rows, cheap, rtol)
     assert_rows_equal(cell.rows[-1:], rows[-1:], EXACT, rtol)

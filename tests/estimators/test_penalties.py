@@ -68,9 +68,9 @@ def test_the_model_minimises_the_penalised_loss_on_all_rows(cancer, fitted):
 
 
 def split_of(estimator, y):
-    from bilevel.estimators.selection import drawn_seed
+    from bilevel.estimators.base import draw_seed
 
-    seed = drawn_seed(estimator.random_state)
+    seed = draw_seed(estimator.random_state)
     parts = train_test_split(np.arange(len(y)), test_size=estimator.validation_fraction, random_state=seed, stratify=y)
     return (np.sort(part) for part in parts)
 
@@ -109,7 +109,7 @@ def test_a_penalty_per_feature_is_better_on_validation_rows_than_one_for_all(hal
     assert losses["per_feature"] < losses["single"] - 1e-3
 
 
-def test_penalties_are_drawn_back_as_far_as_the_exchanged_rows_say(half_useless):
+def test_penalties_are_shrunk_as_far_as_the_exchanged_rows_say(half_useless):
     X, _, y, _ = half_useless
     X, y = X[:150], y[:150]
     shrunk, learned = (BilevelLogisticRegression(random_state=3, shrink=shrink).fit(X, y) for shrink in (True, False))

@@ -41,13 +41,16 @@ def assert_resumed(problem, path):
 def assert_uneven_rows_are_refused(process):
     X, y, X_val, y_val = cases.logistic_data()
     part = slice(None, 30) if process == 0 else slice(30, None)
-    problem = bilevel.problems.logistic_selection(X[part], y[part], X_val[process::2], y_val[process::2])
+    problem = bilevel.problems.logistic_selection(
+        X[part], y[part], X_val[process::2], y_val[process::2], dtype="float32"
+    )
     with pytest.raises(ValueError, match=r"rows\[process::2\]"):
         problem.sharded(own_rows=True)
 
 
 def assert_different_starts_are_refused(process):
-    problem = bilevel.problems.logistic_selection(*(part[process::2] for part in cases.logistic_data()), seed=process)
+    own = (part[process::2] for part in cases.logistic_data())
+    problem = bilevel.problems.logistic_selection(*own, dtype="float32", seed=process)
     with pytest.raises(ValueError, match="differ in start"):
         problem.sharded(own_rows=True)
 

@@ -3,7 +3,7 @@
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracles.sharded_runs CASE…
 
 A case is "problem devices sampling" for all oracles, "problem devices sampling solver" for a run, "problem devices
-judge" for exact metrics from the shards, or "gathered" for a program that does what a step must not do. The largest
+evaluate" for exact metrics from the shards, or "gathered" for a program that does what a step must not do. The largest
 relative differences come out as JSON, beside what the compiled program communicates.
 """
 
@@ -22,6 +22,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.solvers import HostSolver
 from tests import cases
 from tests.problems import small
 
@@ -81,13 +82,13 @@ def oracles_case(problem, sharded, sampling):
     point, previous = (
         jax.tree.map(lambda leaf: leaf + rng.standard_normal(leaf.shape), problem.start) for _ in range(2)
     )
-    both = (level.oracles.batched(cases.BATCH, sampling) for level in (problem, sharded))
+    both = (level.oracles.with_batches(cases.BATCH, sampling) for level in (problem, sharded))
     return {"estimates": difference(*(every_estimate(oracles, point, previous, run_key(5)) for oracles in both))}
 
 
 def steps(problem, solver):
-    """The state after some steps, their ledger, and the compiled program."""
-    oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+    """The state after some steps, their oracle calls, and the compiled program."""
+    oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
     traced = solver.resolve(oracles).cast(problem.dtype)
     page = draw_page(traced, oracles, run_key(0), np.int32(0), STEPS)
     state = initial_state(traced, oracles, problem.start)
@@ -121,18 +122,18 @@ def solver_case(problem, sharded, sampling, name):
     }
 
 
-def judge_case(problem, devices):
-    """Exact references by the problem's own way and from shards, beside a whole run, and one resumed half-way."""
+def evaluation_case(problem, devices):
+    """Exact solutions by the problem's own way and from shards, beside a whole run, and one resumed half-way."""
     sharded = problem.sharded(devices, own_rows=True)
     solver = cases.short(bilevel.SRBA, 0.05, 20.0, cases.BATCH)
-    references = [level.exact_solver(level.start.outer_var, None) for level in (problem, sharded)]
-    point, value, hypergrad = ([getattr(r, name) for r in references] for name in ("inner_var", "value", "hypergrad"))
+    solutions = [level.exact_solver(level.start.outer_var, None) for level in (problem, sharded)]
+    point, value, hypergrad = ([getattr(r, name) for r in solutions] for name in ("inner_var", "value", "hypergrad"))
     whole, again = bilevel.run(problem, solver, max_steps=STEPS), bilevel.run(sharded, solver, max_steps=STEPS // 2)
     with tempfile.TemporaryDirectory() as folder:
         again.save(Path(folder) / "run.npz")
         again = bilevel.resume(Path(folder) / "run.npz", sharded, max_steps=STEPS)
     return {
-        "reference": max(difference(*point), difference(*value), difference(*hypergrad)),
+        "solution": max(difference(*point), difference(*value), difference(*hypergrad)),
         "run": difference(whole.point, again.point),
         "measured": abs(whole.history["hypergrad_norm_sq"][-1] / again.history["hypergrad_norm_sq"][-1] - 1),
         "derivatives": max(sharded.check().values()),
@@ -157,10 +158,10 @@ def outcome(case):
         return gathered()
     name, devices, sampling, *solver = case.split()
     problem = PROBLEMS[name]()
-    if sampling == "judge":
-        return judge_case(problem, jax.devices()[: int(devices)])
+    if sampling == "evaluate":
+        return evaluation_case(problem, jax.devices()[: int(devices)])
     sharded = problem.sharded(jax.devices()[: int(devices)])
-    if solver and not bilevel.SOLVERS[solver[0]].compiled:
+    if solver and issubclass(bilevel.SOLVERS[solver[0]], HostSolver):
         return in_python_case(problem, sharded, *solver)
     with arithmetic(problem.dtype):
         return (solver_case if solver else oracles_case)(problem, sharded, sampling, *solver)

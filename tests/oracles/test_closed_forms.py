@@ -24,8 +24,8 @@ def points(problem):
 
 def oracles_of(name):
     problem = cases.PROBLEMS[name]()
-    closed = problem.oracles.batched(cases.BATCH, "blocks")
-    auto = cases.by_autodiff(name, problem).batched(cases.BATCH, "blocks")
+    closed = problem.oracles.with_batches(cases.BATCH, "blocks")
+    auto = cases.by_autodiff(name, problem).with_batches(cases.BATCH, "blocks")
     return problem, closed, auto
 
 

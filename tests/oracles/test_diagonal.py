@@ -7,7 +7,7 @@ import pytest
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.oracles.diagonal import N_PROBES, probed_diagonal
+from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
 from tests import cases
 
 RNG = np.random.default_rng(5)
@@ -76,21 +76,21 @@ def test_closed_diagonals_equal_those_of_the_dense_hessian(name):
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_a_cautious_diagonal_is_never_below_the_diagonal(name):
+def test_a_diagonal_majorizer_is_never_below_the_diagonal(name):
     problem = CLOSED[name]()
     with arithmetic("float64"):
         oracles, point = problem.oracles, somewhere(problem)
-        exact, cautious = (np.asarray(one) for one in diagonals(oracles, point)[:2])
-        assert np.all(cautious >= exact * (1 - 1e-12))
+        exact, majorizer = (np.asarray(one) for one in diagonals(oracles, point)[:2])
+        assert np.all(majorizer >= exact * (1 - 1e-12))
         if "quadratic" in name or "ridge" in name:
-            np.testing.assert_allclose(cautious, exact)
+            np.testing.assert_allclose(majorizer, exact)
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_squared_diagonals_are_the_mean_square_over_rows(name):
     problem = CLOSED[name]()
     with arithmetic("float64"):
-        oracles, point = problem.oracles.batched(1, "iid"), somewhere(problem)
+        oracles, point = problem.oracles.with_batches(1, "iid"), somewhere(problem)
         rest = np.asarray(oracles._diagonal_regularization(point))
 
         @jax.jit
@@ -104,7 +104,7 @@ def test_squared_diagonals_are_the_mean_square_over_rows(name):
         np.testing.assert_allclose(majorizer, rows.mean(axis=0) + rest, rtol=1e-11)
 
 
-def test_a_row_that_is_missed_by_far_keeps_its_weight_in_the_cautious_diagonal():
+def test_a_row_that_is_fitted_badly_keeps_its_weight_in_the_diagonal_majorizer():
     problem = bilevel.problems.logistic_selection(
         np.ones((1, 1)),
         [1],
@@ -115,9 +115,9 @@ def test_a_row_that_is_missed_by_far_keeps_its_weight_in_the_cautious_diagonal()
         dtype="float64",
     )
     with arithmetic("float64"):
-        exact, cautious = (float(one[0]) for one in diagonals(problem.oracles, problem.start)[:2])
+        exact, majorizer = (float(one[0]) for one in diagonals(problem.oracles, problem.start)[:2])
     assert exact < 1e-12
-    np.testing.assert_allclose(cautious, 1)
+    np.testing.assert_allclose(majorizer, 1)
 
 
 @pytest.mark.parametrize("name", ["quadratic", "logistic"])
@@ -137,7 +137,7 @@ def test_probes_of_many_coordinates_are_right_in_the_mean():
     factor = rng.standard_normal((size, size))
     matrix = factor @ factor.T / size + np.diag(np.arange(size))
     with arithmetic("float64"):
-        estimate = jax.jit(jax.vmap(lambda i: probed_diagonal(lambda v: jnp.asarray(matrix) @ v, jnp.zeros(size), i)))
+        estimate = jax.jit(jax.vmap(lambda i: probe_diagonal(lambda v: jnp.asarray(matrix) @ v, jnp.zeros(size), i)))
         found = np.asarray(estimate(np.arange(2000)))
     error = np.abs(found.mean(axis=0) - np.diag(matrix))
     spread = found.std(axis=0) / np.sqrt(len(found))
@@ -149,14 +149,14 @@ def test_probes_take_trees():
     with arithmetic("float64"):
         like = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
         weights = {"a": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "b": jnp.array([5.0, 6.0, 7.0])}
-        found = jax.jit(lambda: probed_diagonal(lambda v: jax.tree.map(jnp.multiply, weights, v), like, 1))()
+        found = jax.jit(lambda: probe_diagonal(lambda v: jax.tree.map(jnp.multiply, weights, v), like, 1))()
     cases.assert_trees_close(found, weights)
 
 
-def test_rows_held_in_float32_give_the_same_diagonal_widened():
+def test_rows_held_in_float32_give_the_same_diagonal_in_float64():
     problem = cases.logistic_selection("float32")
     with arithmetic("float64"):
-        wide = problem.oracles.widened()
+        wide = problem.oracles.in_float64()
         point = jax.tree.map(lambda leaf: jnp.asarray(leaf, "float64"), problem.start)
         np.testing.assert_allclose(diagonals(wide, point)[0], dense_diagonal(wide, point), rtol=1e-11)
 

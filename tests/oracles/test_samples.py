@@ -10,15 +10,17 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import draw_page, run_key
-from bilevel.oracles.samples import Samples, permuted
+from bilevel.engine.steps import PAGE_LENGTH
+from bilevel.oracles.samples import Samples, permute
 from tests import cases
 
 
 def samples(n=23, batch=4, sampling="blocks"):
     rows = np.arange(n, dtype=np.float32)
-    return Samples.from_rows({"x": rows[:, None] * np.ones(3), "i": np.arange(n)}, "float32").batched(batch, sampling)
+    return Samples.from_rows({"x": rows[:, None] * np.ones(3), "i": np.arange(n)}, "float32").with_batches(
+        batch, sampling
+    )
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -33,7 +35,7 @@ def test_weighted_mean_over_all_blocks_is_the_all_rows_direction(name, sampling)
     rng = np.random.default_rng(3)
     point = jax.tree.map(lambda leaf: leaf + rng.standard_normal(leaf.shape), problem.start)
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(cases.BATCH, sampling)
+        oracles = problem.oracles.with_batches(cases.BATCH, sampling)
         inner, outer = oracles.inner_samples, oracles.outer_samples
 
         def probability(level, block):
@@ -103,14 +105,14 @@ def test_several_batches_per_step_continue_the_same_pass():
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 100, 1433])
 def test_permutations_are_bijections(n):
     positions = jnp.arange(n, dtype=jnp.int32)
-    image = jax.jit(jax.vmap(lambda position: permuted(run_key(5), position, n)))(positions)
+    image = jax.jit(jax.vmap(lambda position: permute(run_key(5), position, n)))(positions)
     assert sorted(np.asarray(image).tolist()) == list(range(n))
 
 
 def test_permutations_are_spread_evenly():
     def first_two_of(index):
         key = jax.random.fold_in(run_key(0), index)
-        return jax.vmap(lambda position: permuted(key, position, 5))(jnp.arange(2, dtype=jnp.int32))
+        return jax.vmap(lambda position: permute(key, position, 5))(jnp.arange(2, dtype=jnp.int32))
 
     first_two = jax.jit(jax.vmap(first_two_of))(jnp.arange(4000, dtype=jnp.int32))
     pairs = np.bincount(np.asarray(first_two) @ np.array([5, 1]), minlength=25).reshape(5, 5)
@@ -126,7 +128,7 @@ def test_x64_on_or_off_draws_the_same_rows(sampling):
         problem = cases.quadratic(dtype)
         solver = bilevel.SOBA(batch_size=cases.BATCH, sampling=sampling)
         with arithmetic(dtype):
-            oracles = problem.oracles.batched(solver.batch_size, sampling)
+            oracles = problem.oracles.with_batches(solver.batch_size, sampling)
             pages.append(draw_page(solver.cast(dtype), oracles, run_key(7), np.int32(0), PAGE_LENGTH).draws)
     cases.assert_trees_equal(*pages)
 

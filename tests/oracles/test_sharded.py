@@ -1,4 +1,4 @@
-"""Rows on several devices: the same estimates, iterates and ledger as on one, and no row that travels."""
+"""Rows on several devices: the same estimates, iterates and oracle calls as on one, and no row that travels."""
 
 import json
 import os
@@ -34,7 +34,7 @@ SLOW_RUNS = [
     for problem, devices in (("logistic", 2), ("quadratic", 8), ("cleaning", 8), ("from_losses", 2))
     for solver in ("SRBA", "SABA", "SOBA", "AmIGO", "StocBiO", "VRBO", "F2SA")
 ]
-JUDGED = ["logistic 8 judge", "from_losses 3 judge"]
+EVALUATED = ["logistic 8 evaluate", "from_losses 3 evaluate"]
 IN_PYTHON = ["logistic 2 blocks Exact", "quadratic 8 blocks HOAG"]
 
 
@@ -69,7 +69,7 @@ def test_every_estimate_is_that_of_one_device(quick, case):
 
 
 @pytest.mark.parametrize("case", RUNS)
-def test_iterates_and_ledger_are_those_of_one_device(quick, case):
+def test_iterates_and_oracle_calls_are_those_of_one_device(quick, case):
     assert_same_run(quick[case])
     assert quick[case]["moved"] > 0.01
 
@@ -97,8 +97,8 @@ def test_every_kind_of_solver_is_that_of_one_device():
 
 @pytest.mark.slow
 def test_exact_metrics_from_the_shards_are_those_of_the_problem():
-    for outcome in outcomes(JUDGED).values():
-        assert outcome["reference"] < 1e-9
+    for outcome in outcomes(EVALUATED).values():
+        assert outcome["solution"] < 1e-9
         assert outcome["measured"] < 1e-7
         assert outcome["derivatives"] < 1e-5
         assert outcome["run"] < 1e-11, "a sharded run, saved and resumed"

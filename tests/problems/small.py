@@ -81,7 +81,7 @@ def penalized(loss, penalty):
     return lambda z, x, sample: loss(z, x, sample) + penalty(z, x)
 
 
-def trusted(z, x, sample):
+def weighted(z, x, sample):
     return jax.nn.sigmoid(x[sample.index]) * entropy(z, x, sample) + 0.2 * jnp.sum(z**2)
 
 
@@ -96,7 +96,7 @@ LOSSES = {
     softmax_per_class: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[None, :] * z**2) / 2), entropy),
     softmax_per_feature: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[:, None] * z**2) / 2), entropy),
     softmax_per_group: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[GROUPS][:, None] * z**2) / 2), entropy),
-    cleaning: (trusted, entropy),
+    cleaning: (weighted, entropy),
 }
 PROBLEMS = {function.__name__: function for function in LOSSES}
 

@@ -12,8 +12,8 @@ import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Point
 from bilevel.problems.certificate import Bounds, Certifier
-from bilevel.problems.linear import LOGISTIC
-from bilevel.problems.softmax import bends, curved, largest_curvatures, probabilities
+from bilevel.problems.losses import LOGISTIC
+from bilevel.problems.softmax import bend, largest_bends, largest_curvatures, probabilities
 from tests import cases
 from tests.problems import small
 
@@ -31,7 +31,7 @@ MADE = {
     "worst case": partial(bilevel.problems.worst_case, 2, 1e-6, n_inner=3, inner_curvature=0.7, dtype="float64"),
 }
 ROUNDING = 1e-12  # the worst case attains its bounds
-# Their references take many compilations.
+# Their solutions take many compilations.
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("softmax per class", "cleaning")]
 QUICK = ("quadratic", "logistic", "grouped", "ridge", "worst")
 NAMES = pytest.mark.parametrize("name", cases.marked(MADE, QUICK))
@@ -52,11 +52,11 @@ def distance(a, b):
     return np.linalg.norm(np.asarray(a) - np.asarray(b))
 
 
-def truths(problem, point, reference):
+def truths(problem, point, solution):
     """The errors of D_x, z and v."""
     with arithmetic(np.float64):
-        found = np.asarray(direction(problem.oracles.widened(), point))
-    pairs = (found, reference.hypergrad), (point.inner_var, reference.inner_var), (point.v, reference.v)
+        found = np.asarray(direction(problem.oracles.in_float64(), point))
+    pairs = (found, solution.hypergrad), (point.inner_var, solution.inner_var), (point.v, solution.v)
     return [distance(*pair) for pair in pairs]
 
 
@@ -69,12 +69,12 @@ def outer_points(problem, count, rng):
     return [x + rng.choice([0.1, 1.0, 3.0]) * rng.standard_normal(x.shape) for _ in range(count)]
 
 
-def around(reference, x, count, rng):
+def around(solution, x, count, rng):
     """Points at all distances from (z*, v*), from 1e-6 to 10; some with v = 0."""
     for i in range(count):
         by_z, by_v = 10 ** rng.uniform(-6, 1, 2)
-        v = reference.v + by_v * rng.standard_normal(np.shape(reference.v)) if i % 4 else 0 * reference.v
-        yield Point(reference.inner_var + by_z * rng.standard_normal(np.shape(reference.inner_var)), x, v)
+        v = solution.v + by_v * rng.standard_normal(np.shape(solution.v)) if i % 4 else 0 * solution.v
+        yield Point(solution.inner_var + by_z * rng.standard_normal(np.shape(solution.inner_var)), x, v)
 
 
 @NAMES
@@ -82,15 +82,15 @@ def test_no_bound_is_exceeded_at_random_points(name):
     problem, certifier = made(name)
     rng = np.random.default_rng(0)
     for x in outer_points(problem, 24, rng):
-        reference = problem.exact_solver(x, None)
-        # The reference is exact up to its own residuals, whose effect has a bound, too.
-        slack = bounds_of(certifier(Point(reference.inner_var, x, reference.v)))
-        for point in around(reference, x, 10, rng):
+        solution = problem.exact_solver(x, None)
+        # The solution is exact up to its own residuals, whose effect has a bound, too.
+        slack = bounds_of(certifier(Point(solution.inner_var, x, solution.v)))
+        for point in around(solution, x, 10, rng):
             certificate = certifier(point)
             assert certificate.certified
             limits = (1 + ROUNDING) * np.add(bounds_of(certificate), slack)
-            assert np.all(truths(problem, point, reference) <= limits)
-            assert np.linalg.norm(reference.hypergrad) <= certificate.hypergrad_norm_bound + slack[0]
+            assert np.all(truths(problem, point, solution) <= limits)
+            assert np.linalg.norm(solution.hypergrad) <= certificate.hypergrad_norm_bound + slack[0]
 
 
 @pytest.mark.parametrize("name", ["quadratic", "logistic", *SLOW])
@@ -99,11 +99,11 @@ def test_a_search_for_a_violation_ends_below_the_bound(name):
     problem, certifier = made(name)
     rng = np.random.default_rng(1)
     x = outer_points(problem, 1, rng)[0]
-    reference = problem.exact_solver(x, None)
-    point = Point(reference.inner_var + 1e-2, x, reference.v + 1e-2)
+    solution = problem.exact_solver(x, None)
+    point = Point(solution.inner_var + 1e-2, x, solution.v + 1e-2)
 
     def ratio(point):
-        return truths(problem, point, reference)[0] / certifier(point).error_bound
+        return truths(problem, point, solution)[0] / certifier(point).error_bound
 
     best = ratio(point)
     for _ in range(200):
@@ -137,12 +137,12 @@ def test_near_the_solution_the_bound_is_a_few_times_the_truth(name):
     problem, certifier = made(name)
     rng = np.random.default_rng(2)
     x = np.asarray(problem.start.outer_var, np.float64)
-    reference = problem.exact_solver(x, None)
+    solution = problem.exact_solver(x, None)
     ratios = []
     for _ in range(40):
-        off = (1e-4 * rng.standard_normal(np.shape(reference.inner_var)) for _ in range(2))
-        point = Point(reference.inner_var + next(off), x, reference.v + next(off))
-        ratios.append(certifier(point).error_bound / truths(problem, point, reference)[0])
+        off = (1e-4 * rng.standard_normal(np.shape(solution.inner_var)) for _ in range(2))
+        point = Point(solution.inner_var + next(off), x, solution.v + next(off))
+        ratios.append(certifier(point).error_bound / truths(problem, point, solution)[0])
     assert min(ratios) >= 1 and np.median(ratios) <= LOOSENESS[name]
 
 
@@ -161,8 +161,8 @@ def test_the_constants_of_the_whole_space_give_a_larger_bound():
     problem, certifier = made("logistic")
     found = problem.constants()
     x = np.asarray(problem.start.outer_var, np.float64)
-    reference = problem.exact_solver(x, None)
-    for point in around(reference, x, 40, np.random.default_rng(3)):
+    solution = problem.exact_solver(x, None)
+    for point in around(solution, x, 40, np.random.default_rng(3)):
         if np.linalg.norm(point.inner_var) > found.region.radius:
             continue
         with arithmetic(np.float64):
@@ -170,7 +170,7 @@ def test_the_constants_of_the_whole_space_give_a_larger_bound():
         residual, v_residual = np.linalg.norm(full.inner_var), np.linalg.norm(full.v)
         bend = found.L2_G * np.linalg.norm(point.v)
         general = Bounds(residual / found.mu_G, found.mu_G, v_residual, bend, found.L1_F, bend + found.L1_F, found.L1_G)
-        assert truths(problem, point, reference)[0] <= general.error
+        assert truths(problem, point, solution)[0] <= general.error
         assert certifier(point).error_bound <= general.error
 
 
@@ -187,10 +187,10 @@ def only_narrow_rows_are_dense(monkeypatch):
 def test_long_rows_have_a_larger_bound_that_holds(name, only_narrow_rows_are_dense, request):
     problem = MADE[name]()
     x = np.asarray(problem.start.outer_var, np.float64)
-    reference = problem.exact_solver(x, None)
-    points = list(around(reference, x, 20, np.random.default_rng(4)))
+    solution = problem.exact_solver(x, None)
+    points = list(around(solution, x, 20, np.random.default_rng(4)))
     loose = [Certifier(problem)(point).error_bound for point in points]
-    assert all(truths(problem, point, reference)[0] <= bound for point, bound in zip(points, loose, strict=True))
+    assert all(truths(problem, point, solution)[0] <= bound for point, bound in zip(points, loose, strict=True))
     request.getfixturevalue("monkeypatch").undo()
     jax.clear_caches()
     assert all(Certifier(problem)(point).error_bound <= bound for point, bound in zip(points, loose, strict=True))
@@ -199,9 +199,9 @@ def test_long_rows_have_a_larger_bound_that_holds(name, only_narrow_rows_are_den
 def test_suprema_of_the_logistic_curve_are_those_of_a_grid():
     scores, reach = (part.ravel() for part in np.meshgrid(np.linspace(-6, 6, 41), [0.0, 0.1, 1.0, 3.0]))
     grid = scores[:, None] + reach[:, None] * np.linspace(-1, 1, 2001)
-    missed = 1 / (1 + np.exp(grid))
-    second = missed * (1 - missed)
-    third = second * abs(1 - 2 * missed)
+    slopes = 1 / (1 + np.exp(grid))
+    second = slopes * (1 - slopes)
+    third = second * abs(1 - 2 * slopes)
     with arithmetic(np.float64):
         found = [function(scores, reach) for function in LOGISTIC]
     for supremum, expected in zip(found, (second.min(1), second.max(1), third.max(1)), strict=True):
@@ -219,19 +219,21 @@ def test_bounds_of_the_softmax_hold_for_random_moves():
             limit = np.asarray(largest_curvatures(here, np.full(500, reach)))
             matrices = [np.diag(p) - np.outer(p, p) for p in np.asarray(there)]
             assert all(np.linalg.eigvalsh(m)[-1] <= c * (1 + 1e-12) for m, c in zip(matrices, limit, strict=True))
-            turned = np.linalg.norm(curved(there, tangents) - curved(here, tangents), axis=1)
-            assert np.all(turned <= np.asarray(bends(tangents, limit)) * np.linalg.norm(moves, axis=1) * (1 + 1e-12))
+            turned = np.linalg.norm(bend(there, tangents) - bend(here, tangents), axis=1)
+            assert np.all(
+                turned <= np.asarray(largest_bends(tangents, limit)) * np.linalg.norm(moves, axis=1) * (1 + 1e-12)
+            )
 
 
 def test_components_against_a_bound_do_not_count():
     problem = cases.logistic_selection(outer_bounds=(-2.0, 0.5), outer_var=np.array([-2.0, 0.5, 0.0, -1.0]))
     certifier, x = Certifier(problem), np.asarray(problem.start.outer_var)
-    reference = problem.exact_solver(x, None)
-    certificate = certifier(Point(reference.inner_var, x, reference.v))
-    start = dataclasses.replace(problem, start=problem.start._replace(inner_var=reference.inner_var, v=reference.v))
+    solution = problem.exact_solver(x, None)
+    certificate = certifier(Point(solution.inner_var, x, solution.v))
+    start = dataclasses.replace(problem, start=problem.start._replace(inner_var=solution.inner_var, v=solution.v))
     known = bilevel.run(start, SRBA, max_steps=0).history["hypergrad_norm_sq"][0]
     np.testing.assert_allclose(certificate.hypergrad_norm_bound, np.sqrt(known), rtol=1e-6)
-    assert known < 0.999 * np.sum(reference.hypergrad**2)
+    assert known < 0.999 * np.sum(solution.hypergrad**2)
 
 
 SOLVERS = {"quadratic": bilevel.SRBA(0.05, 50.0, 8), "logistic": bilevel.SRBA(0.5, 1.0, 8)}
@@ -248,10 +250,10 @@ def test_a_run_stops_where_it_is_proved_to_be_stationary_without_any_exact_solve
     history = blind.history
     assert blind.status == "converged" and "hypergrad_norm_sq" not in history
     assert history["certified_norm_sq"][-1] <= tolerance < history["certified_norm_sq"][:-1].min()
-    reference = problem.exact_solver(blind.point.outer_var, None)
-    assert np.sum(reference.hypergrad**2) <= tolerance
-    judged = stopped(name, problem, tolerance=tolerance)
-    assert 0 < judged.history["step"][-1] <= history["step"][-1] <= 2 * judged.history["step"][-1]
+    solution = problem.exact_solver(blind.point.outer_var, None)
+    assert np.sum(solution.hypergrad**2) <= tolerance
+    evaluated = stopped(name, problem, tolerance=tolerance)
+    assert 0 < evaluated.history["step"][-1] <= history["step"][-1] <= 2 * evaluated.history["step"][-1]
     np.testing.assert_allclose(blind.certificate.hypergrad_norm_bound**2, history["certified_norm_sq"][-1])
     assert "certified_norm_sq" in blind.summary()
 
@@ -285,10 +287,10 @@ def test_a_run_that_diverges_says_so_and_certifies_nothing():
 def test_a_penalty_of_nothing_still_has_a_certificate_from_the_rows():
     problem, certifier = made("logistic")
     x = np.array([-800.0, -1.0, -1.0, -1.0])
-    reference = problem.exact_solver(x, None)
-    certificate = certifier(Point(reference.inner_var + 1e-4, x, reference.v))
+    solution = problem.exact_solver(x, None)
+    certificate = certifier(Point(solution.inner_var + 1e-4, x, solution.v))
     assert certificate.certified and certificate.error_bound < 0.1
-    nowhere = certifier(Point(reference.inner_var + np.inf, x, reference.v))
+    nowhere = certifier(Point(solution.inner_var + np.inf, x, solution.v))
     assert nowhere.error_bound == np.inf and not nowhere.certified
     assert str(nowhere).startswith("No bound: From the residuals")
 
@@ -317,9 +319,9 @@ def test_losses_of_the_user_have_estimates_that_are_not_certified():
     problem = by_user(strongly_convex=True)
     result = bilevel.run(problem, SRBA, max_steps=100)
     certificate = result.certificate
-    reference = problem.exact_solver(result.point.outer_var, None)
+    solution = problem.exact_solver(result.point.outer_var, None)
     assert not certificate.certified and "not certified" in str(certificate) and "the user's own" in str(certificate)
-    assert truths(problem, result.point, reference)[0] <= certificate.error_bound < np.inf
+    assert truths(problem, result.point, solution)[0] <= certificate.error_bound < np.inf
     assert result.certificate is certificate
 
 

@@ -72,7 +72,7 @@ class Samples:
     """F_j or G_i as functions of (z, x) in one array, and the region they are looked at in."""
 
     def __init__(self, problem, region, level):
-        self.oracles = problem.oracles.batched(1, "iid")
+        self.oracles = problem.oracles.with_batches(1, "iid")
         self.level, self.region = level, region
         start = problem.start.inner_var, problem.start.outer_var
         self.p, self.d = (trees.flat(part).size for part in start)
@@ -191,7 +191,7 @@ def solution_jacobians(problem, x, step=1e-4):
     ends = [[problem.exact_solver(x + sign * step * axis, None) for axis in np.eye(len(x))] for sign in (1, -1)]
 
     def differences(part):
-        columns = [[trees.flat(getattr(reference, part)) for reference in side] for side in ends]
+        columns = [[trees.flat(getattr(solution, part)) for solution in side] for side in ends]
         return (np.array(columns[0]) - np.array(columns[1])).T / (2 * step)
 
     return {name: differences(part) for name, part in PARTS.items()}
@@ -221,9 +221,9 @@ def test_solutions_move_no_faster_than_their_constants(name):
     if name == "worst case":
         points = [np.full_like(points[0], -problem.info["beta"]), *points[:3]]
     largest = dict.fromkeys(PARTS, 0.0)
-    references = [problem.exact_solver(x, None) for x in points]
+    solutions = [problem.exact_solver(x, None) for x in points]
     for constant, part in PARTS.items():
-        ends = [trees.flat(getattr(reference, part)) for reference in references]
+        ends = [trees.flat(getattr(solution, part)) for solution in solutions]
         pairs = zip(points, points[1:], ends, ends[1:], strict=False)
         rates = [np.linalg.norm(b - a) / np.linalg.norm(y - x) for x, y, a, b in pairs]
         largest[constant] = max(rates)
@@ -241,7 +241,7 @@ def test_v_star_stays_in_the_ball_of_radius_R(name):
     problem, found = made(name)
     points = [problem.exact_solver(x, None) for x in outer_points(problem, found.region, 20)]
     inside = [r for r in points if np.linalg.norm(r.inner_var) <= found.region.radius]
-    largest = max(np.linalg.norm(reference.v) for reference in inside)
+    largest = max(np.linalg.norm(solution.v) for solution in inside)
     assert largest <= found.R == found.L0_F / found.mu_G
 
 

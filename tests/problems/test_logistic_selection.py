@@ -1,4 +1,4 @@
-"""Penalty selection for logistic regression: its reference, and its errors."""
+"""Penalty selection for logistic regression: its solution, and its errors."""
 
 import numpy as np
 import pytest
@@ -27,20 +27,20 @@ def scipy_solution(x):
     return z, v, np.mean(np.logaddexp(0, -margins)), np.exp(x) * z * v
 
 
-def test_reference_equals_an_independent_scipy_solution():
+def test_exact_solution_equals_an_independent_scipy_solution():
     x = np.array([-1.0, 0.5, -3.0, 0.0])
     for ours, theirs in zip(cases.logistic_selection().exact_solver(x), scipy_solution(x), strict=False):
         np.testing.assert_allclose(ours, theirs, rtol=1e-8)
 
 
-def test_reference_is_exact_far_from_its_guess_and_agrees_with_the_generic_one():
+def test_exact_solution_is_exact_far_from_its_guess_and_agrees_with_the_generic_one():
     problem = cases.logistic_selection()
     guess = problem.exact_solver(np.full(4, 5.0))._replace(inner_var=np.full(4, 30.0))
     x = np.array([-6.0, -4.0, -5.0, 0.0])
-    reference = problem.exact_solver(x, guess)
-    assert max(reference.inner_residual, reference.v_residual) < 1e-14
+    solution = problem.exact_solver(x, guess)
+    assert max(solution.inner_residual, solution.v_residual) < 1e-14
     generic = IterativeExactSolver(problem.oracles, problem.start)(x, None)
-    cases.assert_trees_close(reference[:4], generic[:4], rtol=1e-9, atol=1e-12)
+    cases.assert_trees_close(solution[:4], generic[:4], rtol=1e-9, atol=1e-12)
 
 
 def test_hypergradient_is_the_gradient_of_h():

@@ -24,7 +24,7 @@ def prepared(name):
     points = [
         jax.tree.map(lambda leaf: jnp.asarray(leaf + rng.standard_normal(leaf.shape)), problem.start) for _ in range(2)
     ]
-    closed = problem.oracles.batched(cases.BATCH, "blocks")
+    closed = problem.oracles.with_batches(cases.BATCH, "blocks")
     return closed, small.by_autodiff(name, closed), *points
 
 
@@ -55,7 +55,7 @@ def test_finite_differences_agree_with_every_derivative(name):
 @pytest.mark.parametrize("sampling", ["blocks", "iid"])
 def test_the_cross_product_of_cleaning_touches_only_rows_of_the_batch(sampling):
     with arithmetic("float64"):
-        oracles = small.cleaning(dtype="float64").oracles.batched(cases.BATCH, sampling)
+        oracles = small.cleaning(dtype="float64").oracles.with_batches(cases.BATCH, sampling)
         _, _, point, previous = prepared("cleaning")
         drawn = oracles.draw(jax.random.key(0, impl="threefry2x32"), jnp.int32(0))
         data, weights = oracles.inner_samples.take(drawn.inner)
@@ -66,11 +66,11 @@ def test_the_cross_product_of_cleaning_touches_only_rows_of_the_batch(sampling):
 
 
 @pytest.mark.parametrize("name", small.PROBLEMS)
-def test_rows_widened_as_they_are_taken_give_float64_derivatives(name, monkeypatch):
-    monkeypatch.setattr("bilevel.oracles.base._PIECE", 7)
+def test_rows_cast_as_they_are_taken_give_float64_derivatives(name, monkeypatch):
+    monkeypatch.setattr("bilevel.oracles.samples._PIECE", 7)
     problem = small.PROBLEMS[name](dtype="float32")
     with arithmetic("float64"):
-        wide, copied = problem.oracles.widened(), problem.oracles.astype("float64")
+        wide, copied = problem.oracles.in_float64(), problem.oracles.astype("float64")
         point = jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float64) + 0.1), problem.start)
         found, expected = (cases.every_kind(oracles, point) for oracles in (wide, copied))
         cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)

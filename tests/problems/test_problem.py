@@ -32,6 +32,7 @@ def problem(**changes):
         "outer_data": (X_VAL, Y_VAL.astype(float)),
         "inner_var": np.zeros(6),
         "outer_var": np.full(6, -1.0),
+        "dtype": "float32",
     }
     return bilevel.BilevelProblem.from_losses(**(arguments | changes))
 
@@ -74,7 +75,7 @@ def test_a_dict_of_arrays_runs_like_the_flat_vector(name):
         np.testing.assert_allclose(nested.history[metric], flat.history[metric], rtol=1e-8)
 
 
-def test_generic_reference_equals_the_one_of_logistic_selection():
+def test_generic_exact_solution_equals_the_one_of_logistic_selection():
     special = bilevel.problems.logistic_selection(
         X, Y, X_VAL, Y_VAL, inner_var=np.zeros(6), outer_var=np.full(6, -1.0), dtype="float64"
     )
@@ -83,7 +84,24 @@ def test_generic_reference_equals_the_one_of_logistic_selection():
     cases.assert_trees_close(generic.exact_solver(x, None)[:4], special.exact_solver(x)[:4], rtol=1e-9, atol=1e-12)
 
 
-def test_float32_is_the_default_and_integers_in_the_data_stay_integers():
+@pytest.mark.parametrize("x64", [False, True])
+def test_the_dtype_of_the_data_is_the_default_as_in_jax(x64):
+    with jax.enable_x64(x64):
+        wide = np.dtype(np.float64 if x64 else np.float32)
+        data, narrow = (X, Y, X_VAL, Y_VAL), (X.astype(np.float32), Y, X_VAL.astype(np.float32), Y_VAL)
+        assert problem(dtype=None).dtype == wide
+        assert problem(dtype="float64").dtype == np.float64
+        assert problem(dtype="float32").dtype == np.float32
+        assert bilevel.problems.logistic_selection(*data).dtype == wide
+        assert bilevel.problems.ridge_selection(*narrow).dtype == np.float32
+        integers = np.eye(4, dtype=int), np.arange(4), np.eye(4, dtype=int), np.arange(4)
+        assert bilevel.problems.softmax_selection(*integers).dtype == wide
+        assert bilevel.problems.data_cleaning(X, Y > 0, narrow[2], Y_VAL > 0).dtype == wide, "the wider of two"
+        assert bilevel.problems.quadratic(64, 64, 5, 2).dtype == wide
+        assert bilevel.problems.worst_case(3, 5e-7).dtype == wide
+
+
+def test_integers_in_the_data_stay_integers():
     def loss(inner_var, outer_var, sample):
         row, label = sample
         return outer_loss(inner_var, outer_var, (row, label.astype(jnp.float32))) + jnp.sum(inner_var**2)

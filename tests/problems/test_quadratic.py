@@ -13,15 +13,15 @@ from bilevel.problems.exact import IterativeExactSolver
 from tests import cases
 
 
-def test_reference_equals_the_dense_transcription():
+def test_exact_solution_equals_the_dense_transcription():
     problem = cases.quadratic()
     x = np.random.default_rng(0).standard_normal(3)
-    reference, plain = problem.exact_solver(x), cases.in_numpy("quadratic", problem).solve(x)
-    np.testing.assert_allclose(reference.inner_var, plain.z, rtol=1e-11)
-    np.testing.assert_allclose(reference.v, plain.v, rtol=1e-11)
-    np.testing.assert_allclose(reference.value, plain.h, rtol=1e-11)
-    np.testing.assert_allclose(reference.hypergrad, plain.grad_h, rtol=1e-10)
-    assert max(reference.inner_residual, reference.v_residual) < 1e-12
+    solution, plain = problem.exact_solver(x), cases.in_numpy("quadratic", problem).solve(x)
+    np.testing.assert_allclose(solution.inner_var, plain.z, rtol=1e-11)
+    np.testing.assert_allclose(solution.v, plain.v, rtol=1e-11)
+    np.testing.assert_allclose(solution.value, plain.h, rtol=1e-11)
+    np.testing.assert_allclose(solution.hypergrad, plain.grad_h, rtol=1e-10)
+    assert max(solution.inner_residual, solution.v_residual) < 1e-12
 
 
 def test_hypergradient_is_the_gradient_of_h():
@@ -41,7 +41,7 @@ def test_minimiser_is_stationary_and_the_gap_is_measured_from_it():
     )
 
 
-def test_generic_reference_equals_the_closed_form():
+def test_generic_exact_solution_equals_the_closed_form():
     problem = cases.quadratic()
     x = np.array([0.3, -1.0, 2.0])
     generic = IterativeExactSolver(problem.oracles, problem.start)
@@ -65,7 +65,7 @@ def test_linear_terms_have_unit_variance_and_the_common_shift():
 
 
 def test_start_and_dtype_are_as_specified():
-    problem = bilevel.problems.quadratic(64, 64, 5, 2)
+    problem = bilevel.problems.quadratic(64, 64, 5, 2, dtype="float32")
     assert problem.dtype == np.float32
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(problem.start))
     assert np.all(problem.start.inner_var == 0) and np.all(problem.start.outer_var == -2)

@@ -43,31 +43,31 @@ def test_ijcnn1_equals_an_independent_scipy_implementation_and_finite_difference
     problem = problems.ijcnn1(dtype="float64")
     x = problem.start.outer_var
     assert (problem.n_inner, problem.n_outer, x.shape) == (49_990, 91_701, (22,)) and np.all(x < 0)
-    reference = problem.exact_solver(x)
+    solution = problem.exact_solver(x)
     value, hypergrad, z = scipy_ijcnn1(x)
-    np.testing.assert_allclose(reference.value, value, rtol=1e-11)
-    np.testing.assert_allclose(reference.inner_var, z, rtol=1e-8)
-    np.testing.assert_allclose(reference.hypergrad, hypergrad, rtol=1e-7, atol=1e-12)
-    assert max(reference.inner_residual, reference.v_residual) < 1e-14
+    np.testing.assert_allclose(solution.value, value, rtol=1e-11)
+    np.testing.assert_allclose(solution.inner_var, z, rtol=1e-8)
+    np.testing.assert_allclose(solution.hypergrad, hypergrad, rtol=1e-7, atol=1e-12)
+    assert max(solution.inner_residual, solution.v_residual) < 1e-14
 
     def h(x):
-        return problem.exact_solver(x, reference).value
+        return problem.exact_solver(x, solution).value
 
     step = 1e-4
     slopes = [(h(x + step * e) - h(x - step * e)) / (2 * step) for e in np.eye(22)]
-    assert np.linalg.norm(slopes - reference.hypergrad) < 1e-6 * np.linalg.norm(reference.hypergrad)
+    assert np.linalg.norm(slopes - solution.hypergrad) < 1e-6 * np.linalg.norm(solution.hypergrad)
 
 
 @with_data
 def test_float32_rows_of_ijcnn1_give_h_to_seven_digits():
-    narrow, wide = problems.ijcnn1(), problems.ijcnn1(dtype="float64")
+    narrow, wide = problems.ijcnn1(dtype="float32"), problems.ijcnn1(dtype="float64")
     x = wide.start.outer_var
     np.testing.assert_allclose(narrow.exact_solver(x).value, wide.exact_solver(x).value, rtol=1e-7)
 
 
 @with_data
 def test_ijcnn1_starts_where_the_specification_says_and_the_exact_baseline_reaches_the_known_value():
-    problem = problems.ijcnn1()
+    problem = problems.ijcnn1(dtype="float32")
     run = bilevel.run(problem, bilevel.Exact(), max_steps=60, eval_every=60)
     assert run.history["value"][0] > 0.5 and run.history["value"][-1] < 0.2086
 
@@ -75,11 +75,11 @@ def test_ijcnn1_starts_where_the_specification_says_and_the_exact_baseline_reach
 @with_data
 @pytest.mark.slow
 def test_mnist_cleaning_finds_the_corrupted_rows_and_beats_the_noisy_fit_on_validation():
-    problem = problems.mnist_cleaning()
+    problem = problems.mnist_cleaning(dtype="float32")
     assert (problem.n_inner, problem.n_outer) == (20_000, 5_000) and problem.start.inner_var.shape == (784, 10)
-    trusting = problem.exact_solver(np.full(20_000, 30.0), None)
+    unweighted = problem.exact_solver(np.full(20_000, 30.0), None)
     run = bilevel.run(problem, bilevel.SRBA(0.003, 1e-5, 64, period=64), max_steps=3000, eval_every=3000)
-    assert run.history["value"][-1] < 0.7 * trusting.value
+    assert run.history["value"][-1] < 0.7 * unweighted.value
     assert run.history["weight_auc"][-1] > 0.95
     assert run.history["test_error"][-1] < 0.15
     assert run.history["exact_inner_residual"][-1] < 1e-10
@@ -88,15 +88,15 @@ def test_mnist_cleaning_finds_the_corrupted_rows_and_beats_the_noisy_fit_on_vali
 @with_data
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["class", "feature"])
-def test_covtype_splits_standardises_and_has_a_reference(per):
-    problem = problems.covtype(per=per)
+def test_covtype_splits_standardizes_and_has_an_exact_solution(per):
+    problem = problems.covtype(per=per, dtype="float32")
     assert (problem.n_inner, problem.n_outer) == (348_607, 116_203)
     rows = np.asarray(problem.oracles.inner_samples.leaves.features)
     np.testing.assert_allclose(rows.mean(0, dtype=float), 0, atol=1e-4)
     deviations = rows.std(0, dtype=float)
     np.testing.assert_allclose(deviations[deviations > 0], 1, atol=1e-3)
-    reference = problem.exact_solver(problem.start.outer_var, None)
-    assert reference.inner_residual < 1e-10 and 0.5 < reference.value < 1.5
+    solution = problem.exact_solver(problem.start.outer_var, None)
+    assert solution.inner_residual < 1e-10 and 0.5 < solution.value < 1.5
 
 
 def test_embedded_problems_need_no_file(monkeypatch):

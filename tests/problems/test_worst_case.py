@@ -120,7 +120,7 @@ def test_every_kind_equals_autodiff_and_dense_numpy(rotation, draw):
     dense = InNumPy(problem).kinds(point, rows)
     with arithmetic("float64"):
         for plain in (problem.oracles, by_autodiff(problem)):
-            ours = every_kind(plain.batched(BATCH, "blocks"), point, inner, outer)
+            ours = every_kind(plain.with_batches(BATCH, "blocks"), point, inner, outer)
             cases.assert_trees_close(ours, dense, rtol=1e-12, atol=1e-12)
 
 
@@ -129,7 +129,7 @@ def test_a_row_drawn_twice_counts_twice(rotation):
     problem = small(rotation=rotation)
     point, rows = random_point(problem), np.array([2, 2, 4], np.int32)
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(3, "iid")
+        oracles = problem.oracles.with_batches(3, "iid")
         grad = oracles.outer_grad(point, jnp.asarray(rows))
     np.testing.assert_allclose(grad, InNumPy(problem).outer_grads(point.inner_var)[rows].mean(0), atol=1e-14)
 
@@ -248,8 +248,8 @@ def test_h_at_0_exceeds_its_infimum_by_the_known_gap_and_not_more_than_allowed(n
     starts = [np.zeros_like(problem.start.outer_var), *known["beta"] * rng.normal(0.5, 1, (2, problem.start.v.size))]
 
     def value_and_grad(x):
-        reference = exact_solver(x)
-        return reference.value, reference.hypergrad
+        solution = exact_solver(x)
+        return solution.value, solution.hypergrad
 
     found = [minimize(value_and_grad, x, jac=True, method="L-BFGS-B", options={"maxiter": 300}).fun for x in starts]
     assert min(found) > -1e-12
@@ -273,22 +273,22 @@ def test_the_gap_stays_below_delta_up_to_the_largest_epsilon(m, normalization):
 
 
 @ROTATIONS
-def test_reference_is_exact(rotation):
+def test_exact_solution_is_exact(rotation):
     problem = small(rotation=rotation)
     x, move = random_point(problem)[:2]
-    reference, plain = problem.exact_solver(x), InNumPy(problem)
+    solution, plain = problem.exact_solver(x), InNumPy(problem)
     grad = plain.outer_grads(x).mean(0)
-    np.testing.assert_allclose(reference.hypergrad, grad, atol=1e-14)
-    np.testing.assert_allclose(reference.v, -grad / 0.7, atol=1e-14)
-    np.testing.assert_allclose(reference.value, plain.outer_value(x, np.arange(M)), rtol=1e-12)
-    assert max(reference.inner_residual, reference.v_residual) < 1e-15
+    np.testing.assert_allclose(solution.hypergrad, grad, atol=1e-14)
+    np.testing.assert_allclose(solution.v, -grad / 0.7, atol=1e-14)
+    np.testing.assert_allclose(solution.value, plain.outer_value(x, np.arange(M)), rtol=1e-12)
+    assert max(solution.inner_residual, solution.v_residual) < 1e-15
     slope = (problem.exact_solver(x + 1e-5 * move).value - problem.exact_solver(x - 1e-5 * move).value) / 2e-5
-    np.testing.assert_allclose(reference.hypergrad @ move, slope, rtol=1e-8)
+    np.testing.assert_allclose(solution.hypergrad @ move, slope, rtol=1e-8)
     generic = IterativeExactSolver(problem.oracles, problem.start)(x, None)
-    cases.assert_trees_close(reference[:4], generic[:4], rtol=1e-9, atol=1e-11)
+    cases.assert_trees_close(solution[:4], generic[:4], rtol=1e-9, atol=1e-11)
 
 
-def test_the_reference_of_a_narrow_problem_is_that_of_the_rows_it_holds():
+def test_the_exact_solution_of_a_float32_problem_is_that_of_the_rows_it_holds():
     problem = small(rotation="random", dtype="float32")
     direction = problem.exact_solver(x := random_point(problem).outer_var)
     with arithmetic("float64"):
@@ -304,7 +304,7 @@ def test_a_gradient_reaches_one_coordinate_further_of_its_own_chain_alone(dtype)
     length = problem.info["T"] + 1
     rng = np.random.default_rng(0)
     with arithmetic(dtype):
-        oracles = problem.oracles.batched(1, "iid")
+        oracles = problem.oracles.with_batches(1, "iid")
         for reached in (0, 1, 6, length - 1):
             z = np.zeros((M, length), dtype)
             z[:, :reached] = rng.standard_normal((M, reached))
@@ -369,7 +369,7 @@ def test_a_rotation_turns_the_iterates_and_leaves_the_curve():
     np.testing.assert_allclose(plain.history["value"], turned.history["value"], rtol=1e-9)
 
 
-# Calls of 50 steps on 8 inner and 4 outer rows, in batches of 4: SRBA makes an all-rows pass each 5 steps.
+# Calls of 50 steps on 8 inner and 4 outer rows, in batches of 4: SRBA makes a full-batch pass each 5 steps.
 RUNS = {
     "SOBA": (bilevel.SOBA(0.1, 10.0, 4), (50 * 4, 50 * 4)),
     "SABA": (bilevel.SABA(0.1, 10.0, 4), (50 * 4, 50 * 4)),
@@ -403,7 +403,7 @@ def test_no_solver_beats_the_bound(name, normalization):
 
 
 def test_defaults_make_as_many_inner_rows_as_outer_ones():
-    problem = worst_case(3, 5e-7)
+    problem = worst_case(3, 5e-7, dtype="float32")
     assert (problem.n_inner, problem.n_outer) == (3, 3)
     assert problem.dtype == np.float32
     assert problem.name == "worst_case (individual)"

@@ -1,4 +1,4 @@
-"""Moves in a metric, by a transformation, within bounds, under a safeguard: and nothing of it where it is off."""
+"""Moves in a metric, by a transformation, within bounds, under rollback: and nothing of it where it is off."""
 
 import functools
 from dataclasses import replace
@@ -13,12 +13,11 @@ import pytest
 import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.engine.sweep import sweep
-from bilevel.oracles import joined
-from bilevel.solvers import preconditioning as steering
-from bilevel.solvers import rollback as safeguard
+from bilevel.oracles import join
+from bilevel.solvers import preconditioning, rollback
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.directions import descend, direction_calls
 from bilevel.solvers.parameters import whole
@@ -35,7 +34,7 @@ HUGE = 400.0
 
 
 def adam_of_the_library():
-    return Adam(steering._RATE, steering._REST)
+    return Adam(preconditioning._RATE, preconditioning._DELAY)
 
 
 def selection(outer_var=None, **kwargs):
@@ -64,8 +63,10 @@ def test_iterates_equal_the_transcription(name):
         for part, wanted in step.items():
             actual = np.asarray(getattr(state.point, part))
             assert np.linalg.norm(actual - wanted) <= 1e-10 * np.linalg.norm(wanted), (t, part)
-    assert float(run.states[-1].guard.rollbacks) == 0
-    assert len({tuple(np.asarray(state.steering.diagonal)) for state in run.states}) >= (name == "logistic") * 7 + 1
+    assert float(run.states[-1].rollback.rollbacks) == 0
+    assert (
+        len({tuple(np.asarray(state.preconditioning.diagonal)) for state in run.states}) >= (name == "logistic") * 7 + 1
+    )
 
 
 def test_bounds_are_active_where_the_transcription_is_clipped():
@@ -80,7 +81,7 @@ def test_bounds_are_active_where_the_transcription_is_clipped():
 
 @solver
 class Textbook(Solver):
-    """SRBA as it was before it could be steered."""
+    """SRBA as it was before it could be preconditioned."""
 
     period: int = whole(default=PERIOD)
     restarts = True
@@ -97,13 +98,13 @@ class Textbook(Solver):
         norm = jnp.sqrt(trees.norm_sq(exact))
         gap = jnp.sqrt(trees.norm_sq(trees.subtract(exact, state.estimate)))
         drift = jnp.where(index == 0, 0, gap / jnp.maximum(norm, state.refresh_norm))
-        return self._moved(oracles, state._replace(refresh_norm=norm, drift=drift), exact)
+        return self._move(oracles, state._replace(refresh_norm=norm, drift=drift), exact)
 
     def step(self, oracles, state, index, draw):
         estimate = trees.add(state.estimate, oracles.difference(state.point, state.previous, draw))
-        return self._moved(oracles, state, estimate)
+        return self._move(oracles, state, estimate)
 
-    def _moved(self, oracles, state, estimate):
+    def _move(self, oracles, state, estimate):
         outer_step = self.step_size / self.outer_ratio
         point = descend(oracles, state.point, estimate, self.step_size, outer_step)
         return state._replace(point=point, previous=state.point, estimate=estimate)
@@ -119,7 +120,7 @@ def test_switched_off_the_program_and_the_iterates_are_those_of_plain_srba(name)
     problem = cases.PROBLEMS[name]("float32")
     programs, ends = [], []
     with arithmetic("float32"):
-        oracles = problem.oracles.batched(BATCH, "blocks")
+        oracles = problem.oracles.with_batches(BATCH, "blocks")
         for method in (Textbook(0.2, 2.0, BATCH), bilevel.SRBA(0.2, 2.0, BATCH, period=PERIOD)):
             traced = method.resolve(oracles).cast("float32")
             state = initial_state(traced, oracles, problem.start)
@@ -140,7 +141,7 @@ def test_a_transformation_that_is_a_plain_step_gives_plain_iterates():
     cases.assert_trees_close(*ends, rtol=1e-11)
 
 
-# Safeguard
+# Rollback
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
@@ -165,25 +166,25 @@ def test_a_calm_run_is_left_alone():
     assert np.all(history["rollbacks"] == 0) and np.all(history["step_scale"] == 1)
 
 
-def test_where_the_iterate_is_not_finite_the_last_good_one_is_judged():
+def test_where_the_iterate_is_not_finite_the_last_good_one_is_evaluated():
     problem = selection(dtype="float32")
     run = cases.trajectory(problem, replace(ADAPTIVE, step_size=1e30), PERIOD)
     state = run.states[-1]
     assert not trees.is_finite(state.point), "the step was meant to overflow between two refreshes"
     with arithmetic("float32"):
-        judged = run.solver.evaluation_point(state)
-    cases.assert_trees_equal(trees.to_numpy(judged), trees.to_numpy(problem.start))
+        evaluated = run.solver.evaluation_point(state)
+    cases.assert_trees_equal(trees.to_numpy(evaluated), trees.to_numpy(problem.start))
 
 
 def test_steps_grow_again_after_good_refreshes():
     point = bilevel.Point(np.ones(3), np.zeros(2), np.ones(3))
     one = np.ones(())
     with arithmetic("float64"):
-        last = safeguard.guard(point, steering.Steering(), one)
+        last = rollback.init_rollback(point, preconditioning.Preconditioning(), one)
 
         def after(last, size, first=False):
             exact = jax.tree.map(lambda leaf: size * np.ones_like(leaf), point)
-            return safeguard.guarded(last, point, exact, steering.Steering(), 0.1, np.array(first))
+            return rollback.check_refresh(last, point, exact, preconditioning.Preconditioning(), 0.1, np.array(first))
 
         last = after(last, 1.0, first=True)
         scales = [float(last.scale)]
@@ -258,7 +259,7 @@ def tree_problem(**kwargs):
     signs, val_signs = (s.astype(float) for s in (signs, val_signs))
     start = {"left": np.ones(6), "right": -np.ones(6)}
     return bilevel.BilevelProblem.from_losses(
-        inner, loss, (rows, signs), (val, val_signs), start, {"pen": np.zeros(6)}, **kwargs
+        inner, loss, (rows, signs), (val, val_signs), start, {"pen": np.zeros(6)}, **({"dtype": "float32"} | kwargs)
     )
 
 
@@ -294,7 +295,7 @@ def test_auto_is_filled_in_and_shown():
 
 def test_what_is_given_beside_auto_stays():
     given = bilevel.SRBA("auto", batch_size=BATCH, outer_bounds=(-1, 1), period=3, outer_optimizer=optax.sgd(0.1))
-    chosen = given.resolve(selection().oracles.batched(BATCH, "blocks"))
+    chosen = given.resolve(selection().oracles.with_batches(BATCH, "blocks"))
     assert (chosen.outer_bounds, chosen.period, chosen.outer_optimizer) == ((-1.0, 1.0), 3, given.outer_optimizer)
 
 
@@ -307,7 +308,8 @@ def test_auto_needs_no_tuning_for_the_scale_of_the_data():
     values = []
     for scale in (1e-3, 1.0, 1e3):
         start = {"outer_var": np.full(6, -1.0) + 2 * np.log(scale), "inner_var": np.ones(6) / scale}
-        problem = bilevel.problems.logistic_selection(scale * rows, signs, scale * val, val_signs, **start)
+        data = scale * rows, signs, scale * val, val_signs
+        problem = bilevel.problems.logistic_selection(*data, **start, dtype="float32")
         bounds = tuple(2 * np.log(scale) + bound for bound in (-10, 10))
         history = bilevel.run(problem, bilevel.SRBA("auto", outer_bounds=bounds), max_steps=2000).history
         assert history["rollbacks"][-1] == 0
@@ -319,7 +321,7 @@ def test_auto_needs_no_tuning_for_the_scale_of_the_data():
 
 
 @pytest.mark.parametrize("by_autodiff", [False, True])
-def test_diagonals_are_on_the_ledger(by_autodiff):
+def test_diagonals_are_counted_as_oracle_calls(by_autodiff):
     problem = selection()
     oracles = cases.by_autodiff("logistic", problem) if by_autodiff else problem.oracles
     passes = 8 if by_autodiff else 1
@@ -361,7 +363,7 @@ def first_direction(tables):
         return (
             start,
             run.oracles.direction(start),
-            joined(run.oracles.inner(start, draw.inner), run.oracles.outer(start, draw.outer)),
+            join(run.oracles.inner(start, draw.inner), run.oracles.outer(start, draw.outer)),
         )
 
 
@@ -461,10 +463,10 @@ def test_a_saved_run_with_a_transformation_asks_for_the_solver(tmp_path):
 
 
 def test_configs_and_stores_hold_texts(tmp_path):
+    from bilevel.bench.cells import group_tasks, run_task
     from bilevel.bench.config import load_config
-    from bilevel.bench.select import select, settings
+    from bilevel.bench.select import list_settings, select
     from bilevel.bench.store import Store
-    from bilevel.bench.tasks import rows_of, tasks
 
     file = tmp_path / "auto.toml"
     file.write_text(
@@ -474,11 +476,11 @@ def test_configs_and_stores_hold_texts(tmp_path):
     experiment = load_config(file)
     cells = experiment.cells(341, 228)
     store = Store(tmp_path / "store")
-    for task in tasks(cells):
-        store.write(rows_of(task))
+    for task in group_tasks(cells):
+        store.write(run_task(task))
     table = store.read()
     assert set(table["param_outer_bounds"]) == {"(-5.0, 5.0)"} and set(table["param_outer_optimizer"]) == {"adam"}
     assert sorted(set(table["param_step_size"])) == [0.05, 0.1]
     assert table["rollbacks"].notna().all() and table["step_scale"].notna().all()
-    ((name, pairs),) = settings(select(table, "value"))
+    ((name, pairs),) = list_settings(select(table, "value"))
     assert bilevel.SOLVERS[name](**dict(pairs)).outer_bounds == (-5.0, 5.0)

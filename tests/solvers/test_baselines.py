@@ -1,4 +1,4 @@
-"""What each rival's own paper says of it, on quadratics where everything is known."""
+"""What each baseline's own paper says of it, on quadratics where everything is known."""
 
 import itertools
 
@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel.solvers.itd import ITDDraw
+from bilevel._types import Rows
 from tests import cases
 
 ETA = 0.5
@@ -119,17 +119,17 @@ def test_itd_equals_automatic_differentiation_through_its_inner_loop():
     problem = cases.logistic_selection()
     solver = bilevel.ITD(0.3, 1.0, 8, n_inner_steps=5)
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(8, "blocks")
+        oracles = problem.oracles.with_batches(8, "blocks")
         draw = solver.draw(oracles, jax.random.key(0), jnp.int32(3))
 
         def value(outer_var):
             point = problem.start._replace(outer_var=outer_var)
             for k in range(5):
-                grad = oracles.inner_grad(point, draw.inner_loop[k])
+                grad = oracles.inner_grad(point, draw.inner[k])
                 point = point._replace(inner_var=point.inner_var - 0.3 * grad)
             return oracles.outer_value(point, draw.outer)
 
-        _, grad = solver.unrolled(oracles, problem.start, draw)
+        _, grad = solver.unroll(oracles, problem.start, draw)
         np.testing.assert_allclose(grad, jax.grad(value)(jnp.asarray(problem.start.outer_var)), rtol=1e-12)
 
 
@@ -144,7 +144,7 @@ def test_itd_approaches_the_exact_hypergradient_at_the_rate_of_the_inner_problem
 
         def error(n_steps):
             solver = bilevel.ITD(step_size, 1.0, n_inner_steps=n_steps, sampling="full")
-            _, grad = solver.unrolled(problem.oracles, start, ITDDraw(None, None))
+            _, grad = solver.unroll(problem.oracles, start, Rows(None, None))
             return float(jnp.sqrt(trees.norm_sq(grad - exact.hypergrad)))
 
         errors = [error(n_steps) for n_steps in (40, 80, 120)]

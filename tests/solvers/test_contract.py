@@ -10,8 +10,8 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.engine.driver import PAGE_LENGTH
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import Oracles
 from tests import cases
 
@@ -66,7 +66,7 @@ def test_declared_cost_equals_counted_cost(name, sampling):
     except ValueError:
         pytest.skip(f"{name} does not draw {sampling}")
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(cases.BATCH, sampling)
+        oracles = problem.oracles.with_batches(cases.BATCH, sampling)
         solver = solver.resolve(oracles).cast("float64")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), STEPS)
         counting = CountingOracles(oracles)
@@ -91,7 +91,7 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
     problem = cases.quadratic()
     steps = np.array([0.01, 0.03, 0.05])
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(cases.BATCH, SOLVERS[name].sampling)
+        oracles = problem.oracles.with_batches(cases.BATCH, SOLVERS[name].sampling)
         solver = SOLVERS[name].resolve(oracles).cast("float64")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
 
@@ -166,7 +166,7 @@ def test_a_field_without_a_rule_is_taken_as_it_is():
 
 
 def test_default_period_is_half_an_epoch_of_batches():
-    problem = bilevel.problems.quadratic(300, 200, 4, 2)
+    problem = bilevel.problems.quadratic(300, 200, 4, 2, dtype="float32")
     assert bilevel.run(problem, bilevel.SRBA(batch_size=16), max_steps=1).solver.period == 500 // 32
     assert bilevel.run(problem, bilevel.SRBA(batch_size=200), max_steps=1).solver.period == 1
 
@@ -174,9 +174,9 @@ def test_default_period_is_half_an_epoch_of_batches():
 @pytest.mark.parametrize(("memory", "table"), [("blocks", "f32[128,18]"), ("rows", "f32[128,5]")])
 def test_sabas_tables_are_not_copied_in_the_loop(memory, table):
     data = cases.logistic_data(640, 320, dim=6)
-    problem = bilevel.problems.logistic_selection(*data)
+    problem = bilevel.problems.logistic_selection(*data, dtype="float32")
     with arithmetic("float32"):
-        oracles = problem.oracles.batched(5, "blocks")
+        oracles = problem.oracles.with_batches(5, "blocks")
         solver = bilevel.SABA(batch_size=5, memory=memory).resolve(oracles).cast("float32")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         state = initial_state(solver, oracles, problem.start)
@@ -192,7 +192,7 @@ def test_draws_do_not_depend_on_traced_parameters(name):
     """The settings of a sweep share their draws."""
     problem, solver = cases.quadratic(), cases.SOLVERS[name]
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(solver.batch_size, solver.sampling)
+        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
         resolved = solver.resolve(oracles).cast("float64")
         leaves, structure = jax.tree.flatten(resolved)
         other = jax.tree.unflatten(structure, [0.7 * leaf for leaf in leaves])

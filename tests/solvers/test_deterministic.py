@@ -9,8 +9,7 @@ from scipy.optimize import minimize
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.solvers import exact, hoag
-from bilevel.solvers import host as all_rows
+from bilevel.solvers import exact, hoag, host
 from bilevel.solvers.exact import Exact
 from bilevel.solvers.hoag import HOAG
 from tests import cases
@@ -28,7 +27,7 @@ def path(problem, solver, steps):
         oracles = problem.oracles.astype(np.float64)
         states = [solver.init(oracles, problem.start)]
         for index in range(steps):
-            states.append(solver.step(oracles, states[-1], index, None))
+            states.append(solver.step(oracles, states[-1], index))
     return states[1:]
 
 
@@ -44,8 +43,8 @@ def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
     problem = cases.logistic_selection()
 
     def value_and_grad(x):
-        reference = problem.exact_solver(x, None)
-        return reference.value, reference.hypergrad
+        exact_solution = problem.exact_solver(x, None)
+        return exact_solution.value, exact_solution.hypergrad
 
     options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 1000}
     found = minimize(value_and_grad, problem.start.outer_var, jac=True, method="L-BFGS-B", options=options)
@@ -83,7 +82,7 @@ def test_declared_cost_equals_counted_cost(name, monkeypatch):
     def by_columns(oracles, point):
         return np.stack([oracles.hvp(point._replace(v=unit)) for unit in np.eye(point.v.size)])
 
-    monkeypatch.setattr(all_rows, "_hessian", by_columns)
+    monkeypatch.setattr(host, "_hessian", by_columns)
     if name == "Exact by conjugate gradients":
         monkeypatch.setattr(exact, "_LARGEST_MATRIX", 0)
     if name == "HOAG, last steps":
@@ -93,7 +92,7 @@ def test_declared_cost_equals_counted_cost(name, monkeypatch):
     with arithmetic(np.float64), jax.disable_jit():
         state = solver.init(counting, problem.start)
         for index in range(3):
-            state = solver.step(counting, state, index, None)
+            state = solver.step(counting, state, index)
             assert dict(zip(Calls._fields, state.calls.tolist(), strict=True)) == counting.counted
 
 
@@ -200,10 +199,10 @@ def test_seconds_end_a_run_that_stays_where_it_is(name):
 def test_ctrl_c_in_a_step_keeps_the_steps_before(monkeypatch):
     problem, plain_step = cases.quadratic(), HOAG.step
 
-    def impatient(self, oracles, state, index, draw):
+    def impatient(self, oracles, state, index):
         if index == 3:
             raise KeyboardInterrupt
-        return plain_step(self, oracles, state, index, draw)
+        return plain_step(self, oracles, state, index)
 
     monkeypatch.setattr(HOAG, "step", impatient)
     result = bilevel.run(problem, HOAG(), max_steps=9)
@@ -281,8 +280,8 @@ def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
     assert result.status == "converged"
 
     def value_and_grad(x):
-        reference = problem.exact_solver(x, None)
-        return reference.value, reference.hypergrad
+        exact_solution = problem.exact_solver(x, None)
+        return exact_solution.value, exact_solution.hypergrad
 
     box = list(zip(np.full(4, -3.0), np.broadcast_to(upper, 4), strict=True))
     options = {"ftol": 0.0, "gtol": 1e-10}

@@ -120,9 +120,11 @@ def test_rebuilding_the_means_changes_nothing_but_rounding(problem_of):
 def table_bytes(memory):
     rng = np.random.default_rng(0)
     rows, val = np.zeros((20_000, 784), np.float32), np.zeros((5_000, 784), np.float32)
-    problem = bilevel.problems.data_cleaning(rows, rng.integers(0, 10, 20_000), val, rng.integers(0, 10, 5_000))
+    problem = bilevel.problems.data_cleaning(
+        rows, rng.integers(0, 10, 20_000), val, rng.integers(0, 10, 5_000), dtype="float32"
+    )
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.batched(64, "blocks")
+        oracles = problem.oracles.with_batches(64, "blocks")
         solver = bilevel.SABA(0.1, 1.0, 64, memory=memory).resolve(oracles).cast(problem.dtype)
         state = jax.eval_shape(initial_state, solver, oracles, problem.start)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.inner.table, state.outer.table)))

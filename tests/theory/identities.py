@@ -1,14 +1,11 @@
 """Identities in expectation, by enumeration: every sequence of draws with its probability, through the library's steps.
 
-Nothing is sampled, so both sides of an identity that holds agree to rounding, in float64. The number of sequences
-grows like ((rows of G)(rows of F))^steps: the problems are to be tiny.
+Nothing is sampled, so both sides of an identity that holds agree to rounding, in float64. The problems are to be tiny.
 """
 
 from dataclasses import replace
 from functools import partial
-from itertools import permutations, product
-from math import ceil, factorial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import Array, Point, PyTree, Rows
+from bilevel._types import Array, Point, Rows
 from bilevel.engine.loop import run_key
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems import BilevelProblem
@@ -25,107 +22,19 @@ from bilevel.solvers import SABA, SRBA, Solver
 from bilevel.solvers.neumann import NeumannDraw, hypergradient
 from bilevel.solvers.saba import SABAState
 from bilevel.solvers.saga_memory import BlockTable
-
-MOST_SEQUENCES = 200_000
-
-S = TypeVar("S", bound=Solver)
-
-
-class Sides(NamedTuple):
-    """Both sides of an identity, NumPy arrays in float64 or points of them."""
-
-    lhs: Any
-    rhs: Any
-
-
-class Sequences(NamedTuple):
-    """Sequences of draws, (sequences, steps, ...) as oracles take them, and the probability of each."""
-
-    rows: Any
-    probability: np.ndarray
-
-
-def every_sequence(samples: Samples, steps: int) -> Sequences:
-    """Return each sequence that ``samples`` may draw in so many steps from the first on, with its probability.
-
-    Raises
-    ------
-    ValueError
-        When nothing is drawn, or the sequences are more than `MOST_SEQUENCES`.
-    """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"`steps={steps!r}`: must be an integer of at least 1.")
-    if samples.sampling == "full":
-        raise ValueError("`sampling='full'` draws nothing; take 'iid', 'blocks' or 'reshuffle'.")
-    _refuse_many(_how_many(samples, steps))
-    if samples.sampling == "iid":
-        singles = list(product(range(samples.n), repeat=samples.batch_size * steps))
-        rows = np.array(singles, np.int32).reshape(-1, steps, samples.batch_size)
-        return Sequences(rows, _even(len(rows)))
-    if samples.sampling == "reshuffle":
-        passes = product(permutations(range(samples.n_blocks)), repeat=ceil(steps / samples.n_blocks))
-        rows = np.array([np.concatenate(orders)[:steps] for orders in passes], np.int32)
-        return Sequences(rows, _even(len(rows)))
-    rows = np.array(list(product(range(samples.n_blocks), repeat=steps)), np.int32)
-    return Sequences(rows, np.prod(shares(samples)[rows], axis=1))
-
-
-def _how_many(samples: Samples, steps: int) -> int:
-    if samples.sampling == "iid":
-        return samples.n ** (samples.batch_size * steps)
-    if samples.sampling == "reshuffle":
-        return factorial(samples.n_blocks) ** ceil(steps / samples.n_blocks)
-    return samples.n_blocks**steps
-
-
-def _refuse_many(count: int) -> None:
-    if count > MOST_SEQUENCES:
-        raise ValueError(
-            f"there are {count:.3g} sequences of draws, more than {MOST_SEQUENCES}: take fewer steps or fewer rows."
-        )
-
-
-def _even(count: int) -> np.ndarray:
-    return np.full(count, 1 / count)
-
-
-def shares(samples: Samples) -> np.ndarray:
-    """Return w_i = (rows of block i)/n."""
-    ends = np.minimum(samples.batch_size * np.arange(1, samples.n_blocks + 1), samples.n)
-    return np.diff(ends, prepend=0) / samples.n
-
-
-def _both(inner: Sequences, outer: Sequences) -> Sequences:
-    """Return each pair of an inner and an outer sequence: the levels are drawn independently."""
-    _refuse_many(len(inner.rows) * len(outer.rows))
-    i, j = np.indices((len(inner.rows), len(outer.rows))).reshape(2, -1)
-    return Sequences(Rows(inner.rows[i], outer.rows[j]), inner.probability[i] * outer.probability[j])
-
-
-def _drawn(oracles: Oracles, steps: int) -> Sequences:
-    return _both(every_sequence(oracles.inner_samples, steps), every_sequence(oracles.outer_samples, steps))
-
-
-def _wide(problem: BilevelProblem, batch_size: int, sampling: str) -> tuple[Oracles, Point]:
-    oracles = problem.oracles.astype(np.float64).batched(batch_size, sampling)
-    return oracles, trees.to_numpy(problem.start, np.float64)
-
-
-def _prepared(problem: BilevelProblem, solver: S) -> tuple[Oracles, Point, S]:
-    oracles, start = _wide(problem, solver.batch_size, solver.sampling)
-    return oracles, start, solver.resolve(oracles).cast(np.float64)
-
-
-def _at(rows: Any, step: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[step], rows)
-
-
-def _flat(point: Point) -> Point:
-    return Point(*(ravel_pytree(part)[0] for part in point))
-
-
-def _mean(probability: np.ndarray, values: PyTree, axis: int = 0) -> Any:
-    return jax.tree.map(lambda leaf: np.tensordot(probability, np.asarray(leaf), (0, axis)), values)
+from tests.theory.sequences import (
+    Sequences,
+    Sides,
+    at_step,
+    every_draw,
+    every_sequence,
+    flatten,
+    mean_over,
+    pair_levels,
+    prepare,
+    shares,
+    widen,
+)
 
 
 def sampled_direction(problem: BilevelProblem, point: Point, batch_size: int, sampling: str, index: int = 0) -> Sides:
@@ -145,17 +54,17 @@ def sampled_direction(problem: BilevelProblem, point: Point, batch_size: int, sa
         Points of flat arrays.
     """
     with arithmetic(np.float64):
-        oracles, _ = _wide(problem, batch_size, sampling)
-        drawn = _drawn(oracles, index + 1)
+        oracles, _ = widen(problem, batch_size, sampling)
+        drawn = every_draw(oracles, index + 1)
         point = trees.cast(point, np.float64)
         directions = _directions(oracles, point, jax.tree.map(lambda leaf: leaf[:, -1], drawn.rows))
-        exact = _flat(oracles.direction(point))
-    return Sides(_mean(drawn.probability, directions), trees.to_numpy(exact))
+        exact = flatten(oracles.direction(point))
+    return Sides(mean_over(drawn.probability, directions), trees.to_numpy(exact))
 
 
 @jax.jit
 def _directions(oracles: Oracles, point: Point, rows: Rows) -> Point:
-    return jax.vmap(lambda one: _flat(oracles.direction(point, one)))(rows)
+    return jax.vmap(lambda one: flatten(oracles.direction(point, one)))(rows)
 
 
 def recursive_mse(problem: BilevelProblem, solver: SRBA, steps: int) -> Sides:
@@ -180,8 +89,8 @@ def recursive_mse(problem: BilevelProblem, solver: SRBA, steps: int) -> Sides:
     if not isinstance(solver, SRBA):
         raise ValueError(f"`solver={solver!r}`: must be SRBA, whose passes over all rows come at known steps.")
     with arithmetic(np.float64):
-        oracles, start, traced = _prepared(problem, solver)
-        drawn = _drawn(oracles, steps)
+        oracles, start, traced = prepare(problem, solver)
+        drawn = every_draw(oracles, steps)
         estimates, exact = trees.to_numpy(_recursion(traced, oracles, start, drawn.rows, steps))
     begins = [_begins_period(traced, index) for index in range(steps)]
     sides = [_mse_sides(drawn.probability, *parts, begins) for parts in zip(estimates, exact, strict=True)]
@@ -200,15 +109,15 @@ def _recursion(solver: SRBA, oracles: Oracles, start: Point, rows: Rows, steps: 
         state, estimates, exact = solver.init(oracles, start), [], []
         for index in range(steps):
             step = solver.refresh if _begins_period(solver, index) else solver.step
-            state = step(oracles, state, jnp.int32(index), _at(rows, index))
-            estimates.append(_flat(state.estimate))
-            exact.append(_flat(oracles.direction(state.previous)))
-        return _stacked(estimates), _stacked(exact)
+            state = step(oracles, state, jnp.int32(index), at_step(rows, index))
+            estimates.append(flatten(state.estimate))
+            exact.append(flatten(oracles.direction(state.previous)))
+        return _stack(estimates), _stack(exact)
 
     return jax.vmap(one)(rows)
 
 
-def _stacked(points: list[Any]) -> Any:
+def _stack(points: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
 
 
@@ -245,14 +154,14 @@ def neumann_mean(problem: BilevelProblem, solver: Solver, point: Point | None = 
         Points (None, hypergradient, v) of flat arrays.
     """
     with arithmetic(np.float64):
-        oracles, start, traced = _prepared(problem, solver)
+        oracles, start, traced = prepare(problem, solver)
         point = start if point is None else trees.cast(point, np.float64)
         is_random = _is_random(traced, oracles)
         n_neumann, step = traced.n_neumann, traced.neumann_step  # type: ignore[attr-defined]
         series = _every_series(oracles, n_neumann, is_random)
         found = _hypergradients(oracles, point, series.rows, n_neumann, step)
         n_terms = n_neumann if is_random else n_neumann + 1
-        return Sides(_mean(series.probability, found), _neumann_closed_form(oracles, point, n_terms, float(step)))
+        return Sides(mean_over(series.probability, found), _neumann_closed_form(oracles, point, n_terms, float(step)))
 
 
 def _is_random(solver: Solver, oracles: Oracles) -> bool:
@@ -268,7 +177,7 @@ def _every_series(oracles: Oracles, n_neumann: int, is_random: bool) -> Sequence
     """Return each NeumannDraw: inner batches in the order products, cross; an outer one; a length."""
     n_products = n_neumann - 1 if is_random else n_neumann
     inner = every_sequence(oracles.inner_samples, n_products + 1)
-    (rows, outer), probability = _both(inner, every_sequence(oracles.outer_samples, 1))
+    (rows, outer), probability = pair_levels(inner, every_sequence(oracles.outer_samples, 1))
     series = NeumannDraw(rows[:, :-1], rows[:, -1], outer[:, 0])
     if not is_random:
         return Sequences(series, probability)
@@ -319,7 +228,7 @@ def saba_tables(problem: BilevelProblem, solver: SABA, steps: int) -> TableIdent
 
     With shares w_i = (rows of block i)/n, tables Y and kept means M, after any draws,
 
-        M = sum_i w_i Y[i]        E over the next i of g_i(u) - Y[i] + M  =  the all-rows g(u)
+        M = sum_i w_i Y[i]        E over the next i of g_i(u) - Y[i] + M  =  the full-batch g(u)
 
     The paper has no such label: it is the SAGA of arXiv 2201.13409 on blocks drawn as often as they have rows.
 
@@ -338,19 +247,19 @@ def saba_tables(problem: BilevelProblem, solver: SABA, steps: int) -> TableIdent
     if not isinstance(solver, SABA):
         raise ValueError(f"`solver={solver!r}`: must be SABA.")
     with arithmetic(np.float64):
-        oracles, start, traced = _prepared(problem, solver)
-        states = _tables(traced, oracles, start, _drawn(oracles, steps).rows, steps)
-        ahead = _drawn(oracles, 1)
-        free = replace(oracles, outer_bounds=None), _unprojected(traced)
+        oracles, start, traced = prepare(problem, solver)
+        states = _tables(traced, oracles, start, every_draw(oracles, steps).rows, steps)
+        ahead = every_draw(oracles, 1)
+        free = replace(oracles, outer_bounds=None), _without_projection(traced)
         estimates, exact = _next_estimates(*free, states, jax.tree.map(lambda leaf: leaf[:, 0], ahead.rows))
     levels = [(states.inner, oracles.inner_samples), (states.outer, oracles.outer_samples)]
     kept = np.concatenate([np.asarray(memory.mean) for memory, _ in levels], axis=1)
     meant = np.concatenate([_table_mean(*level) for level in levels], axis=1)
-    direction = Sides(_mean(ahead.probability, estimates, axis=1), trees.to_numpy(exact))
+    direction = Sides(mean_over(ahead.probability, estimates, axis=1), trees.to_numpy(exact))
     return TableIdentities(Sides(kept, meant), direction)
 
 
-def _unprojected(solver: SABA) -> SABA:
+def _without_projection(solver: SABA) -> SABA:
     return SABA(**(solver.parameters() | {"v_radius": None})).cast(np.float64)
 
 
@@ -365,7 +274,7 @@ def _tables(solver: SABA, oracles: Oracles, start: Point, rows: Rows, steps: int
         for index in range(steps):
             rebuilds = bool(solver.refreshes(np.int32(index), rows))  # type: ignore[arg-type]
             step = solver.refresh if rebuilds else solver.step
-            state = step(oracles, state, jnp.int32(index), _at(rows, index))
+            state = step(oracles, state, jnp.int32(index), at_step(rows, index))
         return state
 
     return jax.vmap(one)(rows)
@@ -377,10 +286,10 @@ def _next_estimates(oracles: Oracles, solver: SABA, states: SABAState, rows: Row
 
     def one(state: SABAState, rows: Rows) -> Point:
         after = solver.step(oracles, state, jnp.int32(0), rows).point
-        z, x, v = _flat(trees.subtract(state.point, after))
+        z, x, v = flatten(trees.subtract(state.point, after))
         return Point(z / solver.step_size, x * solver.outer_ratio / solver.step_size, v / solver.step_size)
 
     def each(state: SABAState) -> tuple[Point, Point]:
-        return jax.vmap(partial(one, state))(rows), _flat(oracles.direction(state.point))
+        return jax.vmap(partial(one, state))(rows), flatten(oracles.direction(state.point))
 
     return jax.vmap(each)(states)

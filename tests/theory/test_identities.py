@@ -12,14 +12,8 @@ from bilevel._precision import arithmetic
 from bilevel._types import Point, Rows
 from bilevel.engine.loop import run_key
 from tests import cases
-from tests.theory.identities import (
-    every_sequence,
-    neumann_mean,
-    recursive_mse,
-    saba_tables,
-    sampled_direction,
-    shares,
-)
+from tests.theory.identities import neumann_mean, recursive_mse, saba_tables, sampled_direction
+from tests.theory.sequences import every_sequence, shares
 
 pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
 
@@ -45,7 +39,7 @@ def tiny_logistic():
 
 def samples(sampling, batch_size=2, n=5):
     with arithmetic("float64"):
-        return cases.quadratic(n_inner=n).oracles.inner_samples.batched(batch_size, sampling)
+        return cases.quadratic(n_inner=n).oracles.inner_samples.with_batches(batch_size, sampling)
 
 
 def assert_close(sides, tolerance=1e-12):
@@ -118,7 +112,7 @@ def test_the_variance_of_a_move_has_the_opposite_sign_of_what_the_proof_prints()
     first = cases.trajectory(problem, solver, 1).states[0]
     every_row = (Rows(jnp.array([i], jnp.int32), jnp.array([j], jnp.int32)) for i in range(3) for j in range(2))
     with arithmetic("float64"):
-        oracles = problem.oracles.batched(1, "iid")
+        oracles = problem.oracles.with_batches(1, "iid")
         true = oracles.difference(first.point, first.previous, Rows())
         moves = [oracles.difference(first.point, first.previous, rows) for rows in every_row]
     mse = recursive_mse(problem, solver, 2).lhs
@@ -218,7 +212,7 @@ def test_pairs_of_sequences_are_independent():
     """Both levels together: each inner sequence meets each outer one."""
     directions = sampled_direction(tiny(), POINT, 1, "blocks").lhs
     with arithmetic("float64"):
-        oracles = tiny().oracles.batched(1, "iid")
+        oracles = tiny().oracles.with_batches(1, "iid")
         pairs = itertools.product(range(3), range(2))
         rows = [Rows(jnp.array([i], jnp.int32), jnp.array([j], jnp.int32)) for i, j in pairs]
         by_hand = [oracles.direction(POINT, pair) for pair in rows]

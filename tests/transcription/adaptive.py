@@ -1,4 +1,4 @@
-"""SRBA in the metric of a diagonal, with Adam and bounds: dense NumPy, without a safeguard."""
+"""SRBA in the metric of a diagonal, with Adam and bounds: dense NumPy, without rollback."""
 
 from collections.abc import Sequence
 from typing import Any

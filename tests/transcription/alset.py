@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from .handover import alternating
 from .neumann import n2
 from .problems import Array, Problem
 
@@ -29,3 +30,9 @@ def alset(
         x = x - step_size * shrink / outer_ratio * gradient
         history.append({"inner_var": z, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    draws, fixed = alternating(run, run.solver.n_inner_steps)
+    return alset(problem, z, x, draws, **fixed, **settings)

@@ -1,10 +1,12 @@
 """AmIGO: warm-started inner steps, warm-started steps on the linear system, then one outer step."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from .handover import DrawnRows
 from .problems import Array, Problem
 
 
@@ -24,3 +26,18 @@ def amigo(
         x = x - step_size / outer_ratio * (problem.cr(z, x, v, draw.cross) + f_x)
         history.append({"inner_var": z, "v": v, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, times = DrawnRows(run), run.solver.n_inner_steps
+    draws = [
+        SimpleNamespace(
+            inner_loop=rows.inner_list(d.inner_loop, times),
+            linear_loop=rows.inner_list(d.linear_loop, times),
+            cross=rows.inner(d.cross),
+            outer=rows.outer(d.outer),
+        )
+        for d in run.draws
+    ]
+    return amigo(problem, z, x, draws, **settings)

@@ -32,3 +32,9 @@ def bome(
         z, x = z - size * (f_z + lam * q_z), x - size * (f_x + lam * q_x)
         history.append({"inner_var": z, "outer_var": x, "lam": lam})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    fixed = {"n_inner_steps": run.solver.n_inner_steps, "eta_b": float(run.solver.barrier)}
+    return bome(problem, z, x, run.states, **fixed, **settings)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from .handover import alternating
 from .neumann import hyp2
 from .problems import Array, Problem
 
@@ -36,3 +37,9 @@ def bsa(
         x = x - step_size / outer_ratio * t**-0.5 * gradient
         history.append({"inner_var": z, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    draws, fixed = alternating(run, run.solver.n_inner_steps)
+    return bsa(problem, z, x, draws, warm_start=run.solver.warm_start, **fixed, **settings)

@@ -1,8 +1,10 @@
 """F2SA: first-order penalty method; z follows argmin G, y follows argmin F / lam + G."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from .handover import DrawnRows
 from .problems import Array, Problem
 
 
@@ -42,3 +44,26 @@ def f2sa(
         lam = lam + delta_0 * t ** (-1 / 7 if published else -6 / 7)
         history.append({"inner_var": z, "outer_var": x, "y": y, "lam": lam})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, solver, times = DrawnRows(run), run.solver, run.solver.n_inner_steps
+    draws = [
+        SimpleNamespace(
+            inner_loop=rows.inner_list(d.inner_loop, times),
+            y_inner_loop=rows.inner_list(d.y_inner_loop, times),
+            y_outer_loop=rows.outer_list(d.y_outer_loop, times),
+            inner=rows.inner(d.inner),
+            inner_at_z=rows.inner(d.inner_at_z),
+            outer=rows.outer(d.outer),
+        )
+        for d in run.draws
+    ]
+    printed = solver.schedule == "printed"
+    penalty = {
+        "lambda_0": float(solver.lambda_0),
+        "delta_0": float(solver.delta_0),
+        "shared_batch": solver.shared_batch,
+    }
+    return f2sa(problem, z, x, draws, published=printed, published_y_step=printed, **penalty, **settings)

@@ -1,10 +1,12 @@
 """FSLA: one step on z, one on v at the new z, then one on x with STORM momentum at the new z and v."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from .handover import DrawnRows
 from .problems import Array, Problem, Rows
 
 
@@ -42,3 +44,19 @@ def fsla(
         x = x - step_size / outer_ratio * t**-0.5 * dh
         history.append({"inner_var": z, "v": v, "outer_var": x, "dh": dh})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows = DrawnRows(run)
+    draws = [
+        SimpleNamespace(
+            inner=rows.inner(d.inner),
+            v_inner=rows.inner(d.v_rows.inner),
+            v_outer=rows.outer(d.v_rows.outer),
+            x_inner=rows.inner(d.x_rows.inner),
+            x_outer=rows.outer(d.x_rows.outer),
+        )
+        for d in run.draws
+    ]
+    return fsla(problem, z, x, draws, momentum=float(run.solver.momentum), **settings)

@@ -1,8 +1,10 @@
 """ITD: differentiate F(z_T(x), x) through the T inner steps, backwards."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from .handover import DrawnRows
 from .problems import Array, Problem
 
 
@@ -39,3 +41,10 @@ def itd(
         x = x - step_size / outer_ratio * gradient
         history.append({"inner_var": z, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, times = DrawnRows(run), run.solver.n_inner_steps
+    draws = [SimpleNamespace(inner_loop=rows.inner_list(d.inner, times), outer=rows.outer(d.outer)) for d in run.draws]
+    return itd(problem, z, x, draws, warm_start=run.solver.warm_start, **settings)

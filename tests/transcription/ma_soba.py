@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .directions import directions
+from .handover import single
 from .problems import Array, Problem
 
 
@@ -32,3 +33,8 @@ def ma_soba(
         average = (1.0 - weight) * average + weight * d_x
         history.append({"inner_var": z, "v": v, "outer_var": x, "average": average})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    return ma_soba(problem, z, x, single(run), theta=float(run.solver.momentum), **settings)

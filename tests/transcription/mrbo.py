@@ -1,8 +1,10 @@
 """MRBO: STORM on the inner gradient and on the truncated-Neumann hypergradient, simultaneous moves."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from .handover import DrawnRows, storm_settings
 from .neumann import hyp1
 from .problems import Array, Problem
 
@@ -37,3 +39,10 @@ def mrbo(
         x = x - step_size / outer_ratio * t ** (-1 / 3) * dh
         history.append({"inner_var": z, "outer_var": x, "dz": dz, "dh": dh})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, n_neumann = DrawnRows(run), run.solver.n_neumann
+    draws = [SimpleNamespace(inner=rows.inner(d.inner), **rows.series(d.neumann, n_neumann)) for d in run.draws]
+    return mrbo(problem, z, x, draws, **storm_settings(run, settings))

@@ -1,10 +1,12 @@
 """PZOBO: the response of the inner loop to x is estimated by Gaussian perturbations of x."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from .handover import DrawnRows, gaussians
 from .problems import Array, Problem, Rows
 
 
@@ -39,3 +41,17 @@ def pzobo(
         x = x - step_size / outer_ratio * gradient
         history.append({"inner_var": z, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, solver = DrawnRows(run), run.solver
+    draws = [
+        SimpleNamespace(
+            inner_loop=rows.inner_list(d.inner_loop, solver.n_inner_steps),
+            outer=rows.outer(d.outer),
+            gaussians=gaussians(run, d, x),
+        )
+        for d in run.draws
+    ]
+    return pzobo(problem, z, x, draws, smoothing=float(solver.smoothing), **settings)

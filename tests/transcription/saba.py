@@ -1,11 +1,13 @@
 """SABA: SAGA on the five terms of the three directions, with one table entry per block of rows."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from .directions import ball, box
+from .handover import blocks
 from .problems import Array, Problem
 
 
@@ -86,3 +88,13 @@ def saba(
             }
         )
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    draws = [SimpleNamespace(inner_block=int(d.inner), outer_block=int(d.outer)) for d in run.draws]
+    tables = {
+        "inner_blocks": blocks(run.oracles.inner_samples),
+        "outer_blocks": blocks(run.oracles.outer_samples),
+    }
+    return saba(problem, z, x, draws, init=run.solver.tables, **tables, **settings)

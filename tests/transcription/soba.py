@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .directions import ball, box, directions
+from .handover import single
 from .problems import Array, Problem
 
 
@@ -30,3 +31,8 @@ def soba(
         z, v, x = z - rho * d_z, ball(v - rho * d_v, v_radius), box(x - gamma * d_x, bounds)
         history.append({"inner_var": z, "v": v, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    return soba(problem, z, x, single(run), **settings)

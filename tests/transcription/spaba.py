@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .directions import ball, directions
+from .handover import single
 from .problems import Array, Problem
 
 
@@ -37,3 +38,11 @@ def spaba(
         x = x - step_size / outer_ratio * d_x
         history.append({"inner_var": z, "v": v, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    draws = single(run)
+    for one, drawn in zip(draws, run.draws, strict=True):
+        one.refresh = bool(drawn.coin)
+    return spaba(problem, z, x, draws, **settings)

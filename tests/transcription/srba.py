@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .directions import ball, box, directions
+from .handover import single
 from .problems import Array, Problem
 
 
@@ -41,3 +42,8 @@ def srba(
         u = (z - rho * d_z, ball(v - rho * d_v, v_radius), box(x - gamma * d_x, bounds))
         history.append({"inner_var": u[0], "v": u[1], "outer_var": u[2]})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    return srba(problem, z, x, single(run), period=run.solver.period, **settings)

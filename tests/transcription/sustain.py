@@ -1,8 +1,10 @@
 """SUSTAIN: STORM on the inner gradient and on the random-length Neumann hypergradient, simultaneous moves."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from .handover import DrawnRows, storm_settings
 from .neumann import hyp2
 from .problems import Array, Problem
 
@@ -40,3 +42,10 @@ def sustain(
         x = x - step_size / outer_ratio * t ** (-1 / 3) * dh
         history.append({"inner_var": z, "outer_var": x, "dz": dz, "dh": dh})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, n_neumann = DrawnRows(run), run.solver.n_neumann
+    draws = [SimpleNamespace(inner=rows.inner(d.inner), **rows.series(d.neumann, n_neumann - 1)) for d in run.draws]
+    return sustain(problem, z, x, draws, n_neumann=n_neumann, **storm_settings(run, settings))

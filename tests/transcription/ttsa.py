@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from .handover import alternating
 from .neumann import hyp2
 from .problems import Array, Problem
 
@@ -26,3 +27,11 @@ def ttsa(
         x = x - step_size / outer_ratio * t ** (-3 / 5) * gradient
         history.append({"inner_var": z, "outer_var": x})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    draws, fixed = alternating(run, 1)
+    for draw in draws:
+        draw.inner = draw.inner_loop[0]
+    return ttsa(problem, z, x, draws, **fixed, **settings)

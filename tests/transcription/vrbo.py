@@ -1,8 +1,10 @@
 """VRBO: SARAH estimates carried through an inner loop, restarted from all rows every `period` outer steps."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from .handover import DrawnRows
 from .neumann import hyp1
 from .problems import Array, Problem
 
@@ -38,3 +40,22 @@ def vrbo(
                 z = z - step_size * dz
         history.append({"inner_var": z, "outer_var": x, "dz": dz, "dh": dh})
     return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, n_neumann = DrawnRows(run), run.solver.n_neumann
+    differences = run.solver.n_inner_steps + 1
+
+    def one(d):
+        inner = [[None] * (n_neumann + 2)] * differences if d.inner is None else d.inner
+        return SimpleNamespace(
+            inner=[rows.inner(batches[0]) for batches in inner],
+            neumann=[[rows.inner(b) for b in batches[1:-1]] for batches in inner],
+            cross=[rows.inner(batches[-1]) for batches in inner],
+            outer=rows.outer_list(d.outer, differences),
+        )
+
+    fixed = {"period": run.solver.period, "n_inner_steps": differences - 1, "n_neumann": n_neumann}
+    step = {"neumann_step": float(run.solver.neumann_step)}
+    return vrbo(problem, z, x, [one(d) for d in run.draws], **fixed, **step, **settings)

@@ -1,49 +1,10 @@
-"""One run of `bilevel`, whose stretches benchopt asks for and times."""
+"""Solvers of `bilevel`, which benchopt asks for stretches of one run, and times."""
 
+import jax
+import numpy as np
 from benchopt import BaseSolver
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import INT32_MAX
-from bilevel.engine.budget import Budget
-from bilevel.engine.driver import PAGE_LENGTH, Runner
-
-
-class Stretches(Runner):
-    """A run without evaluations. Making it compiles."""
-
-    def __init__(self, problem, solver, seed):
-        super().__init__(problem, solver, seed, Budget(max_steps=INT32_MAX), None)
-        self.stayed_finite = True
-
-    def begin(self):
-        """Go to the start once more: what a solver computes there belongs on the clock."""
-        with arithmetic(self.dtype):
-            self.position = self._begin()
-
-    def advance(self, steps):
-        """Take so many steps, or those up to the last finite point."""
-        stop = self.position.step + steps
-        with arithmetic(self.dtype):
-            while self.stayed_finite and self.position.step < stop:
-                self.stayed_finite = self._advance_towards(stop)
-
-    def _advance_towards(self, stop):
-        if not self.solver.compiled:
-            return self._take_step()[0]
-        page = self._page_at(self.position.step)
-        return self._advance_to(min(stop, page.first + PAGE_LENGTH))
-
-    def result(self):
-        with arithmetic(self.dtype):
-            point = trees.to_numpy(self._point(), self.dtype)
-        return {
-            "point": point,
-            "diverged": not self.stayed_finite,
-            "steps": self.position.step,
-            "calls": int(self.position.calls.sum()),
-            "seed": self.seed,
-        }
+import bilevel
 
 
 class StretchSolver(BaseSolver):
@@ -60,12 +21,21 @@ class StretchSolver(BaseSolver):
 
     def pre_run_hook(self, callback):
         # Not in `warm_up`, which benchopt calls for the first data set alone: shapes change with the data.
-        self.stretches = Stretches(self.problem, self.chosen(), self.seed)
+        self.bilevel_run = bilevel.Run(self.problem, self.chosen(), seed=self.seed)
 
     def run(self, callback):
-        self.stretches.begin()
+        # What a solver computes at its start belongs on the clock.
+        self.bilevel_run.restart()
         while callback():
-            self.stretches.advance(self.steps_per_iteration)
+            self.bilevel_run.advance(self.steps_per_iteration)
 
     def get_result(self):
-        return self.stretches.result()
+        run = self.bilevel_run
+        return {
+            # In the arithmetic of the solver, which may be finer than the problem's.
+            "point": jax.tree.map(np.asarray, run.solver.evaluation_point(run.state)),
+            "diverged": run.diverged,
+            "steps": run.step,
+            "calls": sum(run.calls),
+            "seed": run.seed,
+        }

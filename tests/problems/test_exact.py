@@ -24,23 +24,23 @@ def outer_point(problem, seed=3):
 def test_hypergradient_is_the_gradient_of_h(name, dtype):
     problem = small.PROBLEMS[name](dtype=dtype)
     x = np.asarray(outer_point(problem), np.float64)
-    reference = problem.exact_solver(x, None)
-    scale = np.linalg.norm(reference.v)
-    assert reference.inner_residual < 1e-9 and reference.v_residual < 1e-9 * max(1, scale)
+    solution = problem.exact_solver(x, None)
+    scale = np.linalg.norm(solution.v)
+    assert solution.inner_residual < 1e-9 and solution.v_residual < 1e-9 * max(1, scale)
     move = np.random.default_rng(5).standard_normal(x.shape)
-    values = [problem.exact_solver(x + step * move, reference).value for step in (1e-4, -1e-4)]
-    np.testing.assert_allclose(np.sum(reference.hypergrad * move), np.diff(values)[0] / -2e-4, rtol=1e-5)
+    values = [problem.exact_solver(x + step * move, solution).value for step in (1e-4, -1e-4)]
+    np.testing.assert_allclose(np.sum(solution.hypergrad * move), np.diff(values)[0] / -2e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["grouped_logistic", "ridge", "grouped_ridge"])
-def test_special_references_equal_the_generic_one(name):
+def test_special_exact_solutions_equal_the_generic_one(name):
     problem = small.PROBLEMS[name](dtype="float64")
     x = outer_point(problem)
     generic = IterativeExactSolver(problem.oracles, problem.start)(x)
     cases.assert_trees_close(problem.exact_solver(x, None)[:4], generic[:4], rtol=1e-8, atol=1e-11)
 
 
-def test_a_narrow_problem_is_judged_in_float64():
+def test_a_float32_problem_is_evaluated_in_float64():
     """In float32 the systems are solved roughly, and corrected until float64 residuals are small."""
     narrow, wide = small.cleaning(dtype="float32"), small.cleaning(dtype="float64")
     x = outer_point(wide)
@@ -52,9 +52,9 @@ def test_ridge_equals_the_normal_equations():
     X, y, X_val, y_val = small.targets()
     x = np.array([-1.0, 0.5, -3.0, 1.0])
     z = np.linalg.solve(X.T @ X / len(X) + np.diag(np.exp(x)), X.T @ y / len(X))
-    reference = small.ridge(dtype="float64").exact_solver(x)
-    np.testing.assert_allclose(reference.inner_var, z, rtol=1e-10)
-    np.testing.assert_allclose(reference.value, np.mean((X_val @ z - y_val) ** 2) / 2, rtol=1e-12)
+    solution = small.ridge(dtype="float64").exact_solver(x)
+    np.testing.assert_allclose(solution.inner_var, z, rtol=1e-10)
+    np.testing.assert_allclose(solution.value, np.mean((X_val @ z - y_val) ** 2) / 2, rtol=1e-12)
 
 
 def scipy_softmax(X, labels, row_weights, penalty):
@@ -65,8 +65,8 @@ def scipy_softmax(X, labels, row_weights, penalty):
         z = flat.reshape(small.FEATURES, small.CLASSES)
         scores = X @ z
         losses = logsumexp(scores, axis=1) - np.sum(onehot * scores, axis=1)
-        chances = np.exp(scores - logsumexp(scores, axis=1, keepdims=True))
-        grad = X.T @ (row_weights[:, None] * (chances - onehot)) / len(X) + penalty * z
+        probabilities = np.exp(scores - logsumexp(scores, axis=1, keepdims=True))
+        grad = X.T @ (row_weights[:, None] * (probabilities - onehot)) / len(X) + penalty * z
         return row_weights @ losses / len(X) + np.sum(penalty * z**2) / 2, grad.ravel()
 
     start = np.zeros(small.FEATURES * small.CLASSES)
@@ -80,11 +80,11 @@ def test_softmax_and_cleaning_equal_scipy():
     np.testing.assert_allclose(small.softmax_per_class(dtype="float64").exact_solver(x).inner_var, z, atol=1e-8)
     x = np.random.default_rng(0).standard_normal(len(X))
     z = scipy_softmax(X, y, expit(x), 0.4)
-    reference = small.cleaning(dtype="float64").exact_solver(x)
-    np.testing.assert_allclose(reference.inner_var, z, atol=1e-8)
+    solution = small.cleaning(dtype="float64").exact_solver(x)
+    np.testing.assert_allclose(solution.inner_var, z, atol=1e-8)
     scores = X_val @ z
     value = np.mean(logsumexp(scores, axis=1) - scores[np.arange(len(y_val)), y_val])
-    np.testing.assert_allclose(reference.value, value, rtol=1e-9)
+    np.testing.assert_allclose(solution.value, value, rtol=1e-9)
 
 
 def test_metrics_of_cleaning_equal_scikit_learn_and_count_ties_half():
@@ -179,7 +179,7 @@ def test_bad_arguments_of_cleaning_digits_are_named(changes, message):
 
 def test_weak_penalties_of_many_sizes_are_solved_by_newton_steps_alone(monkeypatch):
     problem = small.softmax_per_feature(dtype="float64")
-    monkeypatch.setattr(type(problem.exact_solver), "_lbfgs", lambda *_: pytest.fail("L-BFGS was needed"))
+    monkeypatch.setattr(type(problem.exact_solver), "_approach", lambda *_: pytest.fail("L-BFGS was needed"))
     # From there a whole step goes too far.
     far = problem.start._replace(inner_var=2 * np.random.default_rng(0).standard_normal((4, 3)))
     problem.exact_solver._start = far

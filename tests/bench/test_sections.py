@@ -4,14 +4,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bilevel.bench.curves import Run, calls_to_reach, curve_of, final_values, interpolated, median_curve, quantiles
+from bilevel.bench.sections import SeedCurve, calls_to_reach, final_values, interpolate, make_curve, median_curve
+from bilevel.bench.select import quantiles
 from tests.bench import tables
 
 INF, NAN = np.inf, np.nan
 
 
 def run(x, y, status="out_of_budget"):
-    return Run.of(np.array(x, float), np.array(y, float), status)
+    return SeedCurve.from_evaluations(np.array(x, float), np.array(y, float), status)
 
 
 def rows_of(values_by_seed, statuses=None):
@@ -34,11 +35,11 @@ def rows_of(values_by_seed, statuses=None):
 def test_between_positive_values_interpolation_is_geometric_and_elsewhere_linear():
     x, y = np.array([0.0, 2.0, 4.0, 6.0]), np.array([100.0, 1.0, -3.0, 0.0])
     grid = np.array([-1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 7.0])
-    np.testing.assert_allclose(interpolated(x, y, grid), [NAN, 100, 10, 1, -1, -1.5, 0, NAN])
+    np.testing.assert_allclose(interpolate(x, y, grid), [NAN, 100, 10, 1, -1, -1.5, 0, NAN])
 
 
 def test_a_single_evaluation_is_known_only_where_it_was_made():
-    np.testing.assert_equal(interpolated(np.array([2.0]), np.array([5.0]), np.array([1.0, 2.0, 3.0])), [NAN, 5, NAN])
+    np.testing.assert_equal(interpolate(np.array([2.0]), np.array([5.0]), np.array([1.0, 2.0, 3.0])), [NAN, 5, NAN])
 
 
 def test_quantiles_agree_with_numpy_on_finite_numbers():
@@ -122,7 +123,7 @@ def test_two_evaluations_at_the_same_time_count_once_by_the_later():
 
 def test_of_a_metric_that_should_be_high_a_diverged_seed_is_low():
     rows = rows_of([[0.5, 0.7, 0.9], [0.5, 0.6], [0.5, 0.6]], ["out_of_budget", "diverged", "diverged"])
-    np.testing.assert_equal(curve_of(rows, "calls", "weight_auc").median, [0.5, 0.6, -INF])
+    np.testing.assert_equal(make_curve(rows, "calls", "weight_auc").median, [0.5, 0.6, -INF])
     np.testing.assert_equal(final_values(rows, "weight_auc"), [0.9, -INF, -INF])
 
 
@@ -140,7 +141,7 @@ def test_calls_to_reach_are_a_median_over_seeds_that_counts_those_that_never_do(
 def test_the_curve_of_a_store_is_that_of_its_median_seed(axis):
     table = tables.store()
     rows = table[(table.problem == "quadratic") & (table.solver == "SRBA") & (table.phase == "timing")]
-    curve = curve_of(rows, axis, "value_gap")
+    curve = make_curve(rows, axis, "value_gap")
     expected = 1.45 * np.exp(-0.4 * curve.x / {"calls": 500, "epochs": 0.5}[axis])
     np.testing.assert_allclose(curve.median, expected, rtol=1e-9)
 
@@ -148,5 +149,5 @@ def test_the_curve_of_a_store_is_that_of_its_median_seed(axis):
 def test_a_sweep_has_no_curve_against_seconds():
     table = tables.store()
     rows = table[(table.problem == "quadratic") & (table.solver == "SRBA") & (table.phase == "sweep")]
-    assert not curve_of(rows, "seconds", "outer_value").is_drawable
-    assert curve_of(rows[rows.param_step_size == 0.1], "calls", "outer_value").is_drawable
+    assert not make_curve(rows, "seconds", "outer_value").is_drawable
+    assert make_curve(rows[rows.param_step_size == 0.1], "calls", "outer_value").is_drawable

@@ -134,17 +134,18 @@
     draw() {
       const metric = this.metric();
       const axis = this.field("axis").value;
+      const label = data.axes[axis];
       const scales = { x: this.field("logx").checked, y: this.field("logy").checked };
       const known = this.section.curves.filter((curve) => curve.metric === metric.name && curve.axis === axis);
       const shown = known.filter((curve) => !this.hidden.has(curve.solver));
-      this.sayMissing(new Set(known.map((curve) => curve.solver)), metric.label, axis);
+      this.sayMissing(new Set(known.map((curve) => curve.solver)), metric.label, label);
       const edge = edges(shown, scales.y);
       const bands = shown.map((curve) => band(curve, data.solvers[curve.solver], edge));
-      const lines = shown.map((curve) => line(this.section, curve, data.solvers[curve.solver], metric, axis));
+      const lines = shown.map((curve) => line(this.section, curve, data.solvers[curve.solver], metric, label));
       const config = {
         responsive: true, displayModeBar: !layoutIsNarrow(), displaylogo: false, modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
       };
-      Plotly.react(this.target, [...bands, ...lines], layout(metric, axis, scales, colors()), config);
+      Plotly.react(this.target, [...bands, ...lines], layout(metric, label, scales, colors()), config);
     }
   }
 

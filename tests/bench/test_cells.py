@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.bench import tasks as module
-from bilevel.bench.config import parameter_types
+from bilevel.bench import cells as module
+from bilevel.bench.cells import Task, build_problem, drop_duplicates, group_tasks, parameter_types, run_task, time_cell
 from bilevel.bench.store import Store
-from bilevel.bench.tasks import Task, built, distinct, rows_of, tasks, timed_rows
 from bilevel.solvers import SOLVERS
 from tests.bench import tiny
 from tests.cases import N_INNER, N_OUTER
@@ -48,7 +47,7 @@ def static(cell):
 def test_a_task_is_what_one_program_can_run(tmp_path, together):
     short, long = (tiny.cells(tiny.experiment(tmp_path, VARIED, epochs=epochs)) for epochs in (20, 30))
     cells = (*short, *long)
-    found = tasks(cells, seeds_together=together)
+    found = group_tasks(cells, seeds_together=together)
     assert Counter(cell.id for task in found for cell in task.cells) == Counter(cell.id for cell in cells)
     kinds = [{(static(cell), None if together else cell.seed) for cell in task.cells} for task in found]
     assert all(len(kind) == 1 for kind in kinds), "cells of a task share their static parameters"
@@ -56,20 +55,20 @@ def test_a_task_is_what_one_program_can_run(tmp_path, together):
 
 
 def test_a_radius_and_none_never_share_a_program(tmp_path):
-    for task in tasks(tiny.cells(tiny.experiment(tmp_path, VARIED)), seeds_together=True):
+    for task in group_tasks(tiny.cells(tiny.experiment(tmp_path, VARIED)), seeds_together=True):
         assert len({"v_radius" in dict(cell.parameters) for cell in task.cells}) == 1
 
 
 def test_problems_drawn_anew_are_tasks_of_their_own(tmp_path):
     text = tiny.HEAD.replace("[problem]", "new_problem_per_seed = true\n[problem]") + tiny.BUDGET + tiny.SOBA
     experiment = bilevel.bench.config.load_config(tiny.write(tmp_path, text))
-    found = tasks(tiny.cells(experiment), seeds_together=True)
+    found = group_tasks(tiny.cells(experiment), seeds_together=True)
     assert [{cell.seed for cell in task.cells} for task in found] == [{0}, {1}]
     assert all(dict(cell.problem_arguments)["seed"] == cell.seed for task in found for cell in task.cells)
 
 
 def rows_by_cell(found, **kwargs):
-    rows = [row for task in found for row in rows_of(task, **kwargs)]
+    rows = [row for task in found for row in run_task(task, **kwargs)]
     by_cell = {}
     for row in rows:
         by_cell.setdefault(row["cell"], []).append(row)
@@ -89,22 +88,22 @@ def assert_same_rows(found, expected):
 
 def test_a_group_split_for_memory_gives_the_same_rows(tmp_path, monkeypatch):
     cells = tiny.cells(tiny.experiment(tmp_path))
-    whole = tasks(cells)
+    whole = group_tasks(cells)
     expected = rows_by_cell(whole)
     (size,) = {row["memory_bytes"] for rows in expected.values() for row in rows if row["final"]}
     monkeypatch.setattr(module, "MAX_STATE_BYTES", int(1.5 * size))
-    split = tasks(cells)
+    split = group_tasks(cells)
     assert [len(task.cells) for task in whole] == [2, 2] and [len(task.cells) for task in split] == [1] * 4
     assert_same_rows(rows_by_cell(split), expected)
     monkeypatch.setattr(module, "MAX_STATE_BYTES", 1)
-    assert [len(task.cells) for task in tasks(cells)] == [1] * 4, "one run always fits"
+    assert [len(task.cells) for task in group_tasks(cells)] == [1] * 4, "one run always fits"
 
 
 @pytest.mark.slow
 def test_a_group_with_gaps_gives_rows_for_its_cells_alone(tmp_path):
     cells = tiny.cells(tiny.experiment(tmp_path))
-    expected = rows_by_cell(tasks(cells))
-    (task,) = tasks(cells[1:], seeds_together=True)
+    expected = rows_by_cell(group_tasks(cells))
+    (task,) = group_tasks(cells[1:], seeds_together=True)
     found = rows_by_cell([task], seeds_together=True)
     assert found.keys() == expected.keys() - {cells[0].id}
     for cell, rows in found.items():
@@ -122,8 +121,8 @@ def test_a_deterministic_solver_runs_once_for_all_seeds(tmp_path, monkeypatch, n
 
     monkeypatch.setattr(module, "run", counted)
     experiment = tiny.experiment(tmp_path, tiny.EXACT.replace("Exact", name), seeds=3, epochs=60)
-    (task,) = tasks(tiny.cells(experiment))
-    rows = rows_of(task)
+    (task,) = group_tasks(tiny.cells(experiment))
+    rows = run_task(task)
     assert len(asked) == 1
     own = ("cell", "seed", "written_at")
     copies = [[{k: v for k, v in row.items() if k not in own} for row in rows if row["seed"] == i] for i in range(3)]
@@ -139,9 +138,9 @@ def test_a_deterministic_solver_runs_once_for_all_seeds(tmp_path, monkeypatch, n
 
 def test_rows_fit_the_store_with_defaults_resolved(tmp_path):
     text = tiny.SRBA.replace("period = [5, 7]\n", "")
-    (task, _) = tasks(tiny.cells(tiny.experiment(tmp_path, text)))
+    (task, _) = group_tasks(tiny.cells(tiny.experiment(tmp_path, text)))
     assert all("period" not in dict(cell.parameters) for cell in task.cells)
-    rows = rows_of(task)
+    rows = run_task(task)
     store = Store(tmp_path / "store")
     store.write(rows)
     frame = store.read()
@@ -163,7 +162,7 @@ def test_a_timed_cell_has_seconds_and_exact_metrics_in_every_row(tmp_path):
     parameters = (("batch_size", 8), ("outer_ratio", 1.0), ("sampling", "blocks"), ("step_size", 0.05))
     cell, _ = experiment.timing_cells([("SOBA", parameters)], N_INNER, N_OUTER)
     store = Store(tmp_path / "store")
-    store.write(timed_rows(cell))
+    store.write(time_cell(cell))
     frame = store.read("timing")
     assert set(frame["cell"]) == {cell.id} and frame["final"].sum() == 1
     assert frame["seconds"].is_monotonic_increasing and frame["seconds"].iloc[-1] > 0
@@ -176,17 +175,17 @@ def test_half_a_cell_is_not_given(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilevel.engine.driver.Runner._advance_to", interrupted)
+    monkeypatch.setattr("bilevel.engine.steps.CompiledSteps.advance", interrupted)
     experiment = tiny.experiment(tmp_path, seconds=tiny.SECONDS)
     parameters = (("batch_size", 8), ("outer_ratio", 1.0), ("sampling", "blocks"), ("step_size", 0.05))
     cell, _ = experiment.timing_cells([("SOBA", parameters)], N_INNER, N_OUTER)
     with pytest.raises(KeyboardInterrupt):
-        timed_rows(cell)
+        time_cell(cell)
 
 
 def test_a_problem_is_built_once_for_many_tasks(tmp_path):
     cells = tiny.cells(tiny.experiment(tmp_path))
-    first, second = (built(cell.problem, cell.problem_arguments) for cell in cells[:2])
+    first, second = (build_problem(cell.problem, cell.problem_arguments) for cell in cells[:2])
     assert first is second
 
 
@@ -211,12 +210,12 @@ period = PERIOD
 
 def test_a_default_and_the_number_it_comes_to_are_one_cell(tmp_path):
     problem = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, dtype="float64")
-    oracles = problem.oracles.batched(8, "blocks")
+    oracles = problem.oracles.with_batches(8, "blocks")
     period = bilevel.SRBA(0.05, 1.0, 8).resolve(oracles).period
     counts = []
     for number in (period, period + 1):
         text = DEFAULT_AND_THE_SAME.replace("PERIOD", str(number))
-        counts.append(len(distinct(tiny.cells(tiny.experiment(tmp_path, text)), problem)))
+        counts.append(len(drop_duplicates(tiny.cells(tiny.experiment(tmp_path, text)), problem)))
     assert counts == [2, 4], "two seeds of one setting, then of two"
 
 
@@ -224,4 +223,4 @@ def test_a_batch_larger_than_the_data_is_refused_before_anything_runs(tmp_path):
     problem = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, dtype="float64")
     cells = tiny.cells(tiny.experiment(tmp_path, tiny.SOBA.replace("batch_size = 8", "batch_size = 40")))
     with pytest.raises(ValueError, match=r"`SOBA\(batch_size=40\)` exceeds the data"):
-        distinct(cells, problem)
+        drop_duplicates(cells, problem)

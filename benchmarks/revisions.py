@@ -1,0 +1,127 @@
+"""Time per step of this revision beside another one, in interleaved rounds.
+
+    git worktree add ../before REVISION
+    python benchmarks/revisions.py ../before [--rounds 20]
+
+One process per revision lives through the whole measurement. They take turns, one round at a time, so that what slows
+the machine slows both. Full-batch passes and draws are included, evaluations are not.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+SOLVERS = ("SRBA", "SABA", "SOBA")
+SECONDS = 0.2  # of one solver in one round
+HERE = Path(__file__).resolve()
+
+
+def worker():
+    """Answer each line of standard input with the microseconds per step of every solver on every problem."""
+    import bilevel
+
+    if fuse := getattr(bilevel, "fuse_cpu_loops", None):
+        fuse()
+    contenders = {
+        f"{name} {solver}": Contender(problem, bilevel.SOLVERS[solver](step, 1.0, 64))
+        for name, (problem, step) in problems(bilevel).items()
+        for solver in SOLVERS
+    }
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps({name: contender.micros() for name, contender in contenders.items()}), flush=True)
+
+
+def problems(bilevel):
+    """Each problem with a step size at which nothing diverges."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((49_990 + 91_701, 22))
+    signs = np.sign(features[:, 0] + rng.standard_normal(len(features)))
+    images = rng.standard_normal((25_000, 784)).astype(np.float32)
+    digits = rng.integers(0, 10, len(images))
+    cut, images_cut = 49_990, 20_000
+    rows = features[:cut], signs[:cut], features[cut:], signs[cut:]
+    pictures = images[:images_cut], digits[:images_cut], images[images_cut:], digits[images_cut:]
+    start = {"inner_var": np.zeros(22), "outer_var": np.zeros(22), "dtype": "float32"}
+    return {
+        "IJCNN1": (without_exact_solver(bilevel.problems.logistic_selection(*rows, **start)), 0.05),
+        "quadratics": (without_exact_solver(bilevel.problems.quadratic(dtype="float32")), 0.01),
+        "cleaning": (without_exact_solver(bilevel.problems.data_cleaning(*pictures, dtype="float32")), 0.01),
+    }
+
+
+def without_exact_solver(problem):
+    (name,) = {field.name for field in dataclasses.fields(problem)} & {"exact_solver", "referee"}
+    return dataclasses.replace(problem, **{name: None})
+
+
+class Contender:
+    """One solver on one problem."""
+
+    def __init__(self, problem, solver):
+        self.problem, self.solver, self.steps = problem, solver, 4096
+        self.micros()
+        self.steps = 4096 * max(1, round(SECONDS / (4096e-6 * self.micros())))
+
+    def micros(self):
+        """Return the time per step by the clock of a run."""
+        import bilevel
+
+        result = bilevel.run(self.problem, self.solver, max_steps=self.steps, eval_every=self.steps)
+        if result.status == "diverged":
+            raise RuntimeError(f"{self.solver!r} diverged on {self.problem.name}.")
+        clock = result.history["seconds"]
+        return 1e6 * (clock[-1] - clock[0]) / self.steps
+
+
+def start(tree):
+    process = subprocess.Popen(
+        [sys.executable, str(HERE), "--worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+    )
+    assert process.stdout.readline().strip() == "ready", f"the revision in {tree} did not start"
+    return process
+
+
+def one_round(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def compare(other, rounds):
+    """Print a table of best and median times and the ratio of both."""
+    before, now = start(other), start(HERE.parents[1])
+    pairs = [(one_round(before), one_round(now)) for _ in range(rounds)]
+    for process in (before, now):
+        process.stdin.close()
+        process.wait()
+    print("| problem, solver | before, best µs | now, best µs | now / before, best | median of ratios |")
+    print("|---|---|---|---|---|")
+    for name in pairs[0][0]:
+        old, new = (np.array([pair[side][name] for pair in pairs]) for side in (0, 1))
+        ratios = new.min() / old.min(), np.median(new / old)
+        print(f"| {name} | {old.min():.2f} | {new.min():.2f} | {ratios[0]:.3f} | {ratios[1]:.3f} |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", nargs="?", type=Path, help="a checkout of the revision to compare with")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker()
+    elif arguments.other is None:
+        parser.error("name a checkout of the revision to compare with")
+    else:
+        compare(arguments.other.resolve(), arguments.rounds)

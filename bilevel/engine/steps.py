@@ -1,0 +1,254 @@
+"""Taking steps, with the clock and the count of oracle calls.
+
+`Steps` sees an array of runs, seeds by settings, which step together; of a single run it is 1 by 1. A single run uses
+compiled programs that are not vmapped, a sweep those that are.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel._types import Calls, Point
+from bilevel.engine.loop import ONE_RUN, Evaluation, Page, Programs, run_key
+from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
+from bilevel.solvers.base import Solver, SolverBase, State
+from bilevel.solvers.host import HostSolver
+
+PAGE_LENGTH = 4096
+# From a step, the calls up to it, the first step of a page, and the calls after each of the page's steps: the position
+# on the page at whose end an evaluation is due; it may lie beyond the page.
+NextEvaluation: TypeAlias = Callable[[int, int, int, np.ndarray], int]
+
+
+class Prepared(NamedTuple):
+    """A solver with its defaults filled in, and the oracles and start that it takes its steps with."""
+
+    solver: SolverBase
+    oracles: Oracles
+    start: Point
+    dtype: np.dtype
+
+
+def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
+    """Lay out the batches, fill in the defaults of the solver, and refuse what does not fit the problem."""
+    smallest = min(problem.n_inner, problem.n_outer)
+    if solver.sampling != "full" and solver.batch_size > smallest:
+        raise ValueError(
+            f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: there are {problem.n_inner} "
+            f"inner and {problem.n_outer} outer samples. Use batch_size <= {smallest}, or sampling='full'."
+        )
+    dtype = np.dtype(np.float64) if isinstance(solver, HostSolver) else problem.dtype
+    with arithmetic(dtype):
+        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
+        solver = solver.resolve(oracles)
+        start = trees.to_numpy(problem.start, dtype)
+        solver.check_start(start)
+        if isinstance(solver, HostSolver):
+            oracles = oracles.astype(dtype)
+    return Prepared(solver, oracles, start, dtype)
+
+
+class Position(NamedTuple):
+    """How far runs have come; ``calls`` by seed and kind."""
+
+    state: State
+    step: int
+    calls: np.ndarray
+    seconds: float
+
+
+class Steps(ABC):
+    """Takes steps. Making it goes to the start; a single run compiles before, off the clock.
+
+    All is called within `arithmetic(dtype)`.
+    """
+
+    programs: Programs = ONE_RUN
+    shape: tuple[int, int] = (1, 1)
+    solver: SolverBase  # evaluates states
+    position: Position
+    compile_seconds = steps_per_second = 0.0
+    diverged = False  # found while stepping; the position is then the last finite one
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.solver, self.oracles, self.start, self.dtype = prepared
+        if self.alone:
+            began = time.perf_counter()
+            self._warm_up()
+            self.evaluate({})
+            self.compile_seconds = time.perf_counter() - began
+        self.begin()
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is a single run, with a clock of its own."""
+        return self.programs.axes == 0
+
+    @abstractmethod
+    def _warm_up(self) -> None:
+        """Call once what is compiled, so that it is not on the clock, and go to the start."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Go to the start; what a solver computes there is on the clock."""
+
+    @abstractmethod
+    def last_steps(self, max_calls: int | None) -> np.ndarray:
+        """Return, by seed, a step that it may go to; it is the present one where no further one is affordable."""
+
+    @abstractmethod
+    def advance(self, stop: int, due: NextEvaluation | None) -> bool:
+        """Go towards ``stop``, not past an evaluation, and tell whether one is due."""
+
+    def evaluate(self, metrics: dict[str, Any]) -> Evaluation:
+        """Return numbers of the states, each an array of runs."""
+        found = self.programs.evaluate(self.solver, self.oracles, metrics, self.position.state)
+        return jax.tree.map(lambda column: np.asarray(column, np.float64).reshape(self.shape), found)
+
+    def points(self) -> Point:
+        """Return the points that stand for the states, in NumPy, with the axes of the runs in front."""
+        points = trees.to_numpy(self.programs.points(self.solver, self.position.state))
+        return jax.tree.map(lambda leaf: leaf.reshape(*self.shape, *leaf.shape[self.programs.axes :]), points)
+
+
+class HostSteps(Steps):
+    """Steps of a solver that is not compiled, one at a time."""
+
+    solver: HostSolver
+
+    def _warm_up(self) -> None:
+        self.solver.warm_up(self.oracles, self.start)
+        self.begin()
+
+    def begin(self) -> None:
+        """Go to the start."""
+        state = self.solver.init(self.oracles, self.start)
+        self.position, self.diverged = Position(state, 0, np.array([state.calls]), 0.0), False
+
+    def last_steps(self, max_calls: int | None) -> np.ndarray:
+        """Return the next step, whose cost is known once it is taken."""
+        _, step, calls, _ = self.position
+        return np.array([step if max_calls is not None and calls.sum() >= max_calls else step + 1])
+
+    def advance(self, stop: int, due: NextEvaluation | None) -> bool:
+        """Take one step, and tell whether an evaluation is due."""
+        before, began = self.position, time.perf_counter()
+        state = self.solver.step(self.oracles, before.state, before.step)
+        seconds = before.seconds + time.perf_counter() - began
+        if not trees.is_finite(state.point):
+            self.position, self.diverged = before._replace(seconds=seconds), True
+            return False
+        calls = np.array([state.calls])
+        self.position = Position(state, before.step + 1, calls, seconds)
+        return due is not None and due(before.step, int(before.calls.sum()), before.step, calls.sum(axis=1)) == 1
+
+
+class _OpenPage(NamedTuple):
+    """A page of draws on the host; ``calls[:, k]`` are the oracle calls after k of its steps, by seed and kind."""
+
+    draws: Page
+    first: int
+    last: int
+    calls: np.ndarray
+    totals: np.ndarray
+
+
+class CompiledSteps(Steps):
+    """Compiled steps of all settings with one seed, or with several that take the same steps."""
+
+    solver: Solver
+
+    def __init__(
+        self, prepared: Prepared, seeds: Sequence[int], settings: Sequence[Solver] = (), programs: Programs = ONE_RUN
+    ) -> None:
+        self._keys = tuple(run_key(seed) for seed in seeds)
+        assert isinstance(prepared.solver, Solver)
+        self._traced = self._settings = prepared.solver.cast(prepared.dtype)
+        if settings:
+            casts = [setting.cast(prepared.dtype) for setting in settings]
+            self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
+            prepared = prepared._replace(solver=self._traced)
+        self._page: _OpenPage | None = None
+        self.programs, self.shape = programs, (len(seeds), max(1, len(settings)))
+        super().__init__(prepared)
+
+    def _warm_up(self) -> None:
+        self.begin()
+        page = self.programs.draw(self._traced, self.oracles, self._keys, np.int32(0), PAGE_LENGTH)
+        jax.block_until_ready(self._take(page, self.position.state, 0, 0))
+
+    def begin(self) -> None:
+        """Go to the start."""
+        began = time.perf_counter()
+        arguments = self._settings, self.oracles, self.start, self._keys
+        state = jax.block_until_ready(self.programs.init(*arguments))
+        seconds = time.perf_counter() - began
+        calls = np.tile(np.array(self.solver.init_calls(self.oracles), np.int64), (self.shape[0], 1))
+        self.position, self._page, self.diverged = Position(state, 0, calls, seconds), None, False
+
+    def last_steps(self, max_calls: int | None) -> np.ndarray:
+        """Return the last affordable steps on the page."""
+        page = self._open_page()
+        if max_calls is None:
+            return np.full(self.shape[0], page.last)
+        # Short blocks make seeds differ in cost, so each has a last step of its own.
+        return page.first + np.array([np.searchsorted(total, max_calls, side="right") for total in page.totals])
+
+    def advance(self, stop: int, due: NextEvaluation | None) -> bool:
+        """Go to ``stop``, the next evaluation or the end of the page, or to the last finite state before it."""
+        page, before = self._open_page(), self.position
+        evaluation = page.last + 1
+        if due is not None:
+            evaluation = page.first + due(before.step, int(before.calls[0].sum()), page.first, page.totals[0])
+        stop = min(stop, page.last, evaluation)
+        began = time.perf_counter()
+        state = self._take(page.draws, before.state, before.step - page.first, stop - page.first)
+        elapsed = time.perf_counter() - began
+        self.steps_per_second = (stop - before.step) / elapsed
+        # Of many runs each is looked at when it is evaluated: the others go on.
+        if self.alone and not self._is_finite(state):
+            state, stop = self._last_finite(page, before, stop)
+            self.diverged = True
+        self.position = Position(state, stop, page.calls[:, stop - page.first], before.seconds + elapsed)
+        return stop == evaluation
+
+    def _open_page(self) -> _OpenPage:
+        """Return the page that holds the next step; drawing it is on the clock."""
+        state, step, calls, seconds = self.position
+        if self._page is not None and step < self._page.last:
+            return self._page
+        began = time.perf_counter()
+        draws = self.programs.draw(self._traced, self.oracles, self._keys, np.int32(step), PAGE_LENGTH)
+        jax.block_until_ready(draws)
+        self.position = Position(state, step, calls, seconds + time.perf_counter() - began)
+        costs = np.stack([np.asarray(kind, np.int64) for kind in draws.calls], axis=-1)
+        costs = costs.reshape(self.shape[0], PAGE_LENGTH, len(Calls._fields))
+        after = np.concatenate([calls[:, None], calls[:, None] + np.cumsum(costs, axis=1)], axis=1)
+        self._page = _OpenPage(draws, step, step + PAGE_LENGTH, after, after[:, 1:].sum(axis=2))
+        return self._page
+
+    def _take(self, page: Page, state: State, start: int, stop: int) -> State:
+        positions = np.int32(start), np.int32(stop)
+        return jax.block_until_ready(self.programs.advance(self._settings, self.oracles, state, page, *positions))
+
+    def _is_finite(self, state: State) -> bool:
+        return trees.is_finite(self.solver.evaluation_point(state))
+
+    def _last_finite(self, page: _OpenPage, before: Position, diverged: int) -> tuple[State, int]:
+        """Return the last finite state and its step, by bisection; steps repeat bit for bit."""
+        state, step = before.state, before.step
+        while diverged - step > 1:
+            middle = (step + diverged) // 2
+            trial = self._take(page.draws, state, step - page.first, middle - page.first)
+            if self._is_finite(trial):
+                state, step = trial, middle
+            else:
+                diverged = middle
+        return state, step

@@ -1,0 +1,119 @@
+"""A quadratic in numbers, and every sequence of draws on it: an expectation is a sum, so an inequality holds or not."""
+
+import dataclasses
+import itertools
+from math import sqrt
+
+import jax
+import numpy as np
+
+from bilevel._precision import arithmetic
+from bilevel._types import Point
+from bilevel.oracles import Samples
+from bilevel.problems.base import BilevelProblem
+from bilevel.problems.quadratic import Factors, Means, QuadraticExactSolver, QuadraticOracles
+
+STARTS = [np.array(u) for u in ([1.0, 0.5, -1.0], [-2.0, 0.0, 0.3], [0.1, -1.0, 2.0], [5.0, 3.0, 0.0])]
+
+
+def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
+    """A quadratic in few dimensions whose rows are nearly alike: the theory's steps are as large as they get."""
+    rng = np.random.default_rng(seed)
+
+    def level(count, scale):
+        def rows(mean):
+            return mean + spread * rng.standard_normal((count, 1))
+
+        factors = [rows(1.0), rows(1.0), rows(0.3), rows(0.3), rows(0.5), rows(-0.5)]
+        return Factors(*(sqrt(scale) * part for part in factors[:4]), *(scale * part for part in factors[4:]))
+
+    inner, outer = level(n, inner_scale), level(m, outer_scale)
+    with arithmetic(np.float64):
+        levels = [
+            Samples(jax.tree.map(jax.numpy.asarray, rows), len(rows.a), (0,) * 6, np.dtype(np.float64))
+            for rows in (inner, outer)
+        ]
+    start = Point(np.array([1.0]), np.array([-1.0]), np.array([0.5]))
+    return BilevelProblem(QuadraticOracles(*levels), start, QuadraticExactSolver(Means.of(inner), Means.of(outer)))
+
+
+class Row:
+    """One row of a mild quadratic as scalars: ½ a² z² + ½ c² x² + e f x z + linear terms."""
+
+    def __init__(self, leaves, row):
+        a, c, e, f, dz, dx = (np.asarray(leaf)[row, 0] for leaf in leaves)
+        self.zz, self.xx, self.xz, self.dz, self.dx = a**2, c**2, e * f, dz, dx
+
+    def grad(self, z, x):
+        return self.zz * z + self.xz * x + self.dz, self.xx * x + self.xz * z + self.dx
+
+
+class Scalars:
+    """A mild quadratic written anew with numbers for z, v and x."""
+
+    def __init__(self, problem):
+        self.problem = problem
+        oracles = problem.oracles
+        self.inner = [Row(oracles.inner_samples.leaves, i) for i in range(problem.n_inner)]
+        self.outer = [Row(oracles.outer_samples.leaves, j) for j in range(problem.n_outer)]
+        self.draws = list(itertools.product(range(problem.n_inner), range(problem.n_outer)))
+
+    def sampled(self, u, i, j):
+        z, v, x = u
+        inner, (f_z, f_x) = self.inner[i], self.outer[j].grad(z, x)
+        return np.array([inner.grad(z, x)[0], inner.zz * v + f_z, inner.xz * v + f_x])
+
+    def full(self, u):
+        return np.mean([self.sampled(u, i, j) for i, j in self.draws], axis=0)
+
+    def measures(self, u):
+        """φ_z, φ_v, h and ||∇h||²."""
+        z, v, x = u
+        solution = self.problem.exact_solver(np.array([x]))
+        curvature = np.mean([row.zz for row in self.inner])
+        off = np.array([z - solution.inner_var[0], v - solution.v[0]])
+        return [*(curvature * off**2 / 2), solution.value, solution.hypergrad[0] ** 2]
+
+
+@dataclasses.dataclass
+class Path:
+    """One sequence of draws: iterates, estimates D, true D, by step."""
+
+    points: list
+    estimates: list
+    true: list
+
+
+def paths(scalars, u, rho, gamma, q):
+    """All sequences of draws of a period of SRBA from u, each as likely as the others; v is not projected."""
+    step = np.array([rho, rho, gamma])
+    found = [Path([u], [], [])]
+    for k in range(q):
+        longer = []
+        for path in found:
+            here = path.points[-1]
+            true = scalars.full(here)
+            for i, j in [(None, None)] if k == 0 else scalars.draws:
+                estimate = true
+                if k > 0:
+                    change = scalars.sampled(here, i, j) - scalars.sampled(path.points[-2], i, j)
+                    estimate = path.estimates[-1] + change
+                moved = here - step * estimate
+                longer.append(Path([*path.points, moved], [*path.estimates, estimate], [*path.true, true]))
+        found = longer
+    return found
+
+
+class Expected:
+    """Means over all paths of what the lemmas speak of, as arrays over the steps of a period."""
+
+    def __init__(self, scalars, u, rho, gamma, q):
+        self.paths = paths(scalars, u, rho, gamma, q)
+        measures = np.mean([[scalars.measures(point) for point in path.points] for path in self.paths], axis=0)
+        self.phi_z, self.phi_v, self.h, self.g = measures.T
+        estimates = np.array([path.estimates for path in self.paths])
+        true = np.array([path.true for path in self.paths])
+        self.V = np.mean(estimates**2, axis=0)
+        self.sums = np.vstack([np.zeros(3), np.cumsum(self.V, axis=0)])[:-1]
+        self.error = np.mean((estimates - true) ** 2, axis=0)
+        self.true_sq = np.mean(true[:, :, 2] ** 2, axis=0)
