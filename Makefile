@@ -18,7 +18,7 @@ demo: install  ## sweep, select and time four solvers on embedded data; the repo
 
 # Programs compiled by the first pass serve the second.
 PYTEST := JAX_COMPILATION_CACHE_DIR=.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # What does not compute with JAX passes or fails alike in both modes.
 ONE_MODE := tests/datasets tests/transcription tests/test_cli.py tests/test_site.py \

@@ -10,7 +10,9 @@ import pytest
 
 import bilevel
 from bilevel._precision import arithmetic
+from bilevel._types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import AutodiffOracles
 from bilevel.problems.losses import logistic
 from bilevel.solvers import Solver
@@ -113,7 +115,7 @@ def indices(samples, rows):
     return np.arange(begin, min(begin + samples.batch_size, samples.n))
 
 
-def trajectory(problem, solver, steps, seed=0, page_length=64):
+def trajectory(problem, solver, steps, seed=0, page_length=PAGE_LENGTH):
     """Iterates, states and draws of the first steps, one compiled step at a time."""
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
@@ -126,6 +128,26 @@ def trajectory(problem, solver, steps, seed=0, page_length=64):
         on_host = jax.tree.map(_numpy_unless_keys, page.draws)
         draws = [jax.tree.map(lambda leaf, i=i: leaf[i], on_host) for i in range(steps)]
     return SimpleNamespace(oracles=oracles, solver=traced, page=page, states=states[1:], draws=draws)
+
+
+# Each in one program: taken one by one, the operations of an oracle are dozens of programs.
+
+
+@jax.jit
+def every_kind(oracles, point, rows=Rows()):  # noqa: B008
+    """All derivatives that count as calls, by name."""
+    drawn = {kind: rows.outer if kind.startswith("outer") else rows.inner for kind in Calls._fields}
+    return {kind: getattr(oracles, kind)(point, drawn[kind]) for kind in Calls._fields}
+
+
+@jax.jit
+def direction(oracles, point, rows=Rows()):  # noqa: B008
+    return oracles.direction(point, rows)
+
+
+@jax.jit
+def difference(oracles, point, previous, rows):
+    return oracles.difference(point, previous, rows)
 
 
 def _numpy_unless_keys(leaf):

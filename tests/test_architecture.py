@@ -24,7 +24,7 @@ SHARED_LINES = 10  # of code, fewer than these in two places
 
 ROOMS = [
     ["_types", "_optional", "_io", "_cpu_loops"],
-    ["_precision", "_tree"],
+    ["_precision", "_threefry", "_tree"],
     ["datasets"],
     ["oracles"],
     ["problems"],

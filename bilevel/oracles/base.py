@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
@@ -172,11 +173,11 @@ class Oracles(ABC):
 
     def draw_inner(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw inner rows for step ``index``: one batch, or ``count`` along a leading axis."""
-        return self.inner_samples.draw(jax.random.fold_in(key, _INNER_STREAM), index, count)
+        return self.inner_samples.draw(_threefry.fold_in(key, _INNER_STREAM), index, count)
 
     def draw_outer(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw outer rows for step ``index``, independently of the inner ones."""
-        return self.outer_samples.draw(jax.random.fold_in(key, _OUTER_STREAM), index, count)
+        return self.outer_samples.draw(_threefry.fold_in(key, _OUTER_STREAM), index, count)
 
     def draw(self, key: Array, index: Array) -> Rows:
         """Draw one batch on each level."""

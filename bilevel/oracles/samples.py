@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Count, PyTree
 
@@ -197,13 +198,12 @@ class Samples:
             return self._next_of_pass(key, index, count)
         is_iid = self.sampling == "iid"
         shape = (*shape, self.batch_size) if is_iid else shape
-        # The dtype is named so that x64 on or off draws the same.
-        rows = jax.random.randint(jax.random.fold_in(key, index), shape, 0, self.n, dtype=jnp.int32)
+        rows = _threefry.integers(_threefry.fold_in(key, index), shape, self.n)
         return rows if is_iid else rows // self.batch_size
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
-            pass_key = jax.random.fold_in(key, position // self.n_blocks)
+            pass_key = _threefry.fold_in(key, position // self.n_blocks)
             return permute(pass_key, position % self.n_blocks, self.n_blocks)
 
         if count is None:

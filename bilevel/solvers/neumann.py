@@ -12,9 +12,7 @@ of a batch, and leave the relative error (1 - η h)^Q, give or take one factor, 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
-
+from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
@@ -50,8 +48,8 @@ def assign_batches(inner_rows: Any, outer_rows: Any, n_products: int) -> Neumann
 
 def random_length(key: Array, index: Array, n_neumann: int) -> Array:
     """Draw P uniform in {0, …, Q-1}."""
-    length_key = jax.random.fold_in(jax.random.fold_in(key, 2), index)
-    return jax.random.randint(length_key, (), 0, n_neumann, dtype=jnp.int32)
+    length_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)
+    return _threefry.integers(length_key, (), n_neumann)
 
 
 def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:

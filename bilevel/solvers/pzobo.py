@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, PyTree
 from bilevel.oracles import Oracles
@@ -51,7 +52,7 @@ class PZOBO(Solver):
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
         """Draw T inner batches, one outer, and the key of the Gaussians, whose shape is that of x."""
-        gaussian_key = jax.random.fold_in(jax.random.fold_in(key, _GAUSSIAN_STREAM), index)
+        gaussian_key = _threefry.fold_in(_threefry.fold_in(key, _GAUSSIAN_STREAM), index)
         inner_loop = oracles.draw_inner(key, index, self.n_inner_steps)
         return PZOBODraw(inner_loop, oracles.draw_outer(key, index), gaussian_key)
 

@@ -13,9 +13,7 @@ Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d.
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
-
+from bilevel import _threefry
 from bilevel._types import Array
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import solver
@@ -56,8 +54,8 @@ class SPABA(RecursiveSolver):
         """Draw one batch on each level and toss the coin."""
         assert self.period is not None, "resolve() fills it in"
         rows = oracles.draw(key, index)
-        coin_key = jax.random.fold_in(jax.random.fold_in(key, _COIN_STREAM), index)
-        face = jax.random.randint(coin_key, (), 0, self.period, dtype=jnp.int32)
+        coin_key = _threefry.fold_in(_threefry.fold_in(key, _COIN_STREAM), index)
+        face = _threefry.integers(coin_key, (), self.period)
         return SPABADraw(rows.inner, rows.outer, face == 0)
 
     def refreshes(self, index: Array, draw: SPABADraw) -> Array:

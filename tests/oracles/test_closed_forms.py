@@ -36,6 +36,7 @@ def test_every_kind_equals_autodiff_and_dense_numpy(name, rows):
         problem, closed, auto = oracles_of(name)
         point, _ = points(problem)
         plain = cases.in_numpy(name, problem)
+        by_oracles = [cases.every_kind(oracles, point, ROWS[rows]) for oracles in (closed, auto)]
         for kind, numpy_name in KIND_NAMES.items():
             level = "outer" if kind.startswith("outer") else "inner"
             drawn = getattr(ROWS[rows], level)
@@ -44,8 +45,8 @@ def test_every_kind_equals_autodiff_and_dense_numpy(name, rows):
             if kind in ("hvp", "cross"):
                 at = (*at, np.asarray(point.v))
             dense = getattr(plain, numpy_name)(*at, cases.indices(samples, drawn))
-            for oracles in (closed, auto):
-                np.testing.assert_allclose(getattr(oracles, kind)(point, drawn), dense, rtol=1e-12, atol=1e-13)
+            for found in by_oracles:
+                np.testing.assert_allclose(found[kind], dense, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
@@ -54,9 +55,9 @@ def test_differences_equal_two_directions(name):
         problem, closed, auto = oracles_of(name)
         point, previous = points(problem)
         rows = ROWS["the short block"]
-        expected = auto.difference(point, previous, rows)
-        cases.assert_trees_close(closed.difference(point, previous, rows), expected, rtol=1e-12, atol=1e-12)
-        here, there = auto.direction(point, rows), auto.direction(previous, rows)
+        found, expected = (cases.difference(oracles, point, previous, rows) for oracles in (closed, auto))
+        cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-12)
+        here, there = (cases.direction(auto, at, rows) for at in (point, previous))
         cases.assert_trees_close(expected, jax.tree.map(np.subtract, here, there), rtol=1e-12, atol=1e-12)
 
 
@@ -73,5 +74,5 @@ def test_extreme_margins_stay_finite():
         for scale in (-1e4, 1e4):
             point = problem.start._replace(inner_var=np.full(4, scale, np.float32))
             for oracles in (problem.oracles, cases.by_autodiff("logistic", problem)):
-                assert all(np.all(np.isfinite(leaf)) for leaf in oracles.direction(point))
+                assert all(np.all(np.isfinite(leaf)) for leaf in cases.direction(oracles, point))
                 assert np.isfinite(oracles.outer_value(point))

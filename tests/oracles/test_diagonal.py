@@ -47,8 +47,23 @@ def somewhere(problem):
 def dense_diagonal(oracles, point):
     """By automatic differentiation of the value, which shares no line with the closed forms."""
     size = point.inner_var.size
-    hessian = jax.hessian(lambda z: oracles.inner_value(point._replace(inner_var=z)))(point.inner_var)
+    hessian = dense_hessian(oracles, point)
     return np.diagonal(np.asarray(hessian).reshape(size, size)).reshape(point.inner_var.shape)
+
+
+# Compiled: taken one by one, the operations of an oracle are dozens of programs.
+
+
+@jax.jit
+def dense_hessian(oracles, point):
+    return jax.hessian(lambda z: oracles.inner_value(point._replace(inner_var=z)))(point.inner_var)
+
+
+@jax.jit
+def diagonals(oracles, point, index=0):
+    """The diagonal, its majorizer and the squared one."""
+    kinds = oracles.inner_diagonal(point, index), oracles.diagonal_majorizer(point, index)
+    return *kinds, oracles.squared_diagonals(point)
 
 
 @pytest.mark.parametrize("name", CLOSED)
@@ -57,7 +72,7 @@ def test_closed_diagonals_equal_those_of_the_dense_hessian(name):
     with arithmetic("float64"):
         oracles, point = problem.oracles, somewhere(problem)
         assert oracles.diagonal_passes == 1
-        np.testing.assert_allclose(oracles.inner_diagonal(point), dense_diagonal(oracles, point), rtol=1e-11)
+        np.testing.assert_allclose(diagonals(oracles, point)[0], dense_diagonal(oracles, point), rtol=1e-11)
 
 
 @pytest.mark.parametrize("name", CLOSED)
@@ -65,7 +80,7 @@ def test_a_diagonal_majorizer_is_never_below_the_diagonal(name):
     problem = CLOSED[name]()
     with arithmetic("float64"):
         oracles, point = problem.oracles, somewhere(problem)
-        exact, majorizer = np.asarray(oracles.inner_diagonal(point)), np.asarray(oracles.diagonal_majorizer(point))
+        exact, majorizer = (np.asarray(one) for one in diagonals(oracles, point)[:2])
         assert np.all(majorizer >= exact * (1 - 1e-12))
         if "quadratic" in name or "ridge" in name:
             np.testing.assert_allclose(majorizer, exact)
@@ -78,13 +93,15 @@ def test_squared_diagonals_are_the_mean_square_over_rows(name):
         oracles, point = problem.oracles.with_batches(1, "iid"), somewhere(problem)
         rest = np.asarray(oracles._diagonal_regularization(point))
 
-        def of_row(i):
-            rows = oracles.inner_samples.take(np.array([i], np.int32))
+        @jax.jit
+        def of_row(point, i):
+            rows = oracles.inner_samples.take(i[None])
             return oracles._row_diagonals(point, *rows, power=1, majorize=True)
 
-        rows = np.stack([np.asarray(of_row(i)) for i in range(oracles.n_inner)])
-        np.testing.assert_allclose(oracles.squared_diagonals(point), np.mean(rows**2, axis=0), rtol=1e-11)
-        np.testing.assert_allclose(oracles.diagonal_majorizer(point), rows.mean(axis=0) + rest, rtol=1e-11)
+        rows = np.stack([np.asarray(of_row(point, np.int32(i))) for i in range(oracles.n_inner)])
+        _, majorizer, squared = diagonals(oracles, point)
+        np.testing.assert_allclose(squared, np.mean(rows**2, axis=0), rtol=1e-11)
+        np.testing.assert_allclose(majorizer, rows.mean(axis=0) + rest, rtol=1e-11)
 
 
 def test_a_row_that_is_fitted_badly_keeps_its_weight_in_the_diagonal_majorizer():
@@ -98,8 +115,7 @@ def test_a_row_that_is_fitted_badly_keeps_its_weight_in_the_diagonal_majorizer()
         dtype="float64",
     )
     with arithmetic("float64"):
-        exact = float(problem.oracles.inner_diagonal(problem.start)[0])
-        majorizer = float(problem.oracles.diagonal_majorizer(problem.start)[0])
+        exact, majorizer = (float(one[0]) for one in diagonals(problem.oracles, problem.start)[:2])
     assert exact < 1e-12
     np.testing.assert_allclose(majorizer, 1)
 
@@ -112,8 +128,8 @@ def test_probes_are_exact_up_to_as_many_coordinates(name):
         point, probing = somewhere(problem), cases.by_autodiff(name, problem)
         assert probing.diagonal_passes == N_PROBES
         for index in (0, 3):
-            expected = problem.oracles.inner_diagonal(point)
-            np.testing.assert_allclose(probing.inner_diagonal(point, index), expected, rtol=1e-10)
+            expected = diagonals(problem.oracles, point)[0]
+            np.testing.assert_allclose(diagonals(probing, point, index)[0], expected, rtol=1e-10)
 
 
 def test_probes_of_many_coordinates_are_right_in_the_mean():
@@ -133,7 +149,7 @@ def test_probes_take_trees():
     with arithmetic("float64"):
         like = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
         weights = {"a": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "b": jnp.array([5.0, 6.0, 7.0])}
-        found = probe_diagonal(lambda v: jax.tree.map(jnp.multiply, weights, v), like, 1)
+        found = jax.jit(lambda: probe_diagonal(lambda v: jax.tree.map(jnp.multiply, weights, v), like, 1))()
     cases.assert_trees_close(found, weights)
 
 
@@ -142,7 +158,7 @@ def test_rows_held_in_float32_give_the_same_diagonal_in_float64():
     with arithmetic("float64"):
         wide = problem.oracles.in_float64()
         point = jax.tree.map(lambda leaf: jnp.asarray(leaf, "float64"), problem.start)
-        np.testing.assert_allclose(wide.inner_diagonal(point), dense_diagonal(wide, point), rtol=1e-11)
+        np.testing.assert_allclose(diagonals(wide, point)[0], dense_diagonal(wide, point), rtol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["logistic", "autodiff"])
@@ -152,9 +168,8 @@ def test_rows_on_a_mesh_give_the_same_diagonal(name):
         if name == "autodiff":
             problem = bilevel.BilevelProblem(cases.by_autodiff("logistic", problem), problem.start)
         point, spread = somewhere(problem), problem.sharded().oracles
-        for kind in ("inner_diagonal", "diagonal_majorizer"):
-            np.testing.assert_allclose(getattr(spread, kind)(point, 2), getattr(problem.oracles, kind)(point, 2))
-        np.testing.assert_allclose(spread.squared_diagonals(point), problem.oracles.squared_diagonals(point))
+        for found, expected in zip(diagonals(spread, point, 2), diagonals(problem.oracles, point, 2), strict=True):
+            np.testing.assert_allclose(found, expected)
         assert (spread.diagonal_passes, spread.wide_bounds) == (
             problem.oracles.diagonal_passes,
             problem.oracles.wide_bounds,

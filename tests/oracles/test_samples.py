@@ -1,15 +1,17 @@
 """Rows: layout, draws, weights."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
 from bilevel.engine.loop import draw_page, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles.samples import Samples, permute
 from tests import cases
 
@@ -19,6 +21,11 @@ def samples(n=23, batch=4, sampling="blocks"):
     return Samples.from_rows({"x": rows[:, None] * np.ones(3), "i": np.arange(n)}, "float32").with_batches(
         batch, sampling
     )
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def drawn(level, steps, count=None):
+    return jax.vmap(lambda index: level.draw(run_key(0), index, count))(jnp.arange(steps, dtype=jnp.int32))
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
@@ -34,19 +41,19 @@ def test_weighted_mean_over_all_blocks_is_the_all_rows_direction(name, sampling)
         def probability(level, block):
             return 1 / level.n_blocks if sampling == "reshuffle" else float(level.count(jnp.int32(block))) / level.n
 
-        total = trees.zeros_like(point)
+        total = jax.tree.map(np.zeros_like, point)
         for i in range(inner.n_blocks):
             for j in range(outer.n_blocks):
                 weight = probability(inner, i) * probability(outer, j)
-                direction = oracles.direction(point, Rows(jnp.int32(i), jnp.int32(j)))
-                total = trees.add(total, trees.scale(weight, direction))
-        cases.assert_trees_close(total, oracles.direction(point), rtol=1e-13, atol=1e-14)
-        cases.assert_trees_close(total, problem.oracles.direction(point), rtol=1e-13, atol=1e-14)
+                direction = cases.direction(oracles, point, Rows(np.int32(i), np.int32(j)))
+                total = jax.tree.map(lambda so_far, leaf, w=weight: so_far + w * np.asarray(leaf), total, direction)
+        cases.assert_trees_close(total, cases.direction(oracles, point), rtol=1e-13, atol=1e-14)
+        cases.assert_trees_close(total, cases.direction(problem.oracles, point), rtol=1e-13, atol=1e-14)
 
 
 def test_blocks_are_drawn_as_often_as_they_have_rows():
     level = samples(n=23, batch=4)
-    draws = jax.vmap(lambda index: level.draw(run_key(0), index))(jnp.arange(23_000, dtype=jnp.int32))
+    draws = drawn(level, 23_000)
     counts = np.bincount(draws, minlength=6)
     expected = 1000 * np.array([4, 4, 4, 4, 4, 3])
     assert np.sum((counts - expected) ** 2 / expected) < 20.5  # chi² with 5 degrees of freedom, p = 0.001
@@ -54,7 +61,7 @@ def test_blocks_are_drawn_as_often_as_they_have_rows():
 
 def test_rows_drawn_one_by_one_are_uniform():
     level = samples(n=23, batch=4, sampling="iid")
-    draws = jax.vmap(lambda index: level.draw(run_key(0), index))(jnp.arange(5750, dtype=jnp.int32))
+    draws = drawn(level, 5750)
     counts = np.bincount(np.ravel(draws), minlength=23)
     assert np.sum((counts - 1000) ** 2 / 1000) < 48.3  # 22 degrees of freedom, p = 0.001
 
@@ -84,7 +91,7 @@ def test_narrow_leaves_have_samples_last_and_wide_ones_first():
 
 def test_every_pass_of_reshuffle_visits_each_block_once_in_a_new_order():
     level = samples(n=23, batch=4, sampling="reshuffle")
-    draws = jax.vmap(lambda index: level.draw(run_key(0), index))(jnp.arange(60, dtype=jnp.int32))
+    draws = drawn(level, 60)
     passes = np.reshape(draws, (10, 6))
     assert all(sorted(one) == list(range(6)) for one in passes.tolist())
     assert len({tuple(one) for one in passes.tolist()}) > 5
@@ -92,21 +99,22 @@ def test_every_pass_of_reshuffle_visits_each_block_once_in_a_new_order():
 
 def test_several_batches_per_step_continue_the_same_pass():
     level = samples(n=23, batch=4, sampling="reshuffle")
-    singly = jax.vmap(lambda index: level.draw(run_key(0), index))(jnp.arange(12, dtype=jnp.int32))
-    threes = jax.vmap(lambda index: level.draw(run_key(0), index, 3))(jnp.arange(4, dtype=jnp.int32))
-    np.testing.assert_array_equal(np.ravel(threes), singly)
+    np.testing.assert_array_equal(np.ravel(drawn(level, 4, 3)), drawn(level, 12))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 100, 1433])
 def test_permutations_are_bijections(n):
     positions = jnp.arange(n, dtype=jnp.int32)
-    image = jax.vmap(lambda position: permute(run_key(5), position, n))(positions)
+    image = jax.jit(jax.vmap(lambda position: permute(run_key(5), position, n)))(positions)
     assert sorted(np.asarray(image).tolist()) == list(range(n))
 
 
 def test_permutations_are_spread_evenly():
-    keys = jax.vmap(lambda i: jax.random.fold_in(run_key(0), i))(jnp.arange(4000, dtype=jnp.int32))
-    first_two = jax.vmap(lambda key: jax.vmap(lambda p: permute(key, p, 5))(jnp.arange(2, dtype=jnp.int32)))(keys)
+    def first_two_of(index):
+        key = jax.random.fold_in(run_key(0), index)
+        return jax.vmap(lambda position: permute(key, position, 5))(jnp.arange(2, dtype=jnp.int32))
+
+    first_two = jax.jit(jax.vmap(first_two_of))(jnp.arange(4000, dtype=jnp.int32))
     pairs = np.bincount(np.asarray(first_two) @ np.array([5, 1]), minlength=25).reshape(5, 5)
     off_diagonal = pairs[~np.eye(5, dtype=bool)]
     assert np.all(np.diag(pairs) == 0)
@@ -121,7 +129,7 @@ def test_x64_on_or_off_draws_the_same_rows(sampling):
         solver = bilevel.SOBA(batch_size=cases.BATCH, sampling=sampling)
         with arithmetic(dtype):
             oracles = problem.oracles.with_batches(solver.batch_size, sampling)
-            pages.append(draw_page(solver.cast(dtype), oracles, run_key(7), np.int32(0), 64).draws)
+            pages.append(draw_page(solver.cast(dtype), oracles, run_key(7), np.int32(0), PAGE_LENGTH).draws)
     cases.assert_trees_equal(*pages)
 
 

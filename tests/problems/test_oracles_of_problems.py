@@ -7,7 +7,7 @@ import pytest
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel._types import Calls, Rows
+from bilevel._types import Rows
 from tests import cases
 from tests.problems import small
 
@@ -33,10 +33,8 @@ def prepared(name):
 def test_every_kind_equals_autodiff(name, rows):
     with arithmetic("float64"):
         closed, auto, point, _ = prepared(name)
-        for kind in Calls._fields:
-            drawn = getattr(ROWS[rows], "outer" if kind.startswith("outer") else "inner")
-            expected = getattr(auto, kind)(point, drawn)
-            np.testing.assert_allclose(getattr(closed, kind)(point, drawn), expected, rtol=1e-12, atol=1e-13)
+        found, expected = (cases.every_kind(oracles, point, ROWS[rows]) for oracles in (closed, auto))
+        cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", small.PROBLEMS)
@@ -44,8 +42,9 @@ def test_differences_equal_two_directions(name):
     with arithmetic("float64"):
         closed, auto, point, previous = prepared(name)
         for rows in (ROWS["a full block"], ROWS["the short block"]):
-            expected = jax.tree.map(np.subtract, auto.direction(point, rows), auto.direction(previous, rows))
-            cases.assert_trees_close(closed.difference(point, previous, rows), expected, rtol=1e-12, atol=1e-13)
+            expected = jax.tree.map(np.subtract, *(cases.direction(auto, at, rows) for at in (point, previous)))
+            found = cases.difference(closed, point, previous, rows)
+            cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", small.PROBLEMS)
@@ -61,7 +60,8 @@ def test_the_cross_product_of_cleaning_touches_only_rows_of_the_batch(sampling):
         drawn = oracles.draw(jax.random.key(0, impl="threefry2x32"), jnp.int32(0))
         data, weights = oracles.inner_samples.take(drawn.inner)
         touched = np.isin(np.arange(cases.N_INNER), np.asarray(data.index)[np.asarray(weights) > 0])
-        for cross in (oracles.cross(point, drawn.inner), oracles.difference(point, previous, drawn).outer_var):
+        difference = cases.difference(oracles, point, previous, drawn)
+        for cross in (cases.every_kind(oracles, point, drawn)["cross"], difference.outer_var):
             assert np.all(cross[~touched] == 0) and np.all(cross[touched] != 0)
 
 
@@ -72,9 +72,8 @@ def test_rows_cast_as_they_are_taken_give_float64_derivatives(name, monkeypatch)
     with arithmetic("float64"):
         wide, copied = problem.oracles.in_float64(), problem.oracles.astype("float64")
         point = jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float64) + 0.1), problem.start)
-        for kind in Calls._fields:
-            expected = getattr(copied, kind)(point)
-            np.testing.assert_allclose(getattr(wide, kind)(point), expected, rtol=1e-12, atol=1e-13)
+        found, expected = (cases.every_kind(oracles, point) for oracles in (wide, copied))
+        cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["cleaning", "softmax_per_class"])

@@ -14,6 +14,7 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.engine.sweep import sweep
 from bilevel.oracles import join
 from bilevel.solvers import preconditioning, rollback
@@ -123,7 +124,7 @@ def test_switched_off_the_program_and_the_iterates_are_those_of_plain_srba(name)
         for method in (Textbook(0.2, 2.0, BATCH), bilevel.SRBA(0.2, 2.0, BATCH, period=PERIOD)):
             traced = method.resolve(oracles).cast("float32")
             state = initial_state(traced, oracles, problem.start)
-            page = draw_page(traced, oracles, run_key(0), np.int32(0), 64)
+            page = draw_page(traced, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
             arguments = (traced, oracles, state, page, np.int32(0), np.int32(50))
             programs.append(advance.of(arguments[0]).lower(*arguments).as_text())
             ends.append(advance(*arguments))

@@ -11,6 +11,7 @@ import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import Oracles
 from tests import cases
 
@@ -92,7 +93,7 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
     with arithmetic("float64"):
         oracles = problem.oracles.with_batches(cases.BATCH, SOLVERS[name].sampling)
         solver = SOLVERS[name].resolve(oracles).cast("float64")
-        page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
 
         def final_point(step_size):
             leaves, structure = jax.tree.flatten(solver)
@@ -177,7 +178,7 @@ def test_sabas_tables_are_not_copied_in_the_loop(memory, table):
     with arithmetic("float32"):
         oracles = problem.oracles.with_batches(5, "blocks")
         solver = bilevel.SABA(batch_size=5, memory=memory).resolve(oracles).cast("float32")
-        page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         state = initial_state(solver, oracles, problem.start)
         program = advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9)).compile().as_text()
     hot_bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and table in text]
@@ -195,7 +196,7 @@ def test_draws_do_not_depend_on_traced_parameters(name):
         resolved = solver.resolve(oracles).cast("float64")
         leaves, structure = jax.tree.flatten(resolved)
         other = jax.tree.unflatten(structure, [0.7 * leaf for leaf in leaves])
-        pages = [draw_page(setting, oracles, run_key(0), np.int32(0), 16) for setting in (resolved, other)]
+        pages = [draw_page(setting, oracles, run_key(0), np.int32(0), PAGE_LENGTH) for setting in (resolved, other)]
     cases.assert_trees_equal(*(jax.tree.map(plain, page) for page in pages))
 
 

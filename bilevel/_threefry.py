@@ -1,0 +1,47 @@
+"""Draws of integers, bit for bit those of `jax.random`.
+
+JAX writes its hash as a loop, over arrays of several axes once it is vmapped. Written out, a page of draws compiles in
+half the time and is drawn several times as fast.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevel._types import Array
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+Words = tuple[Array, Array]
+
+
+def fold_in(key: Array, data: Array | int) -> Array:
+    """Return ``jax.random.fold_in`` of a threefry key."""
+    return jax.random.wrap_key_data(jnp.stack(_hash(_words(key), data)), impl="threefry2x32")
+
+
+def integers(key: Array, shape: tuple[int, ...], n: int) -> Array:
+    """Return ``jax.random.randint`` of a threefry key: 32-bit integers of {0, …, n-1}."""
+    positions = np.arange(np.prod(shape, dtype=int), dtype=np.uint32).reshape(shape)
+    halves = (_hash(_words(key), half) for half in (0, 1))
+    high, low = (jnp.bitwise_xor(*_hash(half, positions)) % jnp.uint32(n) for half in halves)
+    shift = (2**16 % n) ** 2 % 2**32 % n
+    return ((high * jnp.uint32(shift) + low) % jnp.uint32(n)).astype(jnp.int32)
+
+
+def _words(key: Array) -> Words:
+    words = jax.random.key_data(key)
+    return words[0], words[1]
+
+
+@jax.jit
+def _hash(key: Words, count: Array | int) -> Words:
+    """Return Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the words (0, count)."""
+    keys = (*key, key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))
+    x, y = keys[0], keys[1] + jnp.asarray(count, jnp.uint32)
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
+            x = x + y
+            y = x ^ (y << distance | y >> (32 - distance))
+        x, y = x + keys[(group + 1) % 3], y + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x, y
