@@ -238,7 +238,7 @@ def test_drift_in_float32_is_warned_of_and_float64_is_silent():
         problem = bilevel.BilevelProblem.from_losses(inner_loss, outer_loss, **data, **start, dtype=dtype)
         return bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 8, period=100), max_steps=401)
 
-    with pytest.warns(RuntimeWarning, match=r"drifted from the full pass.*float64"):
+    with pytest.warns(RuntimeWarning, match=r"drifted from the full-batch pass.*float64"):
         assert run("float32").history["drift"][-1] > 0.5
     assert run("float64").history["drift"][-1] < 0.1
 
