@@ -28,7 +28,7 @@ test: install  ## the whole suite with 64-bit types on, then once more with JAX 
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow"
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix --ignore=,$(ONE_MODE))
 
-test-slow: install  ## every rival through every shared test, and their floors
+test-slow: install  ## every solver through every shared test, and their floors
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow
 
 lint: install
