@@ -23,6 +23,7 @@ from bilevel.solvers import SRBA, Exact
 from bilevel.solvers.base import SolverBase
 from bilevel.solvers.host import HostSolver
 
+DTYPE = "float32"  # of runs, whatever JAX is set to; exact solutions are in float64
 _EVALUATIONS = 10
 _BATCH = 64
 _SMALL = 1e7  # multiplications in a Hessian of the inner problem

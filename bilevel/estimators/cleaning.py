@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import expit
 
-from bilevel.estimators.base import LinearClassifier, check_interval, choose_solver, draw_seed, find_start
+from bilevel.estimators.base import DTYPE, LinearClassifier, check_interval, choose_solver, draw_seed, find_start
 from bilevel.problems import data_cleaning
 
 
@@ -75,7 +75,7 @@ class DataCleaningClassifier(LinearClassifier):
         seed = draw_seed(self.random_state)
         rows, scaling = self._prepare(X, y, X_val, y_val, seed)
         rows = rows.map_columns(self._add_constant)
-        problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed)
+        problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed, dtype=DTYPE)
         solver = choose_solver(problem, exact_if_small=False)
         logits = self._solve(find_start(problem, [problem.start.outer_var]), seed, solver)
         self.sample_weights_ = np.ones(len(rows.fitted_on) + len(rows.held_out))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from bilevel.estimators.base import BilevelEstimator, check_bools, choose_solver, draw_seed, find_start, refuse
+from bilevel.estimators.base import DTYPE, BilevelEstimator, check_bools, choose_solver, draw_seed, find_start, refuse
 from bilevel.estimators.rows import Scaling
 from bilevel.problems import BilevelProblem
 
@@ -130,7 +130,7 @@ class PenaltySelector(BilevelEstimator):
         rows, scaling = self._prepare(X, y, X_val, y_val, seed)
         groups = group_columns(self, rows.X)
         rows = rows.map_columns(self._add_constant)
-        build = partial(self._builder(), **groups.arguments, seed=seed)
+        build = partial(self._builder(), **groups.arguments, seed=seed, dtype=DTYPE)
         problem = build(*rows.levels)
         start = find_start(problem, groups.single, groups.lead)
         solver = choose_solver(problem, exact_if_small=True)
