@@ -70,14 +70,13 @@ class BilevelProblem:
 
         Parameters
         ----------
-        inner_loss, outer_loss : ``loss(inner_var, outer_var, sample) -> scalar``, written with jax.numpy;
-            ``sample`` is one row of the data, a pytree like it
+        inner_loss, outer_loss : ``loss(inner_var, outer_var, sample) -> scalar``, in jax.numpy, of one row of the data
         inner_data, outer_data : pytrees of arrays, first axis = samples; integer leaves stay integers
         inner_var, outer_var : the start, pytrees of floats
         v : start of the auxiliary variable, like ``inner_var``; zero by default
         outer_bounds : (lower, upper), each None, a number, or like ``outer_var``
-        strongly_convex : say True when the inner loss is strongly convex in ``inner_var``: runs are then
-            evaluated by exact hypergradients, computed by Newton's method and conjugate gradients in float64
+        strongly_convex : say True when the inner loss is so in ``inner_var``: runs are then evaluated by exact
+            hypergradients, computed by Newton's method and conjugate gradients in float64
         metrics : more numbers to follow, name -> function of the point
         dtype : "float32" or "float64", what runs compute in; by default what JAX makes of the data
         seed : of the one shuffle of the rows
@@ -131,10 +130,7 @@ class BilevelProblem:
         return BilevelProblem(oracles, self.start, solver, self.name, self.metrics, is_certified=self.is_certified)
 
     def check(self, *, seed: int = 0) -> dict[str, float]:
-        """Return the relative error of every derivative against finite differences in float64, near the start.
-
-        A derivative that disagrees or is not finite is named by a ValueError.
-        """
+        """Return the relative errors of derivatives against finite differences near the start; refuse a wrong one."""
         return check_derivatives(self.oracles, self.start, seed)
 
     def constants(self, *, radius: float | None = None, box: tuple[Any, Any] | None = None, seed: int = 0) -> Constants:
@@ -167,13 +163,12 @@ class BilevelProblem:
 
 
 def _check_loss(name: str, loss: Loss, start: Point, samples: Samples) -> None:
-    sample = samples.one()
+    arguments = start.inner_var, start.outer_var, samples.one()
     try:
-        out = jax.eval_shape(loss, start.inner_var, start.outer_var, sample)
+        leaves = jax.tree.leaves(jax.eval_shape(loss, *arguments))
     except Exception as error:
-        shapes = jax.tree.map(lambda leaf: leaf.shape, (start.inner_var, start.outer_var, sample))
+        shapes = jax.tree.map(np.shape, arguments)
         raise ValueError(f"`{name}` failed on one sample; its arguments have shapes {shapes}: {error}") from error
-    leaves = jax.tree.leaves(out)
     if len(leaves) != 1 or leaves[0].shape != () or leaves[0].dtype.kind != "f":
         got = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
         raise ValueError(f"`{name}` must return one real scalar for one sample, got {got}; sum or average it.")

@@ -234,5 +234,5 @@ class Certifier:
         if not np.isfinite(norm + bounds.error):
             return Certificate(inf, inf, inf, inf, False, _TOO_FAR)
         root = sqrt(bounds.least)  # from the metric to Euclidean distances
-        distances = bounds.delta / root, bounds.epsilon / root
-        return Certificate(bounds.error, norm + bounds.error, *distances, self.certified, self.why)
+        lengths = bounds.error, norm + bounds.error, bounds.delta / root, bounds.epsilon / root
+        return Certificate(*lengths, self.certified, self.why)

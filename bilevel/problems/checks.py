@@ -61,14 +61,12 @@ def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None
     return lower, upper
 
 
-def _spread(bound: Any, outer_var: PyTree, missing: float) -> PyTree:
+def _spread(bound: Any, x: PyTree, missing: float) -> PyTree:
     bound = missing if bound is None else bound
     if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
-        return jax.tree.map(lambda leaf: np.full_like(leaf, bound), outer_var)
+        return jax.tree.map(lambda leaf: np.full_like(leaf, bound), x)
     try:
-        return jax.tree.map(
-            lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), outer_var, bound
-        )
+        return jax.tree.map(lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), x, bound)
     except ValueError as error:
         raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
 
@@ -87,8 +85,7 @@ def check_table(features_name: str, features: Any, targets_name: str, targets: A
 
 def check_tables(X_train: Any, y_train: Any, X_val: Any, y_val: Any) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     """Return features and targets of both levels, with the same number of columns."""
-    train = check_table("X_train", X_train, "y_train", y_train)
-    validation = check_table("X_val", X_val, "y_val", y_val)
+    train, validation = check_table("X_train", X_train, "y_train", y_train), check_table("X_val", X_val, "y_val", y_val)
     check_same_features(("X_train", "X_val"), (train[0], validation[0]))
     return train, validation
 
@@ -112,9 +109,7 @@ def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -
     """Return classes 0, 1, … as int32, refusing others and those not below ``n_classes``."""
     if labels.dtype.kind not in "iub" or labels.min() < 0:
         seen = np.unique(labels)[:5].tolist()
-        raise ValueError(
-            f"`{name}` must hold classes 0, 1, 2, …, got {seen}; use np.unique(y, return_inverse=True)[1]."
-        )
+        raise ValueError(f"`{name}` must hold classes 0, 1, 2, …, got {seen}; see np.unique(y, return_inverse=True).")
     if n_classes is not None and labels.max() >= n_classes:
         raise ValueError(f"`{name}` holds the class {labels.max()}, but `y_train` only classes 0 to {n_classes - 1}.")
     return labels.astype(np.int32)
@@ -130,7 +125,7 @@ def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[
         raise ValueError(f"`groups` must hold one integer per {member} ({n_members}), got {got}.")
     found = np.unique(numbers)
     if not np.array_equal(found, np.arange(len(found))):
-        got = f"got {found[:5].tolist()}…; use np.unique(groups, return_inverse=True)[1]"
+        got = f"got {found[:5].tolist()}…; see np.unique(groups, return_inverse=True)"
         raise ValueError(f"`groups` must be numbered 0, 1, … without gaps, {got}.")
     return jnp.asarray(numbers.astype(np.int32)), len(found)
 
@@ -170,10 +165,7 @@ _PRIMITIVES = {
 
 
 def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str, float]:
-    """Return the relative error of each derivative; raise ValueError where one is wrong or not finite.
-
-    Gradients are compared with differences of values, second derivatives with those of gradients, along random moves.
-    """
+    """Return the relative error of each derivative against differences of values or gradients; refuse a wrong one."""
     rng = np.random.default_rng(seed)
     with arithmetic(np.float64):
         exact = oracles.astype(np.float64)

@@ -6,8 +6,7 @@ G_i(., x) to be μ_G-strongly convex; its proofs use that of the mean G alone, a
 quadratics, have no more. So ``mu_G`` is that of G, all other constants are of each sample.
 
 A Lipschitz constant of derivatives of order k - 1 is the supremum of |d^k/dt^k f(w + t u)| at t = 0 over points w and
-unit vectors u. Where a family does not know it, the largest that a search finds is an estimate, and the certificate
-bounds that follow from estimates are no proof.
+unit vectors u. Where it is not known, the largest that a search finds is an estimate: bounds from it are no proof.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,6 +52,7 @@ class Region:
         return f"{z}, x from {self.lower.min():.4g} to {self.upper.max():.4g}"
 
 
+_DRAWS, _ASCENTS = 512, 12  # of a search
 ASSUMED = ("mu_G", "L0_F", "L1_F", "L2_F", "L1_G", "L2_G", "L3_G")
 DERIVED = ("R", "L_z_star", "L_v_star", "L_h")
 
@@ -155,7 +155,6 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, rows: np.ndarray) -> "Moments":
-        """Return those of a table, one row per sample."""
         n, norms = len(rows), np.linalg.norm(rows, axis=1)
         second, third = (float(np.linalg.eigvalsh((rows.T * weight) @ rows / n)[-1]) for weight in (1.0, norms))
         return cls(second, third, float(norms.max()), n)
@@ -171,9 +170,6 @@ def largest_on_circle(terms: np.ndarray, points: int = 4096) -> float:
     angles, step = np.linspace(0, np.pi / 2, points, retstep=True)
     powers = np.cos(angles)[:, None] ** np.arange(degree, -1, -1) * np.sin(angles)[:, None] ** np.arange(degree + 1)
     return float((powers @ terms).max() * (1 + degree**2 * step**2 / 8 * 2 ** (degree / 2)))
-
-
-_DRAWS, _ASCENTS = 512, 12
 
 
 def sample_constants(problem: "BilevelProblem", radius: float | None, box: Any, seed: int) -> Found:

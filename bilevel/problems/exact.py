@@ -100,9 +100,6 @@ class IterativeExactSolver:
     residual : where to stop: ||D_z|| relative to ||(∇²zz G) z||, and ||D_v|| relative to ||∇z F||
     """
 
-    max_corrections = 100
-    shortest = 1 / 64
-
     def __init__(self, oracles: Oracles, start: Point, residual: float = 1e-12) -> None:
         self._oracles, self._start, self.residual = oracles, start, residual
         with arithmetic(np.float64):
@@ -125,7 +122,7 @@ class IterativeExactSolver:
         """Take steps as long as they halve the residual, or shorter ones of z help; return whether it became small."""
         left, size, scale = _residual(self._in_float64, point, part)
         oracles = self._oracles
-        for _ in range(self.max_corrections):
+        for _ in range(100):
             if size <= self.residual * scale:
                 return point, True
             # A system is solved no further than this step can use.
@@ -145,13 +142,11 @@ class IterativeExactSolver:
 
     def _shorten(self, point: Point, trial: Point, size: Array) -> tuple[Point, Any] | None:
         """Return a fraction of the way to the trial that lowers the residual by half of it, and the residual."""
-        fraction = 0.5
-        while fraction >= self.shortest:
+        for fraction in (0.5**halvings for halvings in range(1, 7)):
             between = trees.add(trees.scale(1 - fraction, point), trees.scale(fraction, trial))
             found = _residual(self._in_float64, between, "inner_var")
             if found[1] < (1 - fraction / 2) * size:
                 return between, found
-            fraction /= 2
         return None
 
     def _approach(self, point: Point) -> Point:
