@@ -185,14 +185,8 @@ def lay_out(
 ) -> tuple[dict[str, Any], Point]:
     """Return what every oracles class takes, from the checked rows of both levels, and the start of a run.
 
-    Parameters
-    ----------
-    data : pytrees of arrays, first axis = samples, of the inner and the outer level
-    starts, defaults : of z and x; a default stands for None and says what shape is due
-    outer_bounds : (lower, upper) for x, each None, a number or like x
-    dtype : what runs compute in
-    rng : of the one shuffle of the rows
-    narrow : how many numbers a row has at most where the samples go last
+    A default of z or x stands for None and says what shape is due. Rows of at most ``narrow`` numbers are laid out with
+    the samples last. Other parameters as for `BilevelProblem.from_losses`; ``rng`` shuffles the rows.
     """
     variables = []
     for name, given, default in zip(("inner_var", "outer_var"), starts, defaults, strict=True):

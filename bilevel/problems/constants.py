@@ -109,7 +109,8 @@ def implied(mu_G: float, L0_F: float | None, L1_F: float, L1_G: float, L2_G: flo
     """
     if not mu_G > 0:
         raise ValueError(f"`mu_G={mu_G!r}`: must be above 0, the inner problem is not strongly convex.")
-    R, L_z_star = None if L0_F is None else L0_F / mu_G, L1_G / mu_G
+    R = None if L0_F is None else L0_F / mu_G
+    L_z_star = L1_G / mu_G
     if L2_G > 0 and R is None:
         return {"R": None, "L_z_star": L_z_star, "L_v_star": None, "L_h": None}
     stretch, slope = 1 + L_z_star**2, L1_F + (0.0 if R is None else L2_G * R)
