@@ -23,8 +23,8 @@ from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point
+from bilevel.oracles import RowwiseOracles
 from bilevel.oracles.base import estimate
-from bilevel.oracles.rowwise import RowwiseOracles
 from bilevel.problems.checks import check_classes, check_tables
 from bilevel.problems.losses import SIGMOID
 
@@ -139,15 +139,12 @@ class SoftmaxOracles(RowwiseOracles):
         return trees.add(total, self.inner_regularization(point))
 
     def inner_grad(self, point: Point, rows: Any = None) -> Array:
-        """Return ∇z G."""
         return estimate(self._inner_apart, point, self.inner_samples, rows).grad
 
     def hvp(self, point: Point, rows: Any = None) -> Array:
-        """Return (∇²zz G) v."""
         return estimate(self._inner_apart, point, self.inner_samples, rows).hvp
 
     def cross(self, point: Point, rows: Any = None) -> Array:
-        """Return (∇²xz G) v."""
         return estimate(self._inner_apart, point, self.inner_samples, rows).cross
 
     def _outer_terms(self, point: Point, data: Labeled) -> Array:
