@@ -76,7 +76,7 @@ def data_cleaning(
     dtype = resolve_dtype(dtype, X_train, X_val)
     if not 0 < regularization < np.inf:
         raise ValueError(f"`regularization={regularization!r}`: must be above 0, or the fit has no unique solution.")
-    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
     defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), np.random.default_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
@@ -86,8 +86,7 @@ def data_cleaning(
     info = {"inner_strong_convexity": 2 * regularization}
     info["v_radius"] = float(np.sqrt(2) * longest / (2 * regularization))
     solver = IterativeExactSolver(oracles, start, residual=1e-10)
-    known: dict[str, Any] = {"find_constants": cleaning_constants, "certificate_bounds": CleaningBounds}
-    return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, **known)
+    return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, cleaning_constants, CleaningBounds)
 
 
 def _test_metrics(X_test: Any, y_test: Any, shape: tuple[int, int], dtype: np.dtype) -> dict[str, Partial]:
@@ -139,21 +138,19 @@ class CleaningOracles(SoftmaxOracles):
     wide_bounds = LOGITS
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(scores)
-        r = softmax.residuals(p, data.labels)
-        slopes = s * (1 - s) * jnp.sum(r * tangents, axis=1)
-        return s[:, None] * r, s[:, None] * softmax.bend(p, tangents), slopes
+        residuals, bends = super()._inner_terms_of(scores, tangents, point, data)
+        s = sigmoid(point.outer_var[data.index])
+        return s[:, None] * residuals, s[:, None] * bends, s * (1 - s) * jnp.sum(residuals * tangents, axis=1)
 
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
-        return InnerPass(grad, hvp, _place(terms[2], data.index, like.outer_var))
+        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var).at[data.index].add(terms[2]))
 
     def inner_regularization(self, point: Point) -> InnerPass:
         ridge = 2 * self.regularization
         return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
 
-    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(data.features @ point.inner_var)
-        return softmax.row_diagonals(data.features, s[:, None] * softmax.curvatures(data, p, majorize), weights, power)
+    def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
+        return sigmoid(point.outer_var[data.index])[:, None] * super()._curvatures(point, data, majorize)
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return jnp.full_like(point.inner_var, 2 * self.regularization)
@@ -161,16 +158,12 @@ class CleaningOracles(SoftmaxOracles):
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         s = sigmoid(point.outer_var[data.index])
         losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
-        return _place(weights * s * (1 - s) * losses, data.index, point.outer_var)
+        return jnp.zeros_like(point.outer_var).at[data.index].add(weights * s * (1 - s) * losses)
 
     def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
         losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
         fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
         return fit + self.regularization * jnp.sum(point.inner_var**2)
-
-
-def _place(values: Array, index: Array, like: Array) -> Array:
-    return jnp.zeros_like(like).at[index].add(values)
 
 
 def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:

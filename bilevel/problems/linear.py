@@ -36,9 +36,7 @@ from bilevel.problems.certificate import Bounds, Metric
 from bilevel.problems.exact import ExactSolution, cholesky
 from bilevel.problems.losses import Curve
 
-# Beside curvatures of data near 1, a penalty below the lower one is as good as none, and one above the upper as good
-# as leaving the feature out.
-LOG_PENALTIES = (-20.0, 20.0)
+LOG_PENALTIES = (-20.0, 20.0)  # beside curvatures near 1, as good as no penalty, and as leaving the feature out
 EVERY_WIDTH = 2**62  # the closed form wants features first, however many there are
 
 
@@ -84,10 +82,6 @@ class LinearOracles(RowwiseOracles):
         """Return the penalty of each feature."""
         return expand_groups(jnp.exp(outer_var), self.groups)
 
-    def sum_groups(self, per_feature: Array, outer_var: Array) -> Array:
-        """Return the sum over the features that share a penalty."""
-        return sum_groups(per_feature, self.groups, outer_var.size)
-
     def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> Array:
         features = self._features(data)
         slopes, curvatures = self._slopes(point.inner_var @ features, data)
@@ -110,10 +104,11 @@ class LinearOracles(RowwiseOracles):
     def inner_regularization(self, point: Point) -> InnerPass:
         z, x, v = point
         penalties = self.penalties(x)
-        return InnerPass(penalties * z, penalties * v, self.sum_groups(penalties * z * v, x))
+        return InnerPass(penalties * z, penalties * v, sum_groups(penalties * z * v, self.groups, x.size))
 
     def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self.sum_groups(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
+        z, x, _ = point
+        return sum_groups(self.penalties(x) * z**2 / 2, self.groups, x.size)
 
     def _outer_terms(self, point: Point, data: PyTree) -> Array:
         return self._slopes(point.inner_var @ self._features(data), data)[0]
@@ -129,8 +124,7 @@ class LinearOracles(RowwiseOracles):
         return jnp.sum(weights * self._losses(point.inner_var @ self._features(data), data))
 
 
-# z*, with ∇z G and ∇²zz G there, and F and ∇z F.
-Fit: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, Any, np.ndarray]
+Fit: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, Any, np.ndarray]  # z*; ∇z G, ∇²zz G, F and ∇z F there
 
 
 class LinearExactSolver(ABC):
@@ -149,13 +143,13 @@ class LinearExactSolver(ABC):
             penalties = np.asarray(self._oracles.penalties(x))
             z, grad, hessian, value, outer_grad = self._fit(penalties, guess)
             v = -cholesky(hessian)(outer_grad)
-            hypergrad = np.asarray(self._oracles.sum_groups(jnp.asarray(penalties * z * v), x))
+            hypergrad = np.asarray(sum_groups(jnp.asarray(penalties * z * v), self._oracles.groups, x.size))
             residuals = float(np.linalg.norm(grad)), float(np.linalg.norm(hessian @ v + outer_grad))
             return ExactSolution(z, v, float(value), hypergrad, *residuals)
 
 
 class LinearBounds:
-    """Bounds at points of logistic or ridge selection."""
+    """Bounds at points of logistic or ridge selection; softmax selection measures rows in other ways."""
 
     why = "Penalties and curvature of the rows are known."
 

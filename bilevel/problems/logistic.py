@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _tree as trees
 from bilevel._precision import resolve_dtype
 from bilevel._types import Array
 from bilevel.problems.base import BilevelProblem, lay_out
@@ -101,19 +102,15 @@ class LogisticExactSolver(LinearExactSolver):
 
     def _fit(self, penalties: np.ndarray, guess: ExactSolution | None) -> Fit:
         train, validation = self._rows
-
-        def derivatives(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            grad, hessian = _gradient_and_hessian(train, penalties, z)
-            return np.asarray(grad), np.asarray(hessian)
-
         start = np.zeros_like(penalties) if guess is None else guess.inner_var
-        z, grad, hessian = newton_to_rounding(derivatives, start)
+        z, grad, hessian = newton_to_rounding(lambda z: trees.to_numpy(_derivatives(train, penalties, z)), start)
         value, outer_grad = _mean_loss_and_gradient(validation, z)
         return z, grad, hessian, value, np.asarray(outer_grad)
 
 
 @jax.jit
-def _gradient_and_hessian(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
+def _derivatives(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
+    """Return ∇z G and ∇²zz G."""
     n = rows.shape[1]
     residuals = sigmoid(-(z @ rows))
     hessian = (rows * (residuals * (1 - residuals))) @ rows.T / n + jnp.diag(penalty)
@@ -148,10 +145,10 @@ def logistic_constants(problem: BilevelProblem, radius: float | None, box: Any, 
         terms *= strongest
         terms[0] += longest**order * slope
         values[f"L{order - 1}_G"] = largest_on_circle(terms)
-    exact = dict.fromkeys(("L0_F", "L1_F", "L2_F"), "exact")
     fitted = min(sqrt(2 * log(2)), sqrt(strongest) * radius)
     values |= _constants_of_solution(values["mu_G"], fitted, Moments.of(train), Moments.of(validation))
-    return values, dict.fromkeys(values, "bound") | exact, Region(radius, lower, upper)
+    how = dict.fromkeys(values, "bound") | dict.fromkeys(("L0_F", "L1_F", "L2_F"), "exact")
+    return values, how, Region(radius, lower, upper)
 
 
 def _constants_of_solution(mu: Any, fitted: float, train: Moments, validation: Moments) -> Values:
@@ -161,11 +158,8 @@ def _constants_of_solution(mu: Any, fitted: float, train: Moments, validation: M
     """
     L_z_star, slope = fitted / sqrt(mu), sqrt(validation.second)
     curvature = validation.second * SIGMOID[1] + train.third * SIGMOID[2] * slope / mu
-    return {
-        "L_z_star": L_z_star,
-        "L_v_star": (curvature * L_z_star + slope) / mu,
-        "L_h": curvature * L_z_star**2 + 3 * fitted * slope / sqrt(mu),
-    }
+    L_v_star = (curvature * L_z_star + slope) / mu
+    return {"L_z_star": L_z_star, "L_v_star": L_v_star, "L_h": curvature * L_z_star**2 + 3 * fitted * slope / sqrt(mu)}
 
 
 def _least_fit_curvature(rows: np.ndarray, radius: float) -> float:

@@ -54,6 +54,7 @@ def quadratic(
 
     Each sample is ½ z'A_z z + ½ x'A_x x + x'B z + d_z'z + d_x'x with random matrices of rank one. Their means tend to
     matrices whose eigenvalues are evenly spaced on a log scale, and to a B whose singular values are all ``coupling``.
+    A draw that is not strongly convex on both levels is refused.
 
     Parameters
     ----------
@@ -64,11 +65,6 @@ def quadratic(
     coupling : singular values of the limit of B
     common_linear : linear terms are N(0, I) per sample, plus this times one N(0, I) common to all
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
-
-    Raises
-    ------
-    ValueError
-        When the drawn problem is not strongly convex on both levels.
     """
     rng = np.random.default_rng(seed)
     dtype = resolve_dtype(dtype, np.float64(0))  # as the drawn numbers
@@ -83,8 +79,7 @@ def quadratic(
         inner_samples, outer_samples = (Samples(level, len(level.a), axes=(0,) * 6, dtype=dtype) for level in factors)
     inner, outer = map(Means.of, factors)
     exact_solver = QuadraticExactSolver(inner, outer)
-    curvature = float(np.linalg.eigvalsh(inner.a_inner)[-1])
-    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=curvature)
+    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=float(np.linalg.eigvalsh(inner.a_inner)[-1]))
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
     known: dict[str, Any] = {"find_constants": quadratic_constants, "certificate_bounds": QuadraticBounds}
     return BilevelProblem(oracles, start, exact_solver, "quadratic", **known)
@@ -94,7 +89,8 @@ def _draw_factors(
     rng: np.random.Generator, n: int, spectra: list[np.ndarray], coupling: float, common_linear: float, dtype: np.dtype
 ) -> "Factors":
     p, d = map(len, spectra)
-    root_inner, root_outer = (_random_root(rng, eigenvalues) for eigenvalues in spectra)
+    rotations = [_random_rotation(rng, size) for size in (p, d)]
+    root_inner, root_outer = ((q * np.sqrt(values)) @ q.T for q, values in zip(rotations, spectra, strict=True))
     left, right = _random_rotation(rng, d), _random_rotation(rng, p)
     singular = np.zeros((d, p))
     np.fill_diagonal(singular, coupling)
@@ -119,12 +115,6 @@ def _draw_factors(
 def _random_rotation(rng: np.random.Generator, size: int) -> np.ndarray:
     rotation, triangle = np.linalg.qr(rng.standard_normal((size, size)))
     return rotation * np.sign(np.diag(triangle))
-
-
-def _random_root(rng: np.random.Generator, eigenvalues: np.ndarray) -> np.ndarray:
-    """Return the square root of a symmetric matrix with these eigenvalues and random eigenvectors."""
-    rotation = _random_rotation(rng, len(eigenvalues))
-    return (rotation * np.sqrt(eigenvalues)) @ rotation.T
 
 
 class Factors(NamedTuple):
@@ -247,10 +237,9 @@ class QuadraticExactSolver:
 def _require_positive(matrix: np.ndarray, what: str) -> None:
     smallest = np.linalg.eigvalsh(matrix)[0]
     if smallest <= 1e-10 * np.linalg.norm(matrix, 2):
-        raise ValueError(
-            f"this draw is not strongly convex: the Hessian of {what} has the eigenvalue {smallest:.2g}; "
-            "take another `seed`, more samples, or a smaller `coupling`."
-        )
+        found = f"the Hessian of {what} has the eigenvalue {smallest:.2g}"
+        way_out = "take another `seed`, more samples, or a smaller `coupling`"
+        raise ValueError(f"this draw is not strongly convex: {found}; {way_out}.")
 
 
 def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:

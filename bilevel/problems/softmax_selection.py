@@ -42,7 +42,7 @@ from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.linear import LOG_PENALTIES, LinearBounds, expand_groups, sum_groups
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
-PENALTIES = ("class", "feature")
+PENALTIES = ("class", "feature")  # each stands at the axis of z along which its penalties are shared
 
 
 def softmax_selection(
@@ -74,7 +74,7 @@ def softmax_selection(
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
     check_choice("per", per, PENALTIES)
-    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
     groups, n_penalties = check_groups(groups, shape[1] if per == "class" else shape[0], per)
     defaults, rng = (np.zeros(shape), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
@@ -94,33 +94,18 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
     holds_only_rows = True
     wide_bounds = LOG_PENALTIES
 
-    @property
-    def _shared_axis(self) -> int:
-        return PENALTIES.index(self.per)
-
     def penalties(self, outer_var: Array) -> Array:
         """Return the penalties in a shape that broadcasts to that of z."""
-        return jnp.expand_dims(expand_groups(jnp.exp(outer_var), self.groups), self._shared_axis)
+        return jnp.expand_dims(expand_groups(jnp.exp(outer_var), self.groups), PENALTIES.index(self.per))
 
     def _sum_shared(self, per_entry: Array, outer_var: Array) -> Array:
         """Return the sum over the entries of z that share a penalty."""
-        return sum_groups(jnp.sum(per_entry, axis=self._shared_axis), self.groups, outer_var.size)
-
-    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        p = softmax.probabilities(scores)
-        return softmax.residuals(p, data.labels), softmax.bend(p, tangents)
-
-    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
-        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
+        return sum_groups(jnp.sum(per_entry, axis=PENALTIES.index(self.per)), self.groups, outer_var.size)
 
     def inner_regularization(self, point: Point) -> InnerPass:
         z, x, v = point
         penalties = self.penalties(x)
         return InnerPass(penalties * z, penalties * v, self._sum_shared(penalties * z * v, x))
-
-    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        bends = softmax.curvatures(data, softmax.probabilities(data.features @ point.inner_var), majorize)
-        return softmax.row_diagonals(data.features, bends, weights, power)
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
@@ -143,7 +128,7 @@ class SoftmaxSelectionBounds(LinearBounds):
         oracles, z = problem.oracles, problem.start.inner_var
         assert isinstance(oracles, SoftmaxSelectionOracles)
         # Of each number of z: which penalty it has.
-        members = np.indices(z.shape)[1 - oracles._shared_axis].ravel()
+        members = np.indices(z.shape)[1 - PENALTIES.index(oracles.per)].ravel()
         self._groups = members if oracles.groups is None else np.asarray(oracles.groups)[members]
         self._oracles = oracles.in_float64()
         most_rows = max(oracles.n_inner, oracles.n_outer)
@@ -194,16 +179,13 @@ def _curvature(samples: Samples, point: Point, roots: Array, radius: Array, kind
     z, _, v = point
     same_class = jnp.eye(z.shape[1], dtype=z.dtype)[None, :, None, :]
 
-    def factors(data: Labeled) -> Array:
-        lengths = jnp.sqrt(jnp.max(jnp.sum((roots @ data.features.T) ** 2, axis=1), axis=0))
-        if kind == "least":
-            return jnp.exp(-2 * radius * lengths)
-        grown = jnp.exp(2 * radius * lengths)
-        return grown * jnp.ptp(data.features @ v, axis=1) if kind == "bend" else grown
-
     def of_piece(data: Labeled, weights: Array) -> Array:
         rows, p = data.features, softmax.probabilities(data.features @ z)
-        scaled = weights * factors(data)
+        lengths = jnp.sqrt(jnp.max(jnp.sum((roots @ rows.T) ** 2, axis=1), axis=0))
+        factors = jnp.exp((-2 if kind == "least" else 2) * radius * lengths)
+        if kind == "bend":
+            factors = factors * jnp.ptp(rows @ v, axis=1)
+        scaled = weights * factors
         joint = (rows[:, :, None] * p[:, None, :]).reshape(len(rows), -1)
         weighted = (joint * scaled[:, None]).T
         own = (weighted @ rows).reshape(*z.shape, len(z), 1)

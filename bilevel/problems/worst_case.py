@@ -62,10 +62,15 @@ def worst_case(
     exceeds epsilon as long as half of the chains are not reached to the end. Queries are calls of ``outer_grad``. The
     bound is for methods that start at 0 and stay in the span of the gradients they have seen.
 
+    The ``info`` of the problem holds ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
+    ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness``, ``value_smoothness`` (of h), each the smallest that
+    holds; ``initial_gap``, h(0) - inf h exactly; ``query_bound`` = m T / 2.
+
     Parameters
     ----------
     n_outer : m, outer samples
-    epsilon : the squared norm of ∇h below which a point is stationary; it sets T, see Raises
+    epsilon : the squared norm of ∇h below which a point is stationary; it sets T, and one that leaves T < 14 is
+        refused: h(0) - inf h <= gap is then not proved
     normalization : "individual": each F_j is L-smooth, and the bound does not depend on m. "mean_squared":
         mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the bound grows as √m
     n_inner : n, inner samples, all alike; as many as outer ones by default
@@ -77,18 +82,6 @@ def worst_case(
         then reaches every coordinate a little. The bound is the same
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     seed : of the random basis
-
-    Returns
-    -------
-    BilevelProblem
-        Its ``info``: ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
-        ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness``, ``value_smoothness`` (of h), each the smallest
-        that holds; ``initial_gap``, h(0) - inf h exactly; ``query_bound`` = m T / 2.
-
-    Raises
-    ------
-    ValueError
-        When ``epsilon`` leaves a chain shorter than 14: h(0) - inf h <= gap is then not proved.
     """
     dtype = resolve_dtype(dtype, np.float64(0))  # as the numbers below
     n_inner = n_outer if n_inner is None else n_inner
@@ -109,21 +102,17 @@ def worst_case(
     info = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon}
     info |= {"alpha": ALPHA, "lambda": amplitude, "beta": width, "T": length}
     info |= _numbers(n_outer, amplitude, width, length)
-    known: dict[str, Any] = {"find_constants": worst_case_constants, "certificate_bounds": WorstCaseBounds}
-    name = f"worst_case ({normalization})"
-    return BilevelProblem(oracles, start, WorstCaseExactSolver(oracles), name, info=info, **known)
+    solver, name = WorstCaseExactSolver(oracles), f"worst_case ({normalization})"
+    return BilevelProblem(oracles, start, solver, name, {}, info, worst_case_constants, WorstCaseBounds)
 
 
 def _scales(m: int, epsilon: float, each: float, gap: float) -> tuple[float, float, int]:
     """Return λ, β and T for F_j that are ``each``-smooth."""
     budget = gap * each * sqrt(ALPHA) / (1760 * m)
     if not budget / epsilon >= SHORTEST_CHAIN:
-        # Rounded down: what the message names must be accepted.
-        largest = f"{0.9995 * budget / SHORTEST_CHAIN:.3e}"
-        raise ValueError(
-            f"`epsilon={epsilon!r}` leaves chains of T = {floor(budget / epsilon)} < {SHORTEST_CHAIN}; "
-            f"take `epsilon` <= {largest}, or a larger `gap` or `smoothness`."
-        )
+        largest = f"{0.9995 * budget / SHORTEST_CHAIN:.3e}"  # rounded down: what the message names must be accepted
+        found = f"`epsilon={epsilon!r}` leaves chains of T = {floor(budget / epsilon)} < {SHORTEST_CHAIN}"
+        raise ValueError(f"{found}; take `epsilon` <= {largest}, or a larger `gap` or `smoothness`.")
     if not m * (budget / epsilon + 1) <= INT32_MAX:
         raise ValueError(f"`epsilon={epsilon!r}` asks for more than {INT32_MAX} coordinates; take a larger one.")
     amplitude = 160 * m * epsilon / (each * ALPHA**1.5)
