@@ -30,11 +30,9 @@ class ALSET(AlternatingSolver):
     """
 
     n_inner_steps: int = whole(default=10)
-
     table_order = 11
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        """Follow the inner problem, then move along the hypergradient there."""
         step = decay(self.step_size, index, 0.5)
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, step)
         return PointState(self.move_outer(oracles, point, index, draw, power=0.5))

@@ -39,37 +39,27 @@ class AmIGO(Solver):
     """
 
     n_inner_steps: int = whole(default=10)
-
     table_order = 5
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> AmIGODraw:
-        """Draw 2T + 1 inner batches and one outer."""
         times = self.n_inner_steps
-        rows = oracles.draw_inner(key, index, 2 * times + 1)
-        inner_loop, linear_loop, cross = split(rows, times, times, None)
+        inner_loop, linear_loop, cross = split(oracles.draw_inner(key, index, 2 * times + 1), times, times, None)
         return AmIGODraw(inner_loop, linear_loop, cross, oracles.draw_outer(key, index))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: AmIGODraw) -> PointState:
-        """Follow the inner problem, then the linear system, then move along the hypergradient."""
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
         outer = oracles.outer(point, draw.outer)
 
         def follow_system(v: PyTree, rows: Any) -> PyTree:
-            residual = trees.add(oracles.hvp(point._replace(v=v), rows), outer.grad)
-            return move(v, residual, self.step_size)
+            return move(v, trees.add(oracles.hvp(point._replace(v=v), rows), outer.grad), self.step_size)
 
         point = point._replace(v=repeat(self.n_inner_steps, draw.linear_loop, follow_system, point.v))
         grad = trees.add(oracles.cross(point, draw.cross), outer.grad_outer)
         return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
     def calls(self, oracles: Oracles, draw: AmIGODraw, refresh: bool) -> Calls:
-        """Count T gradients, T products, one cross product, both outer gradients."""
-        outer = oracles.count_outer(draw.outer)
-        return Calls(
-            inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps),
-            hvp=oracles.count_inner(draw.linear_loop, self.n_inner_steps),
-            cross=oracles.count_inner(draw.cross),
-            outer_grad=outer,
-            outer_grad_outer=outer,
-        )
+        outer, times = oracles.count_outer(draw.outer), self.n_inner_steps
+        grads, products = (oracles.count_inner(loop, times) for loop in (draw.inner_loop, draw.linear_loop))
+        cross = oracles.count_inner(draw.cross)
+        return Calls(inner_grad=grads, hvp=products, cross=cross, outer_grad=outer, outer_grad_outer=outer)

@@ -33,15 +33,12 @@ class BSA(AlternatingSolver):
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
-
     table_order = 9
 
     def init(self, oracles: Oracles, start: Point) -> LoopState:
-        """Start where the problem starts."""
         return LoopState(start, start.inner_var)
 
     def step(self, oracles: Oracles, state: LoopState, index: Array, draw: LoopDraw) -> LoopState:
-        """Follow the inner problem, then move along the hypergradient there."""
         if self.warm_start:
             inner_step = decay(self.step_size, index, 0.5)
             point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, inner_step)

@@ -27,11 +27,7 @@ from bilevel.solvers.base import solver
 from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import fraction, one_of, positive
 
-_SEQUENCES = {
-    "exponential": lambda k: 0.1 * 0.9**k,
-    "quadratic": lambda k: 0.1 / k**2,
-    "cubic": lambda k: 0.1 / k**3,
-}
+_SEQUENCES = {"exponential": lambda k: 0.1 * 0.9**k, "quadratic": lambda k: 0.1 / k**2, "cubic": lambda k: 0.1 / k**3}
 _INNER = ("inner_value", "inner_grad")
 _SMALLEST_TOLERANCE = 1e-12
 _SLACK = 1.0  # M of the paper
@@ -55,8 +51,8 @@ class HOAG(HostSolver):
     """Hyperparameter optimization with approximate gradients.
 
     It works in float64 whatever the dtype of the problem, by full-batch passes, and finds its own step: `step_size`,
-    `outer_ratio` and `batch_size` have no effect. What a step costs is known only once it is taken, so a run
-    ends with the first step that reaches `max_calls`.
+    `outer_ratio` and `batch_size` have no effect. What a step costs is known only once it is taken, so a run ends with
+    the first step that reaches `max_calls`.
 
     Parameters
     ----------
@@ -74,16 +70,13 @@ class HOAG(HostSolver):
     lipschitz: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     sampling: str = one_of(("full",), default="full", kw_only=True)
-
     table_order = 17
 
     def init(self, oracles: Oracles, start: Point) -> HOAGState:
-        """Start where the problem starts."""
         unknown, lipschitz = np.array(np.nan), np.array(0.0 if self.lipschitz is None else float(self.lipschitz))
         return HOAGState(start, unknown, unknown, unknown, lipschitz, FullBatch(oracles, start).calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
-        """Ask once for everything that a step asks for."""
         import scipy.optimize
         import scipy.sparse.linalg  # noqa: F401
 
@@ -94,11 +87,10 @@ class HOAG(HostSolver):
 
     @np.errstate(all="ignore")  # a step that overflows ends the run by its result
     def step(self, oracles: Oracles, state: HOAGState, index: int) -> HOAGState:
-        """Solve both systems to the tolerance of this step, adapt s, and move x."""
         full = FullBatch(oracles, state.point, state.calls)
         z, x, v = full.vectors()
         tolerance = self._tolerance(index + 1)
-        z = self._inner_solution(full, z, x, tolerance)
+        z = self._solve_inner(full, z, x, tolerance)
         value, outer_grad, outer_grad_outer = full.ask(OUTER, z, x)
         if not np.all(np.isfinite(outer_grad)):
             return state._replace(point=full.point(z, np.full_like(x, np.nan), v), calls=full.calls)
@@ -109,14 +101,9 @@ class HOAG(HostSolver):
             lipschitz = max(lipschitz, float(np.hypot(np.linalg.norm(outer_grad), np.linalg.norm(outer_grad_outer))))
         step = self._adapt(state, index + 1, value.item(), lipschitz, grad)
         moved = flat(oracles.project(full.point(z, x - step * grad, v).outer_var))
-        return HOAGState(
-            point=full.point(z, moved, v),
-            step=np.array(step),
-            value=np.array(value.item()),
-            move=np.array(np.linalg.norm(moved - x)),
-            lipschitz=np.array(lipschitz),
-            calls=full.calls,
-        )
+        size = np.array(np.linalg.norm(moved - x))
+        numbers = np.array(step), np.array(value.item()), size, np.array(lipschitz)
+        return HOAGState(full.point(z, moved, v), *numbers, full.calls)
 
     def _tolerance(self, k: int) -> float:
         return max(_SMALLEST_TOLERANCE, _SEQUENCES[self.tolerances](k))
@@ -131,9 +118,9 @@ class HOAG(HostSolver):
         falls = value <= float(state.value) + errors - float(self.decrease) * move**2 / step
         return step * (_GROWTH if falls else _SHRINKAGE)
 
-    def _inner_solution(self, full: FullBatch, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
+    def _solve_inner(self, full: FullBatch, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
         """Return z with ||∇z G|| <= μ tolerance, as far as rounding lets it."""
-        inner = _InnerFunction(full, x)
+        inner = _Inner(full, x)
         if not np.all(np.isfinite(inner(z)[1])):
             return np.full_like(z, np.nan)
         given = self.strong_convexity
@@ -142,7 +129,7 @@ class HOAG(HostSolver):
         return _refine_by_newton(full, z, x, grad, convexity * tolerance)
 
 
-class _InnerFunction:
+class _Inner:
     """G and its gradient in z; the last answer is remembered."""
 
     def __init__(self, full: FullBatch, x: np.ndarray) -> None:
@@ -156,9 +143,7 @@ class _InnerFunction:
         return self.last
 
 
-def _solve_by_lbfgs(
-    inner: _InnerFunction, z: np.ndarray, convexity: float, tolerance: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _solve_by_lbfgs(inner: _Inner, z: np.ndarray, convexity: float, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
     """Return z and ∇z G there, small enough or too small for L-BFGS."""
 
     def enough(z: np.ndarray) -> bool:
@@ -180,6 +165,7 @@ def _solve_by_lbfgs(
 
 def _refine_by_newton(full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float) -> np.ndarray:
     """Go on to ||∇z G|| <= bound by Newton steps, while they halve the gradient."""
+    # Not by `newton_to_rounding`: no damping, products in the place of matrices; merged, oracle calls would differ.
     for _ in range(_NEWTON_STEPS):
         if np.linalg.norm(grad) <= bound:
             break

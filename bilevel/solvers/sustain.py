@@ -29,7 +29,6 @@ class SUSTAIN(StormSolver):
     table_order = 12
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:
-        """Draw the length, Q + 1 inner batches and one outer."""
         inner, products = split(oracles.draw_inner(key, index, self.n_neumann + 1), None, self.n_neumann)
         series = neumann.assign_batches(products, oracles.draw_outer(key, index), self.n_neumann - 1)
         return StormDraw(inner, series._replace(length=neumann.random_length(key, index, self.n_neumann)))
