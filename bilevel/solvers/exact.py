@@ -29,10 +29,8 @@ from bilevel.solvers.base import solver
 from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import one_of
 
-_PAIRS = 10
-_LARGEST_MATRIX = 2000
-_SMALL = 1e-12
-_ROUNDING = float(np.finfo(np.float64).eps)
+_PAIRS, _LARGEST_MATRIX = 10, 2000
+_SMALL, _ROUNDING = 1e-12, float(np.finfo(np.float64).eps)
 _NEWTON_STEPS, _HALVINGS, _SEARCH_STEPS = 100, 30, 20
 _DECREASE, _CURVATURE = 1e-4, 0.9  # of Wolfe's conditions
 

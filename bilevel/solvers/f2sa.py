@@ -7,9 +7,8 @@ z follows the minimizer of G, y that of F/λ + G. With g = α t^-4/7,
     T times:  draw B;  z ← z - g ∇z G_B(z, x);   draw B', C;  y ← y - (g/2)(∇z F_C(y, x)/λ + ∇z G_B'(y, x))
     draw B, C;  x ← x - (α/r) t^-5/7 (∇x F_C(y, x) + λ(∇x G_B(y, x) - ∇x G_B(z, x)));   λ ← λ + δ_0 t^-6/7
 
-so that λ grows like t^1/7. The paper draws two inner batches in the last line; ``shared_batch=False`` does.
-``schedule="printed"`` is what the experiments of the SRBA paper print: λ ← λ + δ_0 t^-1/7, with the y step as
-published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B'). It is here to be compared with, not to be used.
+so that λ grows like t^1/7. ``schedule="printed"`` is what the experiments of the SRBA paper print, for comparisons:
+λ ← λ + δ_0 t^-1/7, with the y step as published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B').
 
 Cost (3T + 3) b, no second derivatives. Memory 2p + d.
 """
@@ -57,8 +56,8 @@ class F2SA(Solver):
     n_inner_steps : T, steps of z and of y per outer step
     lambda_0 : first penalty; the bias is of the order of 1/λ, and theory asks for at least 2 L_F / mu_G
     delta_0 : growth of the penalty
-    shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, which
-        is about λ times noisier
+    shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, about λ times
+        noisier
     schedule : "corrected", or "printed" for comparisons
     """
 
@@ -104,8 +103,8 @@ class F2SA(Solver):
             slope = trees.add(pull, oracles.inner_grad(at_y, batch(draw.y_inner_loop, i)))
             return at_z._replace(inner_var=z), at_y._replace(inner_var=move(at_y.inner_var, slope, y_step))
 
-        at_y = state.point._replace(inner_var=state.y)
-        at_z, at_y = jax.lax.fori_loop(0, self.n_inner_steps, once, (state.point, at_y))
+        start = state.point, state.point._replace(inner_var=state.y)
+        at_z, at_y = jax.lax.fori_loop(0, self.n_inner_steps, once, start)
         return at_z, at_y.inner_var
 
     def calls(self, oracles: Oracles, draw: F2SADraw, refresh: bool) -> Calls:

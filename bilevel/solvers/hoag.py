@@ -29,10 +29,8 @@ from bilevel.solvers.parameters import fraction, one_of, positive
 
 _SEQUENCES = {"exponential": lambda k: 0.1 * 0.9**k, "quadratic": lambda k: 0.1 / k**2, "cubic": lambda k: 0.1 / k**3}
 _INNER = ("inner_value", "inner_grad")
-_SMALLEST_TOLERANCE = 1e-12
-_SLACK = 1.0  # M of the paper
-_GROWTH, _SHRINKAGE = 1.05, 0.5
-_NEWTON_STEPS = 20
+_SMALLEST_TOLERANCE, _NEWTON_STEPS = 1e-12, 20
+_SLACK, _GROWTH, _SHRINKAGE = 1.0, 1.05, 0.5  # the slack is M of the paper
 
 
 class HOAGState(NamedTuple):
@@ -56,8 +54,7 @@ class HOAG(HostSolver):
 
     Parameters
     ----------
-    tolerances : of the two solves in step k: "exponential" is 0.1 · 0.9^k, "quadratic" 0.1 / k², "cubic" 0.1 / k³,
-        none below 1e-12
+    tolerances : of both solves in step k, from 1e-12 up: "exponential" 0.1 · 0.9^k, "quadratic" 0.1/k², "cubic" 0.1/k³
     decrease : the step grows while h falls by this times D²/s; the paper prints 1
     lipschitz : C, the Lipschitz constant of F; None means the largest gradient of F seen
     strong_convexity : μ of G; None means the smallest eigenvalue of ∇²zz G, by Lanczos in each step. Where that is
@@ -101,8 +98,7 @@ class HOAG(HostSolver):
             lipschitz = max(lipschitz, float(np.hypot(np.linalg.norm(outer_grad), np.linalg.norm(outer_grad_outer))))
         step = self._adapt(state, index + 1, value.item(), lipschitz, grad)
         moved = flat(oracles.project(full.point(z, x - step * grad, v).outer_var))
-        size = np.array(np.linalg.norm(moved - x))
-        numbers = np.array(step), np.array(value.item()), size, np.array(lipschitz)
+        numbers = np.array(step), np.array(value.item()), np.array(np.linalg.norm(moved - x)), np.array(lipschitz)
         return HOAGState(full.point(z, moved, v), *numbers, full.calls)
 
     def _tolerance(self, k: int) -> float:

@@ -56,8 +56,7 @@ class SABA(PreconditionedSolver):
     memory : "blocks" remembers the estimate of each block; "rows" the terms of each row, which takes far less where
         rows are long, and needs a linear model in closed form
     rebuild_every : steps after which the means are summed anew from the tables, against rounding; None means
-        once per (n + m) / batch_size steps, or a tenth as often for "rows", where rows are read for it; with a
-        preconditioner at least each 300 steps
+        (n + m) / batch_size, ten times that for "rows", where rows are read for it; with a preconditioner at most 300
     preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken at the start and when the
         means are summed anew, for n each time; None leaves them as they are
     sampling : "blocks" only: a table belongs to a fixed partition of the rows
@@ -98,10 +97,9 @@ class SABA(PreconditionedSolver):
         return (index % self.rebuild_every == 0) & (index > 0)
 
     def refresh(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
-        rebuilt = state._replace(
-            inner=state.inner.rebuild(Level.of(oracles, "inner"), state.point),
-            outer=state.outer.rebuild(Level.of(oracles, "outer"), state.point),
-        )
+        inner = state.inner.rebuild(Level.of(oracles, "inner"), state.point)
+        outer = state.outer.rebuild(Level.of(oracles, "outer"), state.point)
+        rebuilt = state._replace(inner=inner, outer=outer)
         if self.preconditioner is not None:
             diagonal = metric_diagonal(oracles, state.point, index)
             rebuilt = rebuilt._replace(preconditioning=state.preconditioning._replace(diagonal=diagonal))

@@ -8,8 +8,7 @@ With u = (z, v, x), steps ρ for z and v and γ for x, the projection P of v ont
     D ← D(u), a full-batch pass;                            u ← P(u - step · D)
     q - 1 times:  draw B, C;  D ← D + D_{B,C}(u) - D_{B,C}(u_previous);  u ← P(u - step · D)
 
-The moves are in :mod:`bilevel.solvers.recursive`; ``step_size="auto"`` moves z and v in the metric of a diagonal and x
-by Adam. Cost per period: 3n + 2m + 10 b (q - 1). Memory: 6p + 3d, no tables.
+The moves are in :mod:`bilevel.solvers.recursive`. Cost per period: 3n + 2m + 10 b (q - 1). Memory: 6p + 3d, no tables.
 """
 
 from dataclasses import replace

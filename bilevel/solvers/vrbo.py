@@ -8,8 +8,6 @@ Estimates d_z of ∇z G and d_x of the hypergradient (truncated Neumann series) 
     (z', x') = (z, x);   x ← x - (α/r) d_x
     for k = 0, …, T:  draw batches;  d ← d + g(z, x) - g(z', x');  (z', x') = (z, x);  if k < T:  z ← z - α d_z
 
-so difference 0 carries the move of x and differences 1, …, T one move of z each.
-
 Cost 2(T + 1)(Q + 4) b, and (Q + 2) n + 2m every q steps. Memory 3p + 3d.
 """
 
@@ -112,8 +110,7 @@ class VRBO(Solver):
         rows = None if draw.inner is None else draw.inner.reshape(-1, *draw.inner.shape[2:])
         inner = oracles.inner_samples.counts(rows, differences * each).reshape(differences, each)
         outer = 2 * oracles.count_outer(draw.outer, differences)
-        parts = 0, slice(1, -1), -1
-        grads, products, cross = (2 * jnp.sum(inner[:, part], dtype=jnp.int32) for part in parts)
+        grads, products, cross = (2 * jnp.sum(inner[:, part], dtype=jnp.int32) for part in (0, slice(1, -1), -1))
         steps = Calls(inner_grad=grads, hvp=products, cross=cross, outer_grad=outer, outer_grad_outer=outer)
         full = Calls(inner_grad=n, hvp=self.n_neumann * n, cross=n, outer_grad=m, outer_grad_outer=m)
         return trees.add(steps, full) if refresh else steps
