@@ -7,7 +7,6 @@ NeurIPS 2021.
     x ← x - (α/r) t^-½ ((∇²xz G_B') v + ∇x F_C),   v by a Neumann series of random length P in {0, …, Q-1}
 
 The paper prints P in {1, …, Q}, which biases v by a factor I - η H. With a warm start BSA is the same algorithm.
-
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d.
 """
 

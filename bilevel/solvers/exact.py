@@ -8,7 +8,6 @@ Liu, Nocedal. On the limited memory BFGS method for large scale optimization. Ma
 
 Within bounds, where P projects: coordinates that ∇h pushes against a bound stay, B is that of the others, and
 x ← P(x - t B ∇h), t by the weak Wolfe conditions along this bent path.
-
 Cost: n ∇z G per trial of a Newton step, p n products per matrix (one at each Newton iterate), and per evaluation
 n cross products, m of each gradient of F and m values. Above p = 2000 conjugate gradients solve the systems to
 1e-12, for n per product. Memory: p² + 20 d.
@@ -93,8 +92,7 @@ class Exact(HostSolver):
     @np.errstate(all="ignore")  # what overflows is seen in the result
     def step(self, oracles: Oracles, state: ExactState, index: int) -> ExactState:
         full = FullBatch(oracles, state.point, state.calls)
-        h = _ValueFunction(full)
-        _, x, _ = full.vectors()
+        h, x = _ValueFunction(full), full.vectors()[1]
         here = h(x) if index == 0 else Evaluation(x, h.z, h.v, float(state.value), np.asarray(state.grad))
         box = (-np.inf, np.inf) if oracles.outer_bounds is None else tuple(map(flat, oracles.outer_bounds))
         free, pairs = _free(here, box), np.stack([state.moves, state.changes], axis=1)

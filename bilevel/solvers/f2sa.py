@@ -9,7 +9,6 @@ z follows the minimizer of G, y that of F/λ + G. With g = α t^-4/7,
 
 so that λ grows like t^1/7. ``schedule="printed"`` is what the experiments of the SRBA paper print, for comparisons:
 λ ← λ + δ_0 t^-1/7, with the y step as published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B').
-
 Cost (3T + 3) b, no second derivatives. Memory 2p + d.
 """
 

@@ -10,7 +10,6 @@ With tolerances ε_k that can be summed, a constant C, D = ||last move of x||, s
     x ← x - s g
 
 The paper prints D²/s, which asks for more than a gradient step gives: s dies once the tolerances are small.
-
 Cost: n per gradient and per value of G, n per product (conjugate gradients, and Lanczos where μ is not given), n cross
 products, m of each gradient of F and m values. Memory: 2p + d and the 10 pairs of L-BFGS.
 """

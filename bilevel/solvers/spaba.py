@@ -5,7 +5,6 @@ Complexity. ICML 2024, arXiv 2405.18777.
 
 At first, and then with probability 1/q, D ← D(u) by a full-batch pass; else D ← D + D_{B,C}(u) - D_{B,C}(u_previous);
 then u ← P(u - step · D). One coin serves z, v and x. The moves are in :mod:`bilevel.solvers.recursive`.
-
 Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d.
 """
 

@@ -5,7 +5,6 @@ Double-Momentum. NeurIPS 2021, arXiv 2102.07367.
 
 STORM estimates of ∇z G and of the hypergradient with a Neumann series of random length P, the same P and batches at
 both points; z and x move together: see :mod:`bilevel.solvers.mrbo` and :mod:`bilevel.solvers.neumann`.
-
 Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d.
 """
 
