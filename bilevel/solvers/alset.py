@@ -7,7 +7,6 @@ NeurIPS 2021.
     x ← x - (α/r) t^-½ ((∇²xz G_B') v + ∇x F_C),   v by a Neumann series of random length P in {0, …, Q-1}
 
 The paper prints P in {1, …, Q}, which biases v by a factor I - η H. With a warm start BSA is the same algorithm.
-
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d.
 """
 
@@ -30,11 +29,9 @@ class ALSET(AlternatingSolver):
     """
 
     n_inner_steps: int = whole(default=10)
-
     table_order = 11
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        """Follow the inner problem, then move along the hypergradient there."""
         step = decay(self.step_size, index, 0.5)
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, step)
         return PointState(self.move_outer(oracles, point, index, draw, power=0.5))

@@ -9,23 +9,15 @@ Arbel, Mairal. Amortized Implicit Differentiation for Stochastic Bilevel Optimiz
 Cost (2T + 3) b. Memory 2p + d. With constant steps it stops at a floor of noise.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.directions import inner_descent, move, move_outer, repeat, split
+from bilevel.solvers.neumann import LoopDraw, NeumannDraw, hypergradient_calls
 from bilevel.solvers.parameters import whole
-
-
-class AmIGODraw(NamedTuple):
-    """Batches of both loops, of the cross product and of the outer gradients."""
-
-    inner_loop: Any
-    linear_loop: Any
-    cross: Any
-    outer: Any
 
 
 @solver
@@ -39,37 +31,25 @@ class AmIGO(Solver):
     """
 
     n_inner_steps: int = whole(default=10)
-
     table_order = 5
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> AmIGODraw:
-        """Draw 2T + 1 inner batches and one outer."""
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
         times = self.n_inner_steps
-        rows = oracles.draw_inner(key, index, 2 * times + 1)
-        inner_loop, linear_loop, cross = split(rows, times, times, None)
-        return AmIGODraw(inner_loop, linear_loop, cross, oracles.draw_outer(key, index))
+        inner_loop, products, cross = split(oracles.draw_inner(key, index, 2 * times + 1), times, times, None)
+        return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index)))
 
-    def step(self, oracles: Oracles, state: PointState, index: Array, draw: AmIGODraw) -> PointState:
-        """Follow the inner problem, then the linear system, then move along the hypergradient."""
+    def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
-        outer = oracles.outer(point, draw.outer)
+        outer = oracles.outer(point, draw.neumann.outer)
 
         def follow_system(v: PyTree, rows: Any) -> PyTree:
-            residual = trees.add(oracles.hvp(point._replace(v=v), rows), outer.grad)
-            return move(v, residual, self.step_size)
+            return move(v, trees.add(oracles.hvp(point._replace(v=v), rows), outer.grad), self.step_size)
 
-        point = point._replace(v=repeat(self.n_inner_steps, draw.linear_loop, follow_system, point.v))
-        grad = trees.add(oracles.cross(point, draw.cross), outer.grad_outer)
+        point = point._replace(v=repeat(self.n_inner_steps, draw.neumann.products, follow_system, point.v))
+        grad = trees.add(oracles.cross(point, draw.neumann.cross), outer.grad_outer)
         return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
-    def calls(self, oracles: Oracles, draw: AmIGODraw, refresh: bool) -> Calls:
-        """Count T gradients, T products, one cross product, both outer gradients."""
-        outer = oracles.count_outer(draw.outer)
-        return Calls(
-            inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps),
-            hvp=oracles.count_inner(draw.linear_loop, self.n_inner_steps),
-            cross=oracles.count_inner(draw.cross),
-            outer_grad=outer,
-            outer_grad_outer=outer,
-        )
+    def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
+        calls = hypergradient_calls(oracles, draw.neumann, self.n_inner_steps)
+        return calls._replace(inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps))

@@ -36,11 +36,9 @@ class BOME(Solver):
     n_inner_steps: int = whole(default=10)
     barrier: float = positive(default=0.5)
     sampling: str = one_of(("full",), default="full", kw_only=True)
-
     table_order = 14
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: object) -> PointState:
-        """Look ahead on the inner problem, and move both variables along ∇F + λ q."""
         point = state.point
         ahead = inner_descent(oracles, point, None, self.n_inner_steps, self.step_size)
         outer = oracles.outer(point)
@@ -57,6 +55,5 @@ class BOME(Solver):
         return PointState(move_outer(oracles, moved_z, outer_move, step))
 
     def calls(self, oracles: Oracles, draw: object, refresh: bool) -> Calls:
-        """Count T + 1 inner gradients, two ∇x G, both outer gradients, all full-batch."""
         n, m = oracles.n_inner, oracles.n_outer
         return Calls(inner_grad=(self.n_inner_steps + 1) * n, inner_grad_outer=2 * n, outer_grad=m, outer_grad_outer=m)

@@ -7,7 +7,6 @@ Ghadimi, Wang. Approximation Methods for Bilevel Programming. 2018, arXiv 1802.0
 
 The original restarts z at its first value in every outer step, with steps α/s inside: ``warm_start=False``. Keeping z
 is what is done in practice; it is then the same algorithm as ALSET.
-
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d.
 """
 
@@ -33,26 +32,20 @@ class BSA(AlternatingSolver):
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
-
     table_order = 9
 
     def init(self, oracles: Oracles, start: Point) -> LoopState:
-        """Start where the problem starts."""
         return LoopState(start, start.inner_var)
 
     def step(self, oracles: Oracles, state: LoopState, index: Array, draw: LoopDraw) -> LoopState:
-        """Follow the inner problem, then move along the hypergradient there."""
+        def cold(i: Array, point: Point) -> Point:
+            grad = oracles.inner_grad(point, batch(draw.inner_loop, i))
+            return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, i, 1.0)))
+
         if self.warm_start:
             inner_step = decay(self.step_size, index, 0.5)
             point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, inner_step)
         else:
-            point = self._cold_loop(oracles, state, draw)
+            point = state.point._replace(inner_var=state.first_inner_var)
+            point = jax.lax.fori_loop(0, self.n_inner_steps, cold, point)
         return state._replace(point=self.move_outer(oracles, point, index, draw, power=0.5))
-
-    def _cold_loop(self, oracles: Oracles, state: LoopState, draw: LoopDraw) -> Point:
-        def once(i: Array, point: Point) -> Point:
-            grad = oracles.inner_grad(point, batch(draw.inner_loop, i))
-            return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, i, 1.0)))
-
-        start = state.point._replace(inner_var=state.first_inner_var)
-        return jax.lax.fori_loop(0, self.n_inner_steps, once, start)

@@ -8,7 +8,6 @@ Liu, Nocedal. On the limited memory BFGS method for large scale optimization. Ma
 
 Within bounds, where P projects: coordinates that ∇h pushes against a bound stay, B is that of the others, and
 x ← P(x - t B ∇h), t by the weak Wolfe conditions along this bent path.
-
 Cost: n ∇z G per trial of a Newton step, p n products per matrix (one at each Newton iterate), and per evaluation
 n cross products, m of each gradient of F and m values. Above p = 2000 conjugate gradients solve the systems to
 1e-12, for n per product. Memory: p² + 20 d.
@@ -29,14 +28,11 @@ from bilevel.solvers.base import solver
 from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import one_of
 
-_PAIRS = 10
-_LARGEST_MATRIX = 2000
-_SMALL = 1e-12
-_ROUNDING = float(np.finfo(np.float64).eps)
+_PAIRS, _LARGEST_MATRIX = 10, 2000
+_SMALL, _ROUNDING = 1e-12, float(np.finfo(np.float64).eps)
 _NEWTON_STEPS, _HALVINGS, _SEARCH_STEPS = 100, 30, 20
 _DECREASE, _CURVATURE = 1e-4, 0.9  # of Wolfe's conditions
 
-Pairs = list[tuple[np.ndarray, np.ndarray]]  # moves of x and changes of ∇h, oldest first
 Solve = Callable[[np.ndarray, np.ndarray], np.ndarray]  # from a right side and a guess
 
 
@@ -67,10 +63,9 @@ class Exact(HostSolver):
     """L-BFGS with exact hypergradients.
 
     It works in float64 whatever the dtype of the problem, by full-batch passes: `step_size`, `outer_ratio` and
-    `batch_size` have no effect. A step is one iteration with its line search. What it costs is known only once
-    it is taken, so a run ends with the first step that reaches `max_calls`. In the history, `inner_residual_sq`
-    and `v_residual_sq` are the squared residuals of z* and v*. At the floor of its arithmetic it stays where it
-    is.
+    `batch_size` have no effect. A step is one iteration with its line search. What it costs is known only once it is
+    taken, so a run ends with the first step that reaches `max_calls`. In the history, `inner_residual_sq` and
+    `v_residual_sq` are the squared residuals of z* and v*. At the floor of its arithmetic it stays where it is.
 
     Parameters
     ----------
@@ -78,17 +73,14 @@ class Exact(HostSolver):
     """
 
     sampling: str = one_of(("full",), default="full", kw_only=True)
-
     table_order = 18
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:
-        """Start where the problem starts; h is first evaluated by the first step."""
         d = flat(start.outer_var).size
         none, calls = np.zeros((_PAIRS, d)), FullBatch(oracles, start).calls
         return ExactState(start, np.array(np.nan), np.full(d, np.nan), none, none, np.array(0), calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
-        """Ask once for everything that an evaluation asks for."""
         import scipy.optimize  # noqa: F401
 
         full = FullBatch(oracles, start)
@@ -99,33 +91,21 @@ class Exact(HostSolver):
 
     @np.errstate(all="ignore")  # what overflows is seen in the result
     def step(self, oracles: Oracles, state: ExactState, index: int) -> ExactState:
-        """Move along the quasi-Newton direction; where no point on it is better, forget the pairs."""
         full = FullBatch(oracles, state.point, state.calls)
-        h = _ValueFunction(full)
-        _, x, _ = full.vectors()
+        h, x = _ValueFunction(full), full.vectors()[1]
         here = h(x) if index == 0 else Evaluation(x, h.z, h.v, float(state.value), np.asarray(state.grad))
-        pairs, box = _pairs(state), _Box(oracles, x)
-        free = box.free(here)
-        direction = np.where(free, _direction(here.grad * free, _restrict(pairs, free)), 0.0)
+        box = (-np.inf, np.inf) if oracles.outer_bounds is None else tuple(map(flat, oracles.outer_bounds))
+        free, pairs = _free(here, box), np.stack([state.moves, state.changes], axis=1)
+        curved = [pair for pair in pairs * free if _is_curved(*pair)]  # empty places are not
+        direction = np.where(free, _direction(here.grad * free, curved), 0.0)
         search = _search if oracles.outer_bounds is None else partial(_search_inside, box)
         found = search(h, here, direction) if here.grad @ direction < 0 else None
         if found is None:
-            return _state(h.evaluate(x), [], full)
-        pair = found.x - here.x, found.grad - here.grad
-        return _state(found, [*pairs, pair][-_PAIRS:] if _is_curved(*pair) else pairs, full)
-
-
-def _pairs(state: ExactState) -> Pairs:
-    oldest = _PAIRS - int(state.n_pairs)
-    return list(zip(np.asarray(state.moves)[oldest:], np.asarray(state.changes)[oldest:], strict=True))
-
-
-def _state(here: Evaluation, pairs: Pairs, full: FullBatch) -> ExactState:
-    moves, changes = np.zeros((2, _PAIRS, here.x.size))
-    for place, pair in enumerate(pairs, start=_PAIRS - len(pairs)):
-        moves[place], changes[place] = pair
-    point = full.point(here.z, here.x, here.v)
-    return ExactState(point, np.array(here.value), here.grad, moves, changes, np.array(len(pairs)), full.calls)
+            found, pairs = h.evaluate(x), np.zeros_like(pairs)
+        elif _is_curved(found.x - here.x, found.grad - here.grad):
+            pairs = np.concatenate([pairs[1:], [[found.x - here.x, found.grad - here.grad]]])
+        point, n_pairs = full.point(found.z, found.x, found.v), np.array(np.count_nonzero(pairs.any(axis=(1, 2))))
+        return ExactState(point, np.array(found.value), found.grad, pairs[:, 0], pairs[:, 1], n_pairs, full.calls)
 
 
 def _is_curved(move: np.ndarray, change: np.ndarray) -> bool:
@@ -133,15 +113,7 @@ def _is_curved(move: np.ndarray, change: np.ndarray) -> bool:
     return bool(move @ change > _ROUNDING * (change @ change))
 
 
-def _restrict(pairs: Pairs, free: np.ndarray) -> Pairs:
-    """Return the pairs of some coordinates, where they have positive curvature among themselves."""
-    if free.all():
-        return pairs
-    parts = [(move * free, change * free) for move, change in pairs]
-    return [pair for pair in parts if _is_curved(*pair)]
-
-
-def _direction(grad: np.ndarray, pairs: Pairs) -> np.ndarray:
+def _direction(grad: np.ndarray, pairs: list[np.ndarray]) -> np.ndarray:
     """Return -B ∇h by the two loops of L-BFGS; without a pair, a gradient step of length at most 1."""
     if not pairs:
         return -grad / max(1.0, float(np.linalg.norm(grad)))
@@ -156,21 +128,10 @@ def _direction(grad: np.ndarray, pairs: Pairs) -> np.ndarray:
     return -ahead
 
 
-class _Box:
-    """The bounds of x, infinite where there are none."""
-
-    def __init__(self, oracles: Oracles, x: np.ndarray) -> None:
-        bounds = (-np.inf, np.inf) if oracles.outer_bounds is None else map(flat, oracles.outer_bounds)
-        self.lower, self.upper = (np.broadcast_to(bound, x.shape) for bound in bounds)
-
-    def free(self, here: Evaluation) -> np.ndarray:
-        """Return the coordinates that ∇h does not push against a bound."""
-        low, high = here.x <= self.lower, here.x >= self.upper
-        return ~((low & (here.grad > 0)) | (high & (here.grad < 0)))
-
-    def norm(self, here: Evaluation) -> float:
-        """Return ||∇h|| among the free coordinates."""
-        return float(np.linalg.norm(here.grad[self.free(here)]))
+def _free(here: Evaluation, box: tuple) -> np.ndarray:
+    """Return the coordinates that ∇h does not push against a bound."""
+    low, high = here.x <= box[0], here.x >= box[1]
+    return ~((low & (here.grad > 0)) | (high & (here.grad < 0)))
 
 
 def _is_level(ahead: Evaluation, here: Evaluation) -> bool:
@@ -178,18 +139,19 @@ def _is_level(ahead: Evaluation, here: Evaluation) -> bool:
     return bool(abs(ahead.value - here.value) <= 10 * _ROUNDING * abs(here.value))
 
 
-def _search_inside(box: _Box, h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:
+def _search_inside(box: tuple, h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:
     """Return a better point on the ray bent by the bounds, or None; too short a step is doubled, too long halved."""
     best: Evaluation | None = None
     length, halved = 1.0, False
     for _ in range(_SEARCH_STEPS):
-        ahead = h(np.clip(here.x + length * direction, box.lower, box.upper))
+        ahead = h(np.clip(here.x + length * direction, *box))
         if _is_level(ahead, here):
-            return ahead if box.norm(ahead) < box.norm(here) else best
+            norm, norm_here = (np.linalg.norm(at.grad[_free(at, box)]) for at in (ahead, here))
+            return ahead if norm < norm_here else best
         enough = ahead.value <= here.value + _DECREASE * (here.grad @ (ahead.x - here.x))
         if enough and (best is None or ahead.value < best.value):
             best = ahead
-            if halved or ahead.grad @ (direction * box.free(ahead)) >= _CURVATURE * (here.grad @ direction):
+            if halved or ahead.grad @ (direction * _free(ahead, box)) >= _CURVATURE * (here.grad @ direction):
                 break
             length = 2 * length
         elif best is None:
@@ -222,7 +184,6 @@ class _ValueFunction:
         self.last: Evaluation | None = None
 
     def __call__(self, x: np.ndarray) -> Evaluation:
-        """Return the evaluation at x."""
         if self.last is None or not np.array_equal(x, self.last.x):
             self.last = self.evaluate(x)
         return self.last
@@ -242,6 +203,7 @@ class _ValueFunction:
 
     def _minimize(self, x: np.ndarray) -> tuple[np.ndarray, Solve]:
         """Return z* and how to solve systems there, by Newton steps until rounding stops them."""
+        # Not by `newton_to_rounding`: a move of rounding size ends this loop unasked, so oracle calls would differ.
         z = self.z
         (grad,) = self.full.ask(("inner_grad",), z, x)
         for _ in range(_NEWTON_STEPS):
@@ -250,24 +212,18 @@ class _ValueFunction:
                 return z, solve
             if not np.all(np.isfinite(grad)):
                 break
-            trial = self._damp(z, x, grad, solve(grad, np.zeros_like(z)))
-            if trial is None:
+            move = solve(grad, np.zeros_like(z))
+            for _ in range(_HALVINGS):
+                if np.linalg.norm(move) <= 4 * _ROUNDING * np.linalg.norm(z):
+                    return z, solve
+                (trial_grad,) = self.full.ask(("inner_grad",), z - move, x)
+                if np.linalg.norm(trial_grad) < np.linalg.norm(grad):
+                    break
+                move = move / 2
+            else:
                 return z, solve
-            z, grad = trial
+            z, grad = z - move, trial_grad
         raise np.linalg.LinAlgError("Newton's method did not reach the inner solution.")
-
-    def _damp(
-        self, z: np.ndarray, x: np.ndarray, grad: np.ndarray, move: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Halve the step until the gradient falls; None where only rounding is left of the step."""
-        for _ in range(_HALVINGS):
-            if np.linalg.norm(move) <= 4 * _ROUNDING * np.linalg.norm(z):
-                return None
-            (trial_grad,) = self.full.ask(("inner_grad",), z - move, x)
-            if np.linalg.norm(trial_grad) < np.linalg.norm(grad):
-                return z - move, trial_grad
-            move = move / 2
-        return None
 
     def _system(self, z: np.ndarray, x: np.ndarray) -> tuple[Callable[[np.ndarray], np.ndarray], Solve]:
         """Return products with ∇²zz G and solutions of its systems."""

@@ -7,10 +7,8 @@ z follows the minimizer of G, y that of F/λ + G. With g = α t^-4/7,
     T times:  draw B;  z ← z - g ∇z G_B(z, x);   draw B', C;  y ← y - (g/2)(∇z F_C(y, x)/λ + ∇z G_B'(y, x))
     draw B, C;  x ← x - (α/r) t^-5/7 (∇x F_C(y, x) + λ(∇x G_B(y, x) - ∇x G_B(z, x)));   λ ← λ + δ_0 t^-6/7
 
-so that λ grows like t^1/7. The paper draws two inner batches in the last line; ``shared_batch=False`` does.
-``schedule="printed"`` is what the experiments of the SRBA paper print: λ ← λ + δ_0 t^-1/7, with the y step as
-published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B'). It is here to be compared with, not to be used.
-
+so that λ grows like t^1/7. ``schedule="printed"`` is what the experiments of the SRBA paper print, for comparisons:
+λ ← λ + δ_0 t^-1/7, with the y step as published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B').
 Cost (3T + 3) b, no second derivatives. Memory 2p + d.
 """
 
@@ -57,8 +55,8 @@ class F2SA(Solver):
     n_inner_steps : T, steps of z and of y per outer step
     lambda_0 : first penalty; the bias is of the order of 1/λ, and theory asks for at least 2 L_F / mu_G
     delta_0 : growth of the penalty
-    shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, which
-        is about λ times noisier
+    shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, about λ times
+        noisier
     schedule : "corrected", or "printed" for comparisons
     """
 
@@ -67,16 +65,13 @@ class F2SA(Solver):
     delta_0: float = positive(default=0.1)
     shared_batch: bool = flag(default=True)
     schedule: str = one_of(("corrected", "printed"), default="corrected")
-
     table_order = 8
     complexity = Complexity("O(ε^-7/2)", "general expectation", "C^{2,2}", "C^{2,2}")
 
     def init(self, oracles: Oracles, start: Point) -> F2SAState:
-        """Start y at z."""
         return F2SAState(start, start.inner_var, jnp.asarray(self.lambda_0))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> F2SADraw:
-        """Draw 2T + 1 inner batches, one more where they are not shared, and T + 1 outer ones."""
         times = self.n_inner_steps
         rows = oracles.draw_inner(key, index, 2 * times + (1 if self.shared_batch else 2))
         inner_loop, y_inner_loop, at_y = split(rows, times, times, None)
@@ -85,15 +80,12 @@ class F2SA(Solver):
         return F2SADraw(inner_loop, y_inner_loop, y_outer_loop, at_y, at_z, outer)
 
     def step(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> F2SAState:
-        """Follow both inner problems, move x along the penalized gradient, raise the penalty."""
         point, y = self._inner_loops(oracles, state, index, draw)
         at_y = point._replace(inner_var=y)
-        slope = trees.subtract(
-            oracles.inner_grad_outer(at_y, draw.inner), oracles.inner_grad_outer(point, draw.inner_at_z)
-        )
+        slope_y = oracles.inner_grad_outer(at_y, draw.inner)
+        slope = trees.subtract(slope_y, oracles.inner_grad_outer(point, draw.inner_at_z))
         grad = trees.add(oracles.outer_grad_outer(at_y, draw.outer), trees.scale(state.penalty, slope))
-        outer_step = decay(self.step_size / self.outer_ratio, index, 5 / 7)
-        point = move_outer(oracles, point, grad, outer_step)
+        point = move_outer(oracles, point, grad, decay(self.step_size / self.outer_ratio, index, 5 / 7))
         growth = decay(self.delta_0, index, 6 / 7 if self.schedule == "corrected" else 1 / 7)
         return F2SAState(point, y, state.penalty + growth)
 
@@ -108,15 +100,13 @@ class F2SA(Solver):
             z = move(at_z.inner_var, oracles.inner_grad(at_z, batch(draw.inner_loop, i)), step)
             pull = trees.scale(weight, oracles.outer_grad(at_y, batch(draw.y_outer_loop, i)))
             slope = trees.add(pull, oracles.inner_grad(at_y, batch(draw.y_inner_loop, i)))
-            y = move(at_y.inner_var, slope, y_step)
-            return at_z._replace(inner_var=z), at_y._replace(inner_var=y)
+            return at_z._replace(inner_var=z), at_y._replace(inner_var=move(at_y.inner_var, slope, y_step))
 
-        at_y = state.point._replace(inner_var=state.y)
-        at_z, at_y = jax.lax.fori_loop(0, self.n_inner_steps, once, (state.point, at_y))
+        start = state.point, state.point._replace(inner_var=state.y)
+        at_z, at_y = jax.lax.fori_loop(0, self.n_inner_steps, once, start)
         return at_z, at_y.inner_var
 
     def calls(self, oracles: Oracles, draw: F2SADraw, refresh: bool) -> Calls:
-        """Count 2T inner gradients, T outer ones, two ∇x G and one ∇x F."""
         times = self.n_inner_steps
         return Calls(
             inner_grad=oracles.count_inner(draw.inner_loop, times) + oracles.count_inner(draw.y_inner_loop, times),

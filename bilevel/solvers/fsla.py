@@ -47,49 +47,40 @@ class FSLA(Solver):
     """
 
     momentum: float = fraction(default=0.5)
-
     table_order = 13
     restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> FSLAState:
-        """Start where the problem starts; the first step makes the estimate."""
         return FSLAState(start, start, trees.zeros_like(start.outer_var))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> FSLADraw:
-        """Draw three inner batches and two outer ones."""
         inner, v_inner, x_inner = split(oracles.draw_inner(key, index, 3), None, None, None)
         v_outer, x_outer = split(oracles.draw_outer(key, index, 2), None, None)
         return FSLADraw(inner, Rows(v_inner, v_outer), Rows(x_inner, x_outer))
 
     def refreshes(self, index: Array, draw: FSLADraw) -> Array:
-        """Take the estimate at one point at the first step."""
         return index == 0
 
     def refresh(self, oracles: Oracles, state: FSLAState, index: Array, draw: FSLADraw) -> FSLAState:
-        """Move z and v, take the estimate there, move x."""
-        point = self._move_inner(oracles, state.point, index, draw)
-        return self._move_outer(oracles, point, index, _outer_direction(oracles, point, draw.x_rows))
+        return self.step(oracles, state, index, draw, first=True)
 
-    def step(self, oracles: Oracles, state: FSLAState, index: Array, draw: FSLADraw) -> FSLAState:
-        """Move z and v, correct the estimate, move x."""
-        point = self._move_inner(oracles, state.point, index, draw)
-        here = _outer_direction(oracles, point, draw.x_rows)
-        there = _outer_direction(oracles, state.previous, draw.x_rows)
-        momentum = decay_share(self.momentum, index, 0.5)
-        return self._move_outer(oracles, point, index, storm(momentum, here, state.estimate, there))
+    def step(self, oracles: Oracles, state: FSLAState, index: Array, draw: FSLADraw, first: bool = False) -> FSLAState:
+        def outer_direction(point: Point) -> PyTree:
+            rows = draw.x_rows
+            return trees.add(oracles.cross(point, rows.inner), oracles.outer_grad_outer(point, rows.outer))
 
-    def _move_inner(self, oracles: Oracles, point: Point, index: Array, draw: FSLADraw) -> Point:
-        step = decay(self.step_size, index, 0.5)
+        point, step = state.point, decay(self.step_size, index, 0.5)
         point = point._replace(inner_var=move(point.inner_var, oracles.inner_grad(point, draw.inner), step))
         residual = trees.add(oracles.hvp(point, draw.v_rows.inner), oracles.outer_grad(point, draw.v_rows.outer))
-        return point._replace(v=move(point.v, residual, step))
-
-    def _move_outer(self, oracles: Oracles, point: Point, index: Array, estimate: PyTree) -> FSLAState:
-        step = decay(self.step_size / self.outer_ratio, index, 0.5)
-        return FSLAState(move_outer(oracles, point, estimate, step), point, estimate)
+        point = point._replace(v=move(point.v, residual, step))
+        estimate = outer_direction(point)
+        if not first:
+            there, momentum = outer_direction(state.previous), decay_share(self.momentum, index, 0.5)
+            estimate = storm(momentum, estimate, state.estimate, there)
+        outer_step = decay(self.step_size / self.outer_ratio, index, 0.5)
+        return FSLAState(move_outer(oracles, point, estimate, outer_step), point, estimate)
 
     def calls(self, oracles: Oracles, draw: FSLADraw, refresh: bool) -> Calls:
-        """Count one gradient, one product, one ∇z F, and D_x at two points, one at the first step."""
         points = 1 if refresh else 2
         return Calls(
             inner_grad=oracles.count_inner(draw.inner),
@@ -98,7 +89,3 @@ class FSLA(Solver):
             outer_grad=oracles.count_outer(draw.v_rows.outer),
             outer_grad_outer=points * oracles.count_outer(draw.x_rows.outer),
         )
-
-
-def _outer_direction(oracles: Oracles, point: Point, rows: Rows) -> PyTree:
-    return trees.add(oracles.cross(point, rows.inner), oracles.outer_grad_outer(point, rows.outer))

@@ -10,7 +10,6 @@ With tolerances ε_k that can be summed, a constant C, D = ||last move of x||, s
     x ← x - s g
 
 The paper prints D²/s, which asks for more than a gradient step gives: s dies once the tolerances are small.
-
 Cost: n per gradient and per value of G, n per product (conjugate gradients, and Lanczos where μ is not given), n cross
 products, m of each gradient of F and m values. Memory: 2p + d and the 10 pairs of L-BFGS.
 """
@@ -27,16 +26,10 @@ from bilevel.solvers.base import solver
 from bilevel.solvers.host import OUTER, FullBatch, HostSolver
 from bilevel.solvers.parameters import fraction, one_of, positive
 
-_SEQUENCES = {
-    "exponential": lambda k: 0.1 * 0.9**k,
-    "quadratic": lambda k: 0.1 / k**2,
-    "cubic": lambda k: 0.1 / k**3,
-}
+_SEQUENCES = {"exponential": lambda k: 0.1 * 0.9**k, "quadratic": lambda k: 0.1 / k**2, "cubic": lambda k: 0.1 / k**3}
 _INNER = ("inner_value", "inner_grad")
-_SMALLEST_TOLERANCE = 1e-12
-_SLACK = 1.0  # M of the paper
-_GROWTH, _SHRINKAGE = 1.05, 0.5
-_NEWTON_STEPS = 20
+_SMALLEST_TOLERANCE, _NEWTON_STEPS = 1e-12, 20
+_SLACK, _GROWTH, _SHRINKAGE = 1.0, 1.05, 0.5  # the slack is M of the paper
 
 
 class HOAGState(NamedTuple):
@@ -55,13 +48,12 @@ class HOAG(HostSolver):
     """Hyperparameter optimization with approximate gradients.
 
     It works in float64 whatever the dtype of the problem, by full-batch passes, and finds its own step: `step_size`,
-    `outer_ratio` and `batch_size` have no effect. What a step costs is known only once it is taken, so a run
-    ends with the first step that reaches `max_calls`.
+    `outer_ratio` and `batch_size` have no effect. What a step costs is known only once it is taken, so a run ends with
+    the first step that reaches `max_calls`.
 
     Parameters
     ----------
-    tolerances : of the two solves in step k: "exponential" is 0.1 · 0.9^k, "quadratic" 0.1 / k², "cubic" 0.1 / k³,
-        none below 1e-12
+    tolerances : of both solves in step k, from 1e-12 up: "exponential" 0.1 · 0.9^k, "quadratic" 0.1/k², "cubic" 0.1/k³
     decrease : the step grows while h falls by this times D²/s; the paper prints 1
     lipschitz : C, the Lipschitz constant of F; None means the largest gradient of F seen
     strong_convexity : μ of G; None means the smallest eigenvalue of ∇²zz G, by Lanczos in each step. Where that is
@@ -74,16 +66,13 @@ class HOAG(HostSolver):
     lipschitz: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     sampling: str = one_of(("full",), default="full", kw_only=True)
-
     table_order = 17
 
     def init(self, oracles: Oracles, start: Point) -> HOAGState:
-        """Start where the problem starts."""
         unknown, lipschitz = np.array(np.nan), np.array(0.0 if self.lipschitz is None else float(self.lipschitz))
         return HOAGState(start, unknown, unknown, unknown, lipschitz, FullBatch(oracles, start).calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
-        """Ask once for everything that a step asks for."""
         import scipy.optimize
         import scipy.sparse.linalg  # noqa: F401
 
@@ -94,11 +83,10 @@ class HOAG(HostSolver):
 
     @np.errstate(all="ignore")  # a step that overflows ends the run by its result
     def step(self, oracles: Oracles, state: HOAGState, index: int) -> HOAGState:
-        """Solve both systems to the tolerance of this step, adapt s, and move x."""
         full = FullBatch(oracles, state.point, state.calls)
         z, x, v = full.vectors()
         tolerance = self._tolerance(index + 1)
-        z = self._inner_solution(full, z, x, tolerance)
+        z = self._solve_inner(full, z, x, tolerance)
         value, outer_grad, outer_grad_outer = full.ask(OUTER, z, x)
         if not np.all(np.isfinite(outer_grad)):
             return state._replace(point=full.point(z, np.full_like(x, np.nan), v), calls=full.calls)
@@ -109,14 +97,8 @@ class HOAG(HostSolver):
             lipschitz = max(lipschitz, float(np.hypot(np.linalg.norm(outer_grad), np.linalg.norm(outer_grad_outer))))
         step = self._adapt(state, index + 1, value.item(), lipschitz, grad)
         moved = flat(oracles.project(full.point(z, x - step * grad, v).outer_var))
-        return HOAGState(
-            point=full.point(z, moved, v),
-            step=np.array(step),
-            value=np.array(value.item()),
-            move=np.array(np.linalg.norm(moved - x)),
-            lipschitz=np.array(lipschitz),
-            calls=full.calls,
-        )
+        numbers = np.array(step), np.array(value.item()), np.array(np.linalg.norm(moved - x)), np.array(lipschitz)
+        return HOAGState(full.point(z, moved, v), *numbers, full.calls)
 
     def _tolerance(self, k: int) -> float:
         return max(_SMALLEST_TOLERANCE, _SEQUENCES[self.tolerances](k))
@@ -131,9 +113,9 @@ class HOAG(HostSolver):
         falls = value <= float(state.value) + errors - float(self.decrease) * move**2 / step
         return step * (_GROWTH if falls else _SHRINKAGE)
 
-    def _inner_solution(self, full: FullBatch, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
+    def _solve_inner(self, full: FullBatch, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
         """Return z with ||∇z G|| <= μ tolerance, as far as rounding lets it."""
-        inner = _InnerFunction(full, x)
+        inner = _Inner(full, x)
         if not np.all(np.isfinite(inner(z)[1])):
             return np.full_like(z, np.nan)
         given = self.strong_convexity
@@ -142,7 +124,7 @@ class HOAG(HostSolver):
         return _refine_by_newton(full, z, x, grad, convexity * tolerance)
 
 
-class _InnerFunction:
+class _Inner:
     """G and its gradient in z; the last answer is remembered."""
 
     def __init__(self, full: FullBatch, x: np.ndarray) -> None:
@@ -156,9 +138,7 @@ class _InnerFunction:
         return self.last
 
 
-def _solve_by_lbfgs(
-    inner: _InnerFunction, z: np.ndarray, convexity: float, tolerance: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _solve_by_lbfgs(inner: _Inner, z: np.ndarray, convexity: float, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
     """Return z and ∇z G there, small enough or too small for L-BFGS."""
 
     def enough(z: np.ndarray) -> bool:
@@ -180,6 +160,7 @@ def _solve_by_lbfgs(
 
 def _refine_by_newton(full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float) -> np.ndarray:
     """Go on to ||∇z G|| <= bound by Newton steps, while they halve the gradient."""
+    # Not by `newton_to_rounding`: no damping, products in the place of matrices; merged, oracle calls would differ.
     for _ in range(_NEWTON_STEPS):
         if np.linalg.norm(grad) <= bound:
             break

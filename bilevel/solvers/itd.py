@@ -32,19 +32,15 @@ class ITD(Solver):
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
-
     table_order = 16
 
     def init(self, oracles: Oracles, start: Point) -> LoopState:
-        """Start where the problem starts."""
         return LoopState(start, start.inner_var)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
-        """Draw T inner batches and one outer."""
         return Rows(oracles.draw_inner(key, index, self.n_inner_steps), oracles.draw_outer(key, index))
 
     def step(self, oracles: Oracles, state: LoopState, index: Array, draw: Rows) -> LoopState:
-        """Follow the inner problem, differentiate through it, move."""
         start = state.point if self.warm_start else state.point._replace(inner_var=state.first_inner_var)
         point, grad = self.unroll(oracles, start, draw)
         return state._replace(point=move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
@@ -64,18 +60,15 @@ class ITD(Solver):
             return Point(jax.tree.map(lambda leaf: leaf[k], path), start.outer_var, w)
 
         def backward(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-            w, grad = carry
-            k = self.n_inner_steps - 1 - i
+            (w, grad), k = carry, self.n_inner_steps - 1 - i
             here, rows = at(k, w), batch(draw.inner, k)
             grad = move(grad, oracles.cross(here, rows), self.step_size)
             return move(w, oracles.hvp(here, rows), self.step_size), grad
 
-        carry = outer.grad, outer.grad_outer
-        w, grad = jax.lax.fori_loop(0, self.n_inner_steps - 1, backward, carry)
+        w, grad = jax.lax.fori_loop(0, self.n_inner_steps - 1, backward, (outer.grad, outer.grad_outer))
         return point, move(grad, oracles.cross(at(0, w), batch(draw.inner, 0)), self.step_size)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        """Count T gradients, T - 1 products, T cross products, both outer gradients."""
         loop = oracles.count_inner(draw.inner, self.n_inner_steps)
         outer = oracles.count_outer(draw.outer)
         first = oracles.count_inner(batch(draw.inner, 0))

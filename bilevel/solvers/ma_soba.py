@@ -39,24 +39,19 @@ class MASOBA(Solver):
     """
 
     momentum: float = fraction(default=1.0)
-
     table_order = 19
 
     def init(self, oracles: Oracles, start: Point) -> MASOBAState:
-        """Start with an average of zero."""
         return MASOBAState(start, trees.zeros_like(start.outer_var))
 
     def step(self, oracles: Oracles, state: MASOBAState, index: Array, draw: Rows) -> MASOBAState:
-        """Move x along the old average and z, v along the sampled direction, then renew the average."""
         direction = oracles.direction(state.point, draw)
         step = decay(self.step_size, index, 0.5)
         averaged = direction._replace(outer_var=state.average)
         point = descend(oracles, state.point, averaged, step, step / self.outer_ratio)
         share = decay_share(self.momentum, index, 0.5)
-
         average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, state.average, direction.outer_var)
         return MASOBAState(point, average)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        """Count one direction."""
         return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

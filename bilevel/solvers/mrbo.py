@@ -19,7 +19,7 @@ from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import decay, decay_share, move, split, storm
+from bilevel.solvers.directions import decay, decay_share, move, move_outer, split, storm
 from bilevel.solvers.parameters import fraction
 
 
@@ -50,48 +50,37 @@ class StormSolver(neumann.NeumannSolver):
     """
 
     momentum: float = fraction(default=0.5)
-
     restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
-        """Start where the problem starts; the first step makes the estimates."""
         return StormState(start, start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
 
     def refreshes(self, index: Array, draw: StormDraw) -> Array:
-        """Take the estimates at one point at the first step."""
         return index == 0
 
     def refresh(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
-        """Take the estimates at the start, and move."""
-        return self._move(oracles, state, index, self._gradients(oracles, state.point, draw))
+        return self.step(oracles, state, index, draw, first=True)
 
-    def step(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
-        """Correct the estimates, and move."""
-        here, there = (self._gradients(oracles, point, draw) for point in (state.point, state.previous))
-        momentum = decay_share(self.momentum, index - 1, 2 / 3)
-        estimates = Point(
-            storm(momentum, here.inner_var, state.inner_estimate, there.inner_var),
-            storm(momentum, here.outer_var, state.outer_estimate, there.outer_var),
-            here.v,
-        )
-        return self._move(oracles, state, index, estimates)
+    def step(
+        self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw, first: bool = False
+    ) -> StormState:
+        inner_estimate, outer_estimate, v = self._gradients(oracles, state.point, draw)
+        if not first:
+            there = self._gradients(oracles, state.previous, draw)
+            momentum = decay_share(self.momentum, index - 1, 2 / 3)
+            inner_estimate = storm(momentum, inner_estimate, state.inner_estimate, there.inner_var)
+            outer_estimate = storm(momentum, outer_estimate, state.outer_estimate, there.outer_var)
+        step = decay(self.step_size, index, 1 / 3)
+        point = state.point._replace(inner_var=move(state.point.inner_var, inner_estimate, step), v=v)
+        point = move_outer(oracles, point, outer_estimate, step / self.outer_ratio)
+        return StormState(point, state.point, inner_estimate, outer_estimate)
 
     def _gradients(self, oracles: Oracles, point: Point, draw: StormDraw) -> Point:
         """Return (∇z G, hypergradient, v)."""
         hyper = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
         return hyper._replace(inner_var=oracles.inner_grad(point, draw.inner))
 
-    def _move(self, oracles: Oracles, state: StormState, index: Array, estimates: Point) -> StormState:
-        step = decay(self.step_size, index, 1 / 3)
-        point = Point(
-            move(state.point.inner_var, estimates.inner_var, step),
-            oracles.project(move(state.point.outer_var, estimates.outer_var, step / self.outer_ratio)),
-            estimates.v,
-        )
-        return StormState(point, state.point, estimates.inner_var, estimates.outer_var)
-
     def calls(self, oracles: Oracles, draw: StormDraw, refresh: bool) -> Calls:
-        """Count both points, one at the first step."""
         hyper = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)
         one = hyper._replace(inner_grad=oracles.count_inner(draw.inner))
         return one if refresh else trees.scale(2, one)
@@ -105,6 +94,5 @@ class MRBO(StormSolver):
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:
-        """Draw Q + 2 inner batches and one outer."""
         inner, series = split(oracles.draw_inner(key, index, self.n_neumann + 2), None, self.n_neumann + 1)
         return StormDraw(inner, neumann.assign_batches(series, oracles.draw_outer(key, index), self.n_neumann))

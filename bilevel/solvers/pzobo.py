@@ -12,7 +12,6 @@ Cost ((K + 1) T + 2) b, no second derivatives. Memory 3p + 2d. The variance grow
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from bilevel import _threefry
 from bilevel import _tree as trees
@@ -47,17 +46,14 @@ class PZOBO(Solver):
     n_inner_steps: int = whole(default=10)
     n_directions: int = whole(default=1)
     smoothing: float = positive(default=0.01)
-
     table_order = 15
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
-        """Draw T inner batches, one outer, and the key of the Gaussians, whose shape is that of x."""
         gaussian_key = _threefry.fold_in(_threefry.fold_in(key, _GAUSSIAN_STREAM), index)
         inner_loop = oracles.draw_inner(key, index, self.n_inner_steps)
         return PZOBODraw(inner_loop, oracles.draw_outer(key, index), gaussian_key)
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: PZOBODraw) -> PointState:
-        """Follow the inner problem at x and at points around it, and move along the estimated hypergradient."""
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
         outer = oracles.outer(point, draw.outer)
 
@@ -72,7 +68,6 @@ class PZOBO(Solver):
         return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
     def calls(self, oracles: Oracles, draw: PZOBODraw, refresh: bool) -> Calls:
-        """Count K + 1 inner loops and both outer gradients."""
         loop = oracles.count_inner(draw.inner_loop, self.n_inner_steps)
         outer = oracles.count_outer(draw.outer)
         return Calls(inner_grad=(self.n_directions + 1) * loop, outer_grad=outer, outer_grad_outer=outer)
@@ -81,6 +76,5 @@ class PZOBO(Solver):
 def gaussian_like(key: Array, tree: PyTree) -> PyTree:
     """Draw N(0, I) in the shape of a tree."""
     leaves, structure = jax.tree.flatten(tree)
-    keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-    draws = [jax.random.normal(k, jnp.shape(leaf), leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    draws = [jax.random.normal(jax.random.fold_in(key, i), leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, draws)

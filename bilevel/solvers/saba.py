@@ -3,15 +3,14 @@
 Dagréou, Ablin, Vaiter, Moreau. A framework for bilevel optimization that enables stochastic and global
 variance reduction algorithms. NeurIPS 2022, arXiv 2201.13409.
 
-Tables Y hold the last estimate of each block, M their mean weighted by w_i = (rows of block i)/n:
+Tables Y (:mod:`bilevel.solvers.saga_memory`) hold the last estimate of each block, M their mean weighted by
+w_i = (rows of block i)/n:
 
     draw i with probability w_i, j likewise;   g = estimates on block i (or j) at u
     S = g - Y[i] + M;   M ← M + w_i (g - Y[i]);   Y[i] ← g
     z ← z - α S_{∇z G};   v ← v - α (S_hvp + S_{∇z F});   x ← x - (α/r)(S_cross + S_{∇x F})
 
 Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d, or the terms of n + m rows.
-
-The tables are in :mod:`bilevel.solvers.saga_memory`.
 """
 
 from dataclasses import replace
@@ -57,8 +56,7 @@ class SABA(PreconditionedSolver):
     memory : "blocks" remembers the estimate of each block; "rows" the terms of each row, which takes far less where
         rows are long, and needs a linear model in closed form
     rebuild_every : steps after which the means are summed anew from the tables, against rounding; None means
-        once per (n + m) / batch_size steps, or a tenth as often for "rows", where rows are read for it; with a
-        preconditioner at least each 300 steps
+        (n + m) / batch_size, ten times that for "rows", where rows are read for it; with a preconditioner at most 300
     preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken at the start and when the
         means are summed anew, for n each time; None leaves them as they are
     sampling : "blocks" only: a table belongs to a fixed partition of the rows
@@ -69,18 +67,15 @@ class SABA(PreconditionedSolver):
     rebuild_every: int | None = whole(default=None, optional=True, hint="; use None for the default")
     preconditioner: str | None = one_of(PRECONDITIONERS, default=None, optional=True, kw_only=True)
     sampling: str = one_of(("blocks",), default="blocks", kw_only=True)
-
     table_order = 2
     complexity = Complexity("O((n+m)^2/3 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
     restarts = True
     keeps_tables = True
 
     def resolve(self, oracles: Oracles) -> Self:
-        """Fill in the default of ``rebuild_every``; refuse a memory that the problem does not offer."""
         if self.memory == "rows" and not isinstance(oracles, RowwiseOracles):
-            raise ValueError(
-                f"`SABA(memory='rows')`: {type(oracles).__name__} gives no terms of rows; use memory='blocks'."
-            )
+            name = type(oracles).__name__
+            raise ValueError(f"`SABA(memory='rows')`: {name} gives no terms of rows; use memory='blocks'.")
         if self.rebuild_every is not None:
             return self
         blocks = oracles.inner_samples.n_blocks + oracles.outer_samples.n_blocks
@@ -88,45 +83,35 @@ class SABA(PreconditionedSolver):
         return replace(self, rebuild_every=every if self.preconditioner is None else min(every, _OLDEST_DIAGONAL))
 
     def init(self, oracles: Oracles, start: Point) -> SABAState:
-        """Set up the tables."""
         fill = partial(TABLES[self.memory].fill, start=start, empty=self.tables == "zero")
         diagonal = () if self.preconditioner is None else metric_diagonal(oracles, start, 0)
         levels = fill(Level.of(oracles, "inner")), fill(Level.of(oracles, "outer"))
         return SABAState(start, *levels, self.init_preconditioning(start, diagonal))
 
     def init_calls(self, oracles: Oracles) -> Calls:
-        """Count one estimate per block when the tables are filled, and a diagonal if there is one."""
         cost = direction_calls(oracles.n_inner, oracles.n_outer) if self.tables == "full" else Calls()
         return cost if self.preconditioner is None else trees.add(cost, diagonal_calls(oracles))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        """Rebuild the means each ``rebuild_every`` steps, not at the first."""
         assert self.rebuild_every is not None, "resolve() fills it in"
         return (index % self.rebuild_every == 0) & (index > 0)
 
     def refresh(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
-        """Sum the means anew, then take an ordinary step; no derivative is asked for but a diagonal if there is one."""
-        rebuilt = state._replace(
-            inner=state.inner.rebuild(Level.of(oracles, "inner"), state.point),
-            outer=state.outer.rebuild(Level.of(oracles, "outer"), state.point),
-        )
+        inner = state.inner.rebuild(Level.of(oracles, "inner"), state.point)
+        outer = state.outer.rebuild(Level.of(oracles, "outer"), state.point)
+        rebuilt = state._replace(inner=inner, outer=outer)
         if self.preconditioner is not None:
             diagonal = metric_diagonal(oracles, state.point, index)
             rebuilt = rebuilt._replace(preconditioning=state.preconditioning._replace(diagonal=diagonal))
         return self.step(oracles, rebuilt, index, draw)
 
     def step(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
-        """Move along the variance-reduced direction."""
         inner, inner_table = state.inner.update(Level.of(oracles, "inner"), state.point, draw.inner)
         outer, outer_table = state.outer.update(Level.of(oracles, "outer"), state.point, draw.outer)
-        outer_step = self.step_size / self.outer_ratio
-        direction = join(inner, outer)
-        point, preconditioning = self.descend(
-            oracles, state.point, direction, state.preconditioning, self.step_size, outer_step
-        )
+        steps = self.step_size, self.step_size / self.outer_ratio
+        point, preconditioning = self.descend(oracles, state.point, join(inner, outer), state.preconditioning, *steps)
         return SABAState(point, inner_table, outer_table, preconditioning)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        """Count one direction, and where the means are summed anew a diagonal if there is one."""
         cost = direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
         return trees.add(cost, diagonal_calls(oracles)) if refresh and self.preconditioner is not None else cost

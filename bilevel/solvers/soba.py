@@ -36,17 +36,13 @@ class SOBA(PreconditionedSolver):
     table_order = 3
 
     def init(self, oracles: Oracles, start: Point) -> SOBAState:
-        """Start where the problem starts."""
         return SOBAState(start, self.init_preconditioning(start))
 
     def step(self, oracles: Oracles, state: SOBAState, index: Array, draw: Rows) -> SOBAState:
-        """Move along the sampled direction."""
         step = decay(self.step_size, index, 0.5)
         direction = oracles.direction(state.point, draw)
-        return SOBAState(
-            *self.descend(oracles, state.point, direction, state.preconditioning, step, step / self.outer_ratio)
-        )
+        moved = self.descend(oracles, state.point, direction, state.preconditioning, step, step / self.outer_ratio)
+        return SOBAState(*moved)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        """Count one direction."""
         return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

@@ -3,10 +3,8 @@
 Chu, Xu, Yao, Zhang. SPABA: A Single-Loop and Probabilistic Stochastic Bilevel Algorithm Achieving Optimal Sample
 Complexity. ICML 2024, arXiv 2405.18777.
 
-At the first step, and then with probability 1/q, D ← D(u) by a full-batch pass; otherwise
-D ← D + D_{B,C}(u) - D_{B,C}(u_previous); then u ← P(u - step · D). One coin serves z, v and x. The
-moves are in :mod:`bilevel.solvers.recursive`.
-
+At first, and then with probability 1/q, D ← D(u) by a full-batch pass; else D ← D + D_{B,C}(u) - D_{B,C}(u_previous);
+then u ← P(u - step · D). One coin serves z, v and x. The moves are in :mod:`bilevel.solvers.recursive`.
 Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d.
 """
 
@@ -41,23 +39,18 @@ class SPABA(RecursiveSolver):
     """
 
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
-
     table_order = 20
 
     def resolve(self, oracles: Oracles) -> Self:
-        """Fill in the default period."""
         if self.period is not None:
             return self
         return replace(self, period=1 + (oracles.n_inner + oracles.n_outer) // self.batch_size)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> SPABADraw:
-        """Draw one batch on each level and toss the coin."""
         assert self.period is not None, "resolve() fills it in"
         rows = oracles.draw(key, index)
         coin_key = _threefry.fold_in(_threefry.fold_in(key, _COIN_STREAM), index)
-        face = _threefry.integers(coin_key, (), self.period)
-        return SPABADraw(rows.inner, rows.outer, face == 0)
+        return SPABADraw(*rows, _threefry.integers(coin_key, (), self.period) == 0)
 
     def refreshes(self, index: Array, draw: SPABADraw) -> Array:
-        """Take a full-batch pass at the first step and where the coin says so."""
         return (index == 0) | draw.coin

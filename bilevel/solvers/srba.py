@@ -8,8 +8,7 @@ With u = (z, v, x), steps ρ for z and v and γ for x, the projection P of v ont
     D ← D(u), a full-batch pass;                            u ← P(u - step · D)
     q - 1 times:  draw B, C;  D ← D + D_{B,C}(u) - D_{B,C}(u_previous);  u ← P(u - step · D)
 
-The moves are in :mod:`bilevel.solvers.recursive`; ``step_size="auto"`` moves z and v in the metric of a diagonal and x
-by Adam. Cost per period: 3n + 2m + 10 b (q - 1). Memory: 6p + 3d, no tables.
+The moves are in :mod:`bilevel.solvers.recursive`. Cost per period: 3n + 2m + 10 b (q - 1). Memory: 6p + 3d, no tables.
 """
 
 from dataclasses import replace
@@ -40,30 +39,22 @@ class SRBA(RecursiveSolver):
 
     step_size: float | str = positive(default=0.1, word=AUTO)  # type: ignore[assignment]
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
-
     table_order = 1
     complexity = Complexity("O((n+m)^1/2 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
 
     def resolve(self, oracles: Oracles) -> Self:
-        """Fill in what "auto" stands for, and the default period."""
+        rows = oracles.n_inner + oracles.n_outer
         if self.step_size == AUTO:
-            return self._auto_setting(oracles).resolve(oracles)
-        if self.period is not None:
-            return self
-        return replace(self, period=max(1, (oracles.n_inner + oracles.n_outer) // (2 * self.batch_size)))
-
-    def _auto_setting(self, oracles: Oracles) -> Self:
-        """Return the setting that "auto" stands for; what is given beside it stays."""
-        return replace(
-            self,
-            step_size=_AUTO_STEP,
-            preconditioner=self.preconditioner or "diagonal",
-            outer_optimizer="adam" if self.outer_optimizer is None else self.outer_optimizer,
-            outer_bounds=oracles.wide_bounds if self.outer_bounds is None else self.outer_bounds,
-            period=self.period or max(1, min(_AUTO_PERIOD, (oracles.n_inner + oracles.n_outer) // self.batch_size)),
-        )
+            return replace(
+                self,
+                step_size=_AUTO_STEP,
+                preconditioner=self.preconditioner or "diagonal",
+                outer_optimizer="adam" if self.outer_optimizer is None else self.outer_optimizer,
+                outer_bounds=oracles.wide_bounds if self.outer_bounds is None else self.outer_bounds,
+                period=self.period or max(1, min(_AUTO_PERIOD, rows // self.batch_size)),
+            )
+        return self if self.period is not None else replace(self, period=max(1, rows // (2 * self.batch_size)))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        """Take a full-batch pass each ``period`` steps."""
         assert self.period is not None, "resolve() fills it in"
         return index % self.period == 0

@@ -30,31 +30,24 @@ class StocBiO(Solver):
     n_inner_steps: int = whole(default=10)
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
-
     table_order = 4
     complexity = Complexity("Õ(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def resolve(self, oracles: Oracles) -> Self:
-        """Refuse a Neumann step that is too large for the problem."""
         neumann.check_step(self, self.neumann_step, oracles)
         return self
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> neumann.LoopDraw:
-        """Draw T + Q + 1 inner batches and one outer."""
-        count = self.n_inner_steps + self.n_neumann + 1
-        inner_loop, series = split(oracles.draw_inner(key, index, count), self.n_inner_steps, self.n_neumann + 1)
-        return neumann.LoopDraw(
-            inner_loop, neumann.assign_batches(series, oracles.draw_outer(key, index), self.n_neumann)
-        )
+        sizes = self.n_inner_steps, self.n_neumann + 1
+        inner_loop, series = split(oracles.draw_inner(key, index, sum(sizes)), *sizes)
+        draw = neumann.assign_batches(series, oracles.draw_outer(key, index), self.n_neumann)
+        return neumann.LoopDraw(inner_loop, draw)
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: neumann.LoopDraw) -> PointState:
-        """Follow the inner problem, then move along the hypergradient there."""
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
         _, grad, v = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-        outer_step = self.step_size / self.outer_ratio
-        return PointState(move_outer(oracles, point._replace(v=v), grad, outer_step))
+        return PointState(move_outer(oracles, point._replace(v=v), grad, self.step_size / self.outer_ratio))
 
     def calls(self, oracles: Oracles, draw: neumann.LoopDraw, refresh: bool) -> Calls:
-        """Count T gradients and one hypergradient."""
         calls = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)
         return calls._replace(inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps))

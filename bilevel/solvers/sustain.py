@@ -5,7 +5,6 @@ Double-Momentum. NeurIPS 2021, arXiv 2102.07367.
 
 STORM estimates of ∇z G and of the hypergradient with a Neumann series of random length P, the same P and batches at
 both points; z and x move together: see :mod:`bilevel.solvers.mrbo` and :mod:`bilevel.solvers.neumann`.
-
 Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d.
 """
 
@@ -29,7 +28,6 @@ class SUSTAIN(StormSolver):
     table_order = 12
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:
-        """Draw the length, Q + 1 inner batches and one outer."""
         inner, products = split(oracles.draw_inner(key, index, self.n_neumann + 1), None, self.n_neumann)
         series = neumann.assign_batches(products, oracles.draw_outer(key, index), self.n_neumann - 1)
         return StormDraw(inner, series._replace(length=neumann.random_length(key, index, self.n_neumann)))

@@ -29,7 +29,6 @@ class TTSA(AlternatingSolver):
     table_order = 10
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        """Take one inner step, then move along the hypergradient there."""
         step = decay(self.step_size, index, 2 / 5)
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, step)
         return PointState(self.move_outer(oracles, point, index, draw, power=3 / 5))

@@ -8,8 +8,6 @@ Estimates d_z of ∇z G and d_x of the hypergradient (truncated Neumann series) 
     (z', x') = (z, x);   x ← x - (α/r) d_x
     for k = 0, …, T:  draw batches;  d ← d + g(z, x) - g(z', x');  (z', x') = (z, x);  if k < T:  z ← z - α d_z
 
-so difference 0 carries the move of x and differences 1, …, T one move of z each.
-
 Cost 2(T + 1)(Q + 4) b, and (Q + 2) n + 2m every q steps. Memory 3p + 3d.
 """
 
@@ -44,31 +42,26 @@ class VRBO(Solver):
     ----------
     step_size : step of the inner loop
     period : q, outer steps from one full-batch pass to the next; None means max(1, (n + m) // (2 batch_size))
-    n_inner_steps : T, inner moves per outer step
     """
 
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
     n_inner_steps: int = whole(default=10)
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
-
     table_order = 7
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
     restarts = True
 
     def resolve(self, oracles: Oracles) -> Self:
-        """Fill in the default period; refuse a Neumann step that is too large for the problem."""
         neumann.check_step(self, self.neumann_step, oracles)
         if self.period is not None:
             return self
         return replace(self, period=max(1, (oracles.n_inner + oracles.n_outer) // (2 * self.batch_size)))
 
     def init(self, oracles: Oracles, start: Point) -> VRBOState:
-        """Start with no estimates: the first step is a refresh."""
         return VRBOState(start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
-        """Draw the batches of T + 1 differences at once: Q + 2 inner ones and one outer for each."""
         differences, each = self.n_inner_steps + 1, self.n_neumann + 2
         inner = oracles.draw_inner(key, index, differences * each)
         if inner is not None:
@@ -76,18 +69,15 @@ class VRBO(Solver):
         return Rows(inner, oracles.draw_outer(key, index, differences))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        """Take a full-batch pass each ``period`` steps."""
         assert self.period is not None, "resolve() fills it in"
         return index % self.period == 0
 
     def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
-        """Replace both estimates by those of a full-batch pass, then take the step."""
         exact = self._gradients(oracles, state.point, None, None)
         fresh = VRBOState(state.point._replace(v=exact.v), exact.inner_var, exact.outer_var)
         return self.step(oracles, fresh, index, draw)
 
     def step(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
-        """Move x once and z T times, each move followed by its difference."""
         moved_x = move_outer(oracles, state.point, state.outer_estimate, self.step_size / self.outer_ratio)
         after_x = self._correct(oracles, state._replace(point=moved_x), state.point, draw, 0)
 
@@ -116,19 +106,11 @@ class VRBO(Solver):
         return hyper._replace(inner_var=oracles.inner_grad(point, batch(inner, 0)))
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        """Count both points of T + 1 differences, and the full-batch pass of a refresh."""
         differences, each, n, m = self.n_inner_steps + 1, self.n_neumann + 2, oracles.n_inner, oracles.n_outer
         rows = None if draw.inner is None else draw.inner.reshape(-1, *draw.inner.shape[2:])
         inner = oracles.inner_samples.counts(rows, differences * each).reshape(differences, each)
         outer = 2 * oracles.count_outer(draw.outer, differences)
-        steps = Calls(
-            inner_grad=2 * jnp.sum(inner[:, 0], dtype=jnp.int32),
-            hvp=2 * jnp.sum(inner[:, 1:-1], dtype=jnp.int32),
-            cross=2 * jnp.sum(inner[:, -1], dtype=jnp.int32),
-            outer_grad=outer,
-            outer_grad_outer=outer,
-        )
-        if not refresh:
-            return steps
+        grads, products, cross = (2 * jnp.sum(inner[:, part], dtype=jnp.int32) for part in (0, slice(1, -1), -1))
+        steps = Calls(inner_grad=grads, hvp=products, cross=cross, outer_grad=outer, outer_grad_outer=outer)
         full = Calls(inner_grad=n, hvp=self.n_neumann * n, cross=n, outer_grad=m, outer_grad_outer=m)
-        return trees.add(steps, full)
+        return trees.add(steps, full) if refresh else steps

@@ -34,9 +34,9 @@ def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[st
     draws = [
         SimpleNamespace(
             inner_loop=rows.inner_list(d.inner_loop, times),
-            linear_loop=rows.inner_list(d.linear_loop, times),
-            cross=rows.inner(d.cross),
-            outer=rows.outer(d.outer),
+            linear_loop=rows.inner_list(d.neumann.products, times),
+            cross=rows.inner(d.neumann.cross),
+            outer=rows.outer(d.neumann.outer),
         )
         for d in run.draws
     ]
