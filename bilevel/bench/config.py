@@ -7,12 +7,11 @@ import itertools
 import math
 import re
 import tomllib
-import typing
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,8 +23,6 @@ from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS, SolverBase
 
 Seeds: TypeAlias = int | Collection[int]  # how many, or which
-
-FOLDER = Path("configs")  # where a bare name is looked up
 
 
 class ConfigError(ValueError):
@@ -68,7 +65,6 @@ class Experiment:
 
     @property
     def solvers(self) -> tuple[str, ...]:
-        """The names of the solvers, each once, in the order of the file."""
         return tuple(dict.fromkeys(setting.solver for setting in self.settings))
 
     def cells(
@@ -89,9 +85,7 @@ class Experiment:
         kept = (setting for setting in self.settings if only is None or setting.solver in only)
         # Different fractions may come to the same period.
         runs = dict.fromkeys((setting.solver, setting.pairs(n_rows)) for setting in kept)
-        product = itertools.product(runs, self._seeds(seeds))
-        max_calls = self._max_calls(n_rows)
-        return tuple(self._cell(solver, pairs, seed, SWEEP, max_calls) for (solver, pairs), seed in product)
+        return tuple(self._cells(itertools.product(runs, self._seeds(seeds)), SWEEP, n_rows))
 
     def timing_cells(
         self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int, seeds: Seeds | None = None
@@ -103,17 +97,17 @@ class Experiment:
         if self.max_seconds is None:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
         runs = [(name, _list_parameters(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
-        budget = self._max_calls(n_inner + n_outer), self.max_seconds
-        turns = itertools.product(self._seeds(seeds), runs)
-        return tuple(self._cell(solver, pairs, seed, TIMING, *budget) for seed, (solver, pairs) in turns)
+        turns = ((run, seed) for seed in self._seeds(seeds) for run in runs)
+        return tuple(self._cells(turns, TIMING, n_inner + n_outer, self.max_seconds))
 
-    def _max_calls(self, n_rows: int) -> int | None:
-        return math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
-
-    def _cell(self, solver: str, pairs: Pairs, seed: int, phase: str, *budget: Any) -> Cell:
-        arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
-        problem_pairs = tuple(sorted(arguments.items()))
-        return Cell(self.name, self.problem, problem_pairs, solver, pairs, seed, phase, *budget)
+    def _cells(
+        self, turns: Iterable[tuple[tuple[str, Pairs], int]], phase: str, n_rows: int, max_seconds: float | None = None
+    ) -> Iterator[Cell]:
+        budget = math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls, max_seconds
+        for (solver, pairs), seed in turns:
+            arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
+            problem = self.problem, tuple(sorted(arguments.items()))
+            yield Cell(self.name, *problem, solver, pairs, seed, phase, *budget)
 
     def _seeds(self, seeds: Seeds | None) -> tuple[int, ...]:
         if seeds is None:
@@ -156,12 +150,11 @@ class _Budget(Struct, forbid_unknown_fields=True):
 
 @functools.cache
 def _arguments_table(problem: str) -> Any:
-    """Return the table of a problem's arguments, made from its signature."""
     words = {int: "an integer", float: "a finite number", str: "a text", bool: "true or false"}
-    hints = typing.get_type_hints(PROBLEMS[problem])
+    hints = get_type_hints(PROBLEMS[problem])
     fields: list[tuple[Any, ...]] = []
     for name, parameter in inspect.signature(PROBLEMS[problem]).parameters.items():
-        word = words.get((*typing.get_args(hints[name]), hints[name])[0])
+        word = words.get((*get_args(hints[name]), hints[name])[0])
         kind = Any if word is None else Annotated[hints[name], Meta(description=word)]
         fields.append((name, kind) if parameter.default is parameter.empty else (name, kind, parameter.default))
     return msgspec.defstruct(problem, fields, kw_only=True, forbid_unknown_fields=True)
@@ -176,10 +169,7 @@ def _at(place: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {error}") from error
 
 
-def _convert(values: Any, table: Any, what: str = "key") -> Any:
-    """Return a table of the file, checked."""
-    if not isinstance(values, dict):
-        raise ValueError("must be a table.")
+def _convert(values: dict[str, Any], table: Any, what: str = "key") -> Any:
     for key in values:
         _check_name(what, key, table.__struct_fields__)
     try:
@@ -187,7 +177,7 @@ def _convert(values: Any, table: Any, what: str = "key") -> Any:
     except msgspec.ValidationError as error:
         # It ends with the field that is missing, or with the path to what is wrong: `$.seeds[1]`.
         key = re.findall(r"`(?:\$\.)?(\w+)[^`]*`", str(error))[-1]
-        must = f"must be {typing.get_type_hints(table, include_extras=True)[key].__metadata__[0].description}."
+        must = f"must be {get_type_hints(table, include_extras=True)[key].__metadata__[0].description}."
         raise ValueError(_complain(values, key, must)) from None
 
 
@@ -217,7 +207,7 @@ def find_config(path: str | Path) -> Path:
     """Return the file of an experiment, given as a path or by its bare name."""
     path = Path(path)
     bare = len(path.parts) == 1 and not path.suffix
-    file = FOLDER / f"{path}.toml" if bare else path
+    file = Path("configs", f"{path}.toml") if bare else path
     if not file.exists():
         others = sorted(other.stem if bare else str(other) for other in file.parent.glob("*.toml"))
         raise ConfigError(f"{file}: no such file; {suggest(str(path), others)}")
@@ -226,31 +216,21 @@ def find_config(path: str | Path) -> Path:
 
 def _parse(file: _File) -> Experiment:
     for key, table in {"problem": file.problem, "budget": file.budget}.items():
-        if table is None:
-            raise ValueError(f"missing table [{key}].")
+        if not isinstance(table, dict):
+            raise ValueError(f"missing table [{key}]." if table is None else f"[{key}]: must be a table.")
     problem, arguments = _parse_problem(file.problem, file.new_problem_per_seed)
     if file.metric not in METRICS:  # then it is the problem's own, which only the problem knows
-        own = PROBLEMS[problem](**dict(arguments)).metrics
-        _check_name("metric", file.metric, (*METRICS, *own))
+        _check_name("metric", file.metric, (*METRICS, *PROBLEMS[problem](**dict(arguments)).metrics))
     with _at("[budget]"):
         budget = _convert(file.budget, _Budget)
         if (budget.calls is None) == (budget.epochs is None):
             raise ValueError("give exactly one of `calls` and `epochs`.")
-    return Experiment(
-        name=file.name,
-        metric=file.metric,
-        seeds=_list_seeds(file.seeds),
-        new_problem_per_seed=file.new_problem_per_seed,
-        problem=problem,
-        problem_arguments=arguments,
-        settings=tuple(dict.fromkeys(_parse_solvers(file.solvers))),
-        max_calls=budget.calls,
-        epochs=budget.epochs,
-        max_seconds=budget.seconds,
-    )
+    settings = tuple(dict.fromkeys(_parse_solvers(file.solvers)))
+    head = file.name, file.metric, _list_seeds(file.seeds), file.new_problem_per_seed
+    return Experiment(*head, problem, arguments, settings, budget.calls, budget.epochs, budget.seconds)
 
 
-def _parse_problem(values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
+def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pairs]:
     with _at("[problem]"):
         name, given = _split_name(values, "problem", PROBLEMS)
     with _at(f"[problem] ({name})"):
@@ -265,7 +245,7 @@ def _parse_problem(values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
 
 
 def _parse_solvers(entries: Any) -> Iterator[Setting]:
-    if not isinstance(entries, list) or not entries:
+    if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
     for number, values in enumerate(entries, start=1):
         with _at(f"[[solvers]] {number}"):
@@ -301,10 +281,7 @@ def _list_values(key: str, value: Any, kind: type) -> list[Any]:
     return [float(one) if kind is float and type(one) is int else one for one in values]
 
 
-def _split_name(values: Any, what: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name in a table, and what else is in it."""
-    if not isinstance(values, dict):
-        raise ValueError("must be a table.")
+def _split_name(values: dict[str, Any], what: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
     name = values.get("name")
     if not isinstance(name, str):
         raise ValueError(_complain(values, "name", f"must be the name of a {what}."))

@@ -2,13 +2,13 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,18 +30,15 @@ _LINE_WIDTH, _PRINT_LINE_WIDTH = 2.25, 1.2
 COLORS = ("#782dff", "#ff5a00", "#4ba578", "#c31e2d", "#6996d2", "#4b6978", "#8778ff")
 # Lengths of marks and gaps, in widths of the line; their number has no divisor in common with that of colors.
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (5, 1.5, 1, 1.5), (8, 2))
-WIDTH = 3.3  # inches, a column of most journals
-FONT_SIZE = 8
-_PANEL_HEIGHT, _LEGEND_ROW_HEIGHT = 1.9, 0.17
-_LEGEND_COLUMNS = 3
+WIDTH, FONT_SIZE = 3.3, 8  # inches, a column of most journals, and points
+_PANEL_HEIGHT, _LEGEND_ROW_HEIGHT, _LEGEND_COLUMNS = 1.9, 0.17, 3
 # Type 42 keeps letters as letters, which journals ask for.
 _STYLE = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "pdf.fonttype": 42, "axes.linewidth": 0.6}
 # A date would make each file different from the one before.
 _METADATA = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """Color and dashes of a line."""
 
     color: str
@@ -50,10 +47,7 @@ class Look:
 
 def assign_looks(solvers: Iterable[str]) -> dict[str, Look]:
     """Give each name a look; up to 35 names get different ones."""
-    return {
-        solver: Look(COLORS[place % len(COLORS)], DASHES[place % len(DASHES)])
-        for place, solver in enumerate(sorted(set(solvers)))
-    }
+    return dict(zip(sorted(set(solvers)), map(Look, itertools.cycle(COLORS), itertools.cycle(DASHES)), strict=False))
 
 
 def write_report(
@@ -76,13 +70,13 @@ def write_report(
     budgets : what a cell was allowed to use, in words: a store only knows what was used
     commands : the lines that make the page again
     """
-    looks = assign_looks(table["solver"])
     shown = make_sections(table, metric)
-    drawings = [_drawing(f"section-{place}", section, [*looks]) for place, section in enumerate(shown, start=1)]
-    solvers = [
-        {"place": place, "name": solver, "color": look.color, "dash": _dash(look)}
-        for place, (solver, look) in enumerate(looks.items())
-    ]
+    solvers: list[dict[str, Any]] = []
+    for name, look in assign_looks(table["solver"]).items():
+        dash = ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
+        solvers.append({"place": len(solvers), "name": name, "color": look.color, "dash": dash})
+    names = [solver["name"] for solver in solvers]
+    drawings = [_drawing(f"section-{place}", section, names) for place, section in enumerate(shown, start=1)]
     page = _render(
         title=title,
         solvers=solvers,
@@ -101,13 +95,8 @@ def write_report(
 
 def _render(**data: Any) -> str:
     jinja2 = require("jinja2", "bench")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("bilevel.bench"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    options = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("bilevel.bench"), **options)
     environment.filters |= {"number": _format_number, "count": _format_count}
     script, _, _ = environment.loader.get_source(environment, "report.js")
     scripts = {"plotly": require("plotly.offline", "bench").get_plotlyjs(), "script": script}
@@ -131,24 +120,18 @@ def _format_count(value: float) -> str:
     return f"{value:,.0f}" if np.isfinite(value) else "–"
 
 
-def _dash(look: Look) -> str:
-    return ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
-
-
 def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     """Return what the script draws of a section; a solver is known by its place in the list."""
+    curves = []
+    for (metric, axis, solver), curve in section.curves.items():
+        key = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
+        curves.append(key | {part: _round(values) for part, values in curve._asdict().items()})
+    labels = {metric: section.metrics[metric].label for metric in section.with_curves(0)}
     return {
         "id": name,
-        "metrics": [
-            {"name": name, "label": section.metrics[name].label, "log": section.on_log_scale(name)}
-            for name in section.with_curves(0)
-        ],
+        "metrics": [{"name": one, "label": labels[one], "log": section.on_log_scale(one)} for one in labels],
         "settings": {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders},
-        "curves": [
-            {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
-            | {name: _round(getattr(curve, name)) for name in ("x", "low", "median", "high")}
-            for (metric, axis, solver), curve in section.curves.items()
-        ],
+        "curves": curves,
     }
 
 
@@ -160,14 +143,14 @@ def _describe(section: Section) -> dict[str, Any]:
     """Return what stands in the page itself."""
     timed = [one for one in section.contenders if one.is_timed and _REACHED in list_metrics(one.rows)]
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
-    ranked = sorted(section.contenders, key=lambda one: _rank(one, section.metric))
+    finals = [_final_row(one, tabled, section) for one in section.contenders]
     return {
         "heading": f"{section.problem} ({section.experiment})",
         "arguments": ", ".join(f"{name} {value}" for name, value in section.arguments.items()),
         "selected_by": describe(section.metric).label,
         "axes": {axis: AXES[axis] for axis in section.with_curves(1)},
         "tabled_metrics": [section.metrics[name].label for name in tabled],
-        "finals": [_final_row(one, tabled, section) for one in ranked],
+        "finals": sorted(finals, key=lambda row: row["rank"]),
         "reached": describe(_REACHED).label,
         "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
         "calls_to_reach": {one.solver: calls_to_reach(one.rows, _REACHED, EPSILONS) for one in timed},
@@ -175,18 +158,15 @@ def _describe(section: Section) -> dict[str, Any]:
     }
 
 
-def _rank(one: Contender, metric: str) -> float:
-    median = quantiles(final_values(one.rows, metric))[1]
-    return np.inf if np.isnan(median) else median * np.sign(worst_value(metric))
-
-
 def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict[str, Any]:
     last = one.rows[one.rows["final"].astype(bool)]
     ends = one.rows.groupby("cell")["status"].last().value_counts() if one.parameters is not None else {}
     of_sweep = (section.rows["phase"] == SWEEP) & (section.rows["solver"] == one.solver)
     swept = section.rows[of_sweep].groupby("cell")["status"].last()
+    median = quantiles(final_values(one.rows, section.metric))[1]
     return {
         "solver": one.solver,
+        "rank": np.inf if np.isnan(median) else median * np.sign(worst_value(section.metric)),
         "spreads": [quantiles(final_values(one.rows, metric)) for metric in metrics],
         **{name: last[name].median() for name in ("calls", "seconds", "memory_bytes")},
         "statuses": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ends.items()),
@@ -196,7 +176,6 @@ def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict
 
 
 def _facts(experiment: str, rows: Frame) -> dict[str, str]:
-    """Return where the rows of an experiment come from."""
     times = sorted(rows["written_at"].dropna())
     return {
         "Experiment": experiment,

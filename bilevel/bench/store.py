@@ -12,6 +12,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,25 +46,21 @@ def SCHEMA() -> Arrow:
 
 @functools.cache
 def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> Arrow:
-    pa = require("pyarrow", "bench")
+    parameters: dict[str, type] = {}
+    for solver in solvers:
+        for name, kind in parameter_types(solver).items():
+            if parameters.setdefault(PARAMETER + name, kind) is not kind:
+                raise TypeError(f"`{solver.__name__}.{name}` has another type than in other solvers; rename it.")
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
-        **_parameters(solvers),
+        **dict(sorted(parameters.items())),
         **{"seed": int, "status": str, "final": bool, "step": int, "seconds": float},
         **dict.fromkeys(("calls", *(f"calls_{kind}" for kind in Calls._fields)), int),
         **dict.fromkeys(("epochs", *metrics, "memory_bytes"), float),
         **dict.fromkeys(("machine", "python", "jax", "bilevel", "revision", "written_at"), str),
     }
+    pa = require("pyarrow", "bench")
     return pa.schema([(name, pa.type_for_alias(_NAMES[kind])) for name, kind in columns.items()])
-
-
-def _parameters(solvers: tuple[type[SolverBase], ...]) -> dict[str, type]:
-    types: dict[str, type] = {}
-    for solver in solvers:
-        for name, kind in parameter_types(solver).items():
-            if types.setdefault(PARAMETER + name, kind) is not kind:
-                raise TypeError(f"`{solver.__name__}.{name}` has another type than in other solvers; rename it.")
-    return dict(sorted(types.items()))
 
 
 def list_metrics(table: Frame) -> list[str]:
@@ -100,17 +97,15 @@ class Store:
     def write(self, rows: Sequence[dict[str, Any]]) -> Path | None:
         """Write the rows of whole cells that are not finished already, and return the new file, if there is one.
 
-        Parameters
-        ----------
-        rows : one dict per evaluation; a column that is left out is null, one that the schema lacks is a metric
+        A column that a row leaves out is null; one that the schema lacks is a metric.
         """
         _check_rows(rows)
         done = self.finished()
         rows = [row for row in rows if row["cell"] not in done]
         if not rows:
             return None
-        cells = sorted({row["cell"] for row in rows})
-        path = self.folder / (hashlib.sha256(" ".join(cells).encode()).hexdigest()[:32] + ".parquet")
+        cells = " ".join(sorted({row["cell"] for row in rows}))
+        path = self.folder / f"{hashlib.sha256(cells.encode()).hexdigest()[:32]}.parquet"
         table = _table(rows)
         try:
             self._remove_leftovers()
@@ -123,17 +118,15 @@ class Store:
     def keep_config(self, path: str | Path) -> None:
         """Put a copy of an experiment's file beside its results."""
         source = find_config(path)
-        if source.resolve() in (kept.resolve() for kept in self.configs()):
-            return
-        with replacing(self.folder / f"_{source.stem}.toml") as file:
-            file.write(source.read_bytes())
+        if source.resolve() not in (kept.resolve() for kept in self.configs()):
+            with replacing(self.folder / f"_{source.stem}.toml") as file:
+                file.write(source.read_bytes())
 
     def configs(self) -> list[Path]:
         """Return the files of the experiments, kept beside the results."""
         return sorted(self.folder.glob("_*.toml"))
 
     def experiments(self) -> list[Experiment]:
-        """Return the experiments whose files lie beside the results."""
         return [load_config(path) for path in self.configs()]
 
     def finished(self) -> set[str]:
@@ -141,12 +134,7 @@ class Store:
         return {cell for table in self._tables(["cell", "final"]) for cell in _list_finished(table)}
 
     def read(self, phase: str | None = None) -> Frame:
-        """Return all rows, those of a cell that two processes wrote once.
-
-        Parameters
-        ----------
-        phase : "sweep" or "timing"; both by default
-        """
+        """Return all rows, or those of a phase, "sweep" or "timing"; those of a cell that two processes wrote once."""
         if phase not in (None, SWEEP, TIMING):
             raise ValueError(f"`phase={phase!r}`: must be {SWEEP!r}, {TIMING!r} or None.")
         require("pandas", "bench")
@@ -154,19 +142,15 @@ class Store:
         return frame if phase is None else frame[frame["phase"] == phase].reset_index(drop=True)
 
     def _tables(self, columns: list[str] | None = None) -> Iterator[Arrow]:
-        for path in sorted(self.folder.glob("[!._]*.parquet")):
-            table = _read(path, columns)
-            if table is not None:
-                yield table
+        tables = (_read(path, columns) for path in sorted(self.folder.glob("[!._]*.parquet")))
+        return (table for table in tables if table is not None)
 
     def _remove_leftovers(self) -> None:
         """Remove what killed writers left, and leave alone what may still be written to."""
         for path in self.folder.glob(".*.part"):
-            try:
+            with suppress(FileNotFoundError):  # another process was faster
                 if time.time() - path.stat().st_mtime > _STALE:
                     path.unlink()
-            except FileNotFoundError:
-                continue  # another process was faster
 
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -206,45 +190,21 @@ def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
 
 
 def _read(path: Path, columns: list[str] | None) -> Arrow | None:
-    """Return a file's table, or None where it is damaged or gone."""
+    """Return a file's table, or None where it is damaged, and set aside, or gone."""
     pa, pq = require("pyarrow", "bench"), require("pyarrow.parquet", "bench")
-    try:
-        with path.open("rb") as file:
-            try:
-                source = pq.ParquetFile(file, page_checksum_verification=True)
-                lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
-                if not lacking:
-                    return _conform(source.read(columns))
-                problem = f"it lacks {', '.join(lacking)}"
-            except (pa.ArrowException, OSError, ValueError) as error:
-                problem = " ".join(str(error).split())
-    except FileNotFoundError:
-        return None  # set aside by another process
-    _set_aside(path, problem)
+    problem = None
+    with suppress(FileNotFoundError), path.open("rb") as file:  # or another process set it aside
+        try:
+            source = pq.ParquetFile(file, page_checksum_verification=True)
+            lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
+            if not lacking:
+                return _conform(source.read(columns))
+            problem = f"it lacks {', '.join(lacking)}"
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problem = " ".join(str(error).split())
+    if problem is not None:
+        _set_aside(path, problem)
     return None
-
-
-def _conform(table: Arrow) -> Arrow:
-    """Return a file's table with our types in our columns; in others, numbers are floats, and the rest is text."""
-    pa = require("pyarrow", "bench")
-    kinds = pa.types
-    ours = {field.name: field.type for field in SCHEMA()}
-
-    def type_of(field: Any) -> Arrow:
-        numeric = kinds.is_integer(field.type) or kinds.is_floating(field.type) or kinds.is_null(field.type)
-        return ours.get(field.name, pa.float64() if numeric else pa.string())
-
-    return table.cast(pa.schema([(field.name, type_of(field)) for field in table.schema]))
-
-
-def _unite(tables: Sequence[Arrow]) -> Arrow:
-    """Put tables of different columns below one another; numbers and text in one column become text."""
-    pa = require("pyarrow", "bench")
-    types: dict[str, Arrow] = {}
-    for field in (field for table in tables for field in table.schema):
-        types[field.name] = field.type if types.get(field.name, field.type) == field.type else pa.string()
-    cast = (table.cast(pa.schema([(name, types[name]) for name in table.column_names])) for table in tables)
-    return pa.concat_tables(cast, promote_options="default")
 
 
 def _set_aside(path: Path, problem: str) -> None:
@@ -257,6 +217,26 @@ def _set_aside(path: Path, problem: str) -> None:
     warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
 
 
+def _conform(table: Arrow) -> Arrow:
+    """Return a file's table with our types in our columns; in others, numbers are floats, and the rest is text."""
+    pa = require("pyarrow", "bench")
+    ours = {field.name: field.type for field in SCHEMA()}
+    fields = []
+    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
+        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+        fields.append((name, ours.get(name, pa.float64() if numeric else pa.string())))
+    return table.cast(pa.schema(fields))
+
+
+def _unite(tables: Sequence[Arrow]) -> Arrow:
+    """Put tables of different columns below one another; numbers and text in one column become text."""
+    pa = require("pyarrow", "bench")
+    text = {field.name for table in tables for field in table.schema if field.type == pa.string()}
+    kinds = ([(one.name, pa.string() if one.name in text else one.type) for one in table.schema] for table in tables)
+    cast = (table.cast(pa.schema(fields)) for table, fields in zip(tables, kinds, strict=True))
+    return pa.concat_tables(cast, promote_options="default")
+
+
 def _list_finished(table: Arrow) -> list[str]:
     return table.filter(table["final"])["cell"].to_pylist()
 
@@ -264,9 +244,9 @@ def _list_finished(table: Arrow) -> list[str]:
 def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
     """Keep each cell in one table: the first where it is finished, or else the first."""
     home: dict[str, int] = {}
-    for cells_of in (_list_finished, lambda table: table["cell"].to_pylist()):
+    for list_cells in (_list_finished, lambda table: table["cell"].to_pylist()):
         for place, table in enumerate(tables):
-            for cell in cells_of(table):
+            for cell in list_cells(table):
                 home.setdefault(cell, place)
     for place, table in enumerate(tables):
         yield table.filter([home[cell] == place for cell in table["cell"].to_pylist()])
