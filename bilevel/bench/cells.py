@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -37,8 +37,7 @@ SWEEP, TIMING = "sweep", "timing"
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A solver with its hyper-parameters; ``period_fraction`` stands for a period that follows the data's size."""
 
     solver: str
@@ -55,27 +54,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run, stated in full: a solver with a setting and a seed, on a problem, under a budget.
-
-    Attributes
-    ----------
-    experiment : the name of the experiment it belongs to
-    problem, problem_arguments : a name in ``bilevel.problems.PROBLEMS``, and what it is called with, sorted
-    solver, parameters : a name in ``bilevel.SOLVERS``, and what it is called with, sorted
-    seed : of the batches
-    phase : "sweep", many cells in one program, or "timing", alone on the machine
-    max_calls, max_seconds : the budget; one of them may be None
-    """
+    """One run, stated in full: a solver with a setting and a seed, on a problem, under a budget."""
 
     experiment: str
-    problem: str
-    problem_arguments: Pairs
-    solver: str
+    problem: str  # a name in ``bilevel.problems.PROBLEMS``
+    problem_arguments: Pairs  # sorted, as all pairs
+    solver: str  # a name in ``bilevel.SOLVERS``
     parameters: Pairs
-    seed: int
-    phase: str = SWEEP
+    seed: int  # of the batches
+    phase: str = SWEEP  # where many cells run in one program, or TIMING, where one is alone on the machine
     max_calls: int | None = None
-    max_seconds: float | None = None
+    max_seconds: float | None = None  # one of the two may be None
 
     @functools.cached_property
     def id(self) -> str:
@@ -85,8 +74,7 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Cells of one solver on one problem that differ in traced numbers and seeds."""
 
     cells: tuple[Cell, ...]

@@ -31,30 +31,18 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A problem, settings to compare on it, and what each may cost.
-
-    Attributes
-    ----------
-    name : of the experiment
-    metric : what settings are selected by, at the end of the sweep
-    seeds : of the batches
-    new_problem_per_seed : is the problem drawn anew with each seed?
-    problem, problem_arguments : a name in ``bilevel.problems.PROBLEMS``, and all its arguments, sorted
-    settings : the united grids, without duplicates
-    max_calls, epochs : budget of a cell, one of them None
-    max_seconds : budget of a timing cell besides; None where there is no timing phase
-    """
+    """A problem, settings to compare on it, and what each may cost."""
 
     name: str
-    metric: str
-    seeds: tuple[int, ...]
-    new_problem_per_seed: bool
-    problem: str
-    problem_arguments: Pairs
-    settings: tuple[Setting, ...]
-    max_calls: int | None
+    metric: str  # which settings are selected by, at the end of the sweep
+    seeds: tuple[int, ...]  # of the batches
+    new_problem_per_seed: bool  # is the problem drawn anew with each seed?
+    problem: str  # a name in ``bilevel.problems.PROBLEMS``
+    problem_arguments: Pairs  # all of them, sorted
+    settings: tuple[Setting, ...]  # the united grids, without duplicates
+    max_calls: int | None  # budget of a cell; either this or the next is None
     epochs: float | None
-    max_seconds: float | None
+    max_seconds: float | None  # budget of a timing cell besides; None where there is no timing phase
 
     @property
     def budgets(self) -> str:
@@ -70,14 +58,7 @@ class Experiment:
     def cells(
         self, n_inner: int, n_outer: int, seeds: Seeds | None = None, only: Collection[str] | None = None
     ) -> tuple[Cell, ...]:
-        """Return the cells of the sweep.
-
-        Parameters
-        ----------
-        n_inner, n_outer : rows of the problem, which periods and epochs are counted in
-        seeds : in the place of the experiment's own
-        only : names of the solvers to keep
-        """
+        """Return the cells of the sweep on a problem of this size, with these seeds and solvers in the place of all."""
         with _at(f"`{self.name}`"):
             for name in only or ():
                 _check_name("solver", name, self.solvers)
@@ -186,11 +167,9 @@ def _complain(values: dict[str, Any], key: str, must: str) -> str:
 
 
 def load_config(path: str | Path) -> Experiment:
-    """Read an experiment; what is wrong raises a `ConfigError` with the file, the place and the way out.
+    """Read an experiment from a TOML file, given as a path or as the bare name of one in ``configs/``.
 
-    Parameters
-    ----------
-    path : a TOML file, or the bare name of one in ``configs/``
+    What is wrong raises a `ConfigError` with the file, the place and the way out.
     """
     file = find_config(path)
     with _at(str(file)):
@@ -204,7 +183,7 @@ def load_config(path: str | Path) -> Experiment:
 
 
 def find_config(path: str | Path) -> Path:
-    """Return the file of an experiment, given as a path or by its bare name."""
+    """Return the file that `load_config` reads."""
     path = Path(path)
     bare = len(path.parts) == 1 and not path.suffix
     file = Path("configs", f"{path}.toml") if bare else path
@@ -231,9 +210,7 @@ def _parse(file: _File) -> Experiment:
 
 
 def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pairs]:
-    with _at("[problem]"):
-        name, given = _split_name(values, "problem", PROBLEMS)
-    with _at(f"[problem] ({name})"):
+    with _named("[problem]", values, "problem", PROBLEMS) as (name, given):
         for key, value in given.items():
             _check_singles(key, [value])
         if new_per_seed and "seed" in given:
@@ -248,9 +225,7 @@ def _parse_solvers(entries: Any) -> Iterator[Setting]:
     if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
     for number, values in enumerate(entries, start=1):
-        with _at(f"[[solvers]] {number}"):
-            name, grid = _split_name(values, "solver", SOLVERS)
-        with _at(f"[[solvers]] {number} ({name})"):
+        with _named(f"[[solvers]] {number}", values, "solver", SOLVERS) as (name, grid):
             yield from _parse_grid(SOLVERS[name], grid)
 
 
@@ -281,12 +256,18 @@ def _list_values(key: str, value: Any, kind: type) -> list[Any]:
     return [float(one) if kind is float and type(one) is int else one for one in values]
 
 
-def _split_name(values: dict[str, Any], what: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
-    name = values.get("name")
-    if not isinstance(name, str):
-        raise ValueError(_complain(values, "name", f"must be the name of a {what}."))
-    _check_name(what, name, known)
-    return name, {key: value for key, value in values.items() if key != "name"}
+@contextmanager
+def _named(
+    place: str, values: dict[str, Any], what: str, known: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name in a table and what else is in it; what is wrong with the rest is told with the name."""
+    with _at(place):
+        name = values.get("name")
+        if not isinstance(name, str):
+            raise ValueError(_complain(values, "name", f"must be the name of a {what}."))
+        _check_name(what, name, known)
+    with _at(f"{place} ({name})"):
+        yield name, {key: value for key, value in values.items() if key != "name"}
 
 
 def _check_singles(key: str, values: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """An experiment from its first cell to its last: tune wide, time narrow, store each result as it comes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -71,16 +71,9 @@ def execute(
     where: Where = Where(),  # noqa: B008
     config: str | Path | None = None,
 ) -> int:
-    """Run what is not in the store yet, and return how many tasks failed.
+    """Run what is not in the store yet, and return how many tasks failed; a task's rows are stored when it ends.
 
-    Parameters
-    ----------
-    experiment : what to run
-    store : where each task's rows go as soon as they are there
-    watcher : told of the progress
-    seeds, only : seeds and solvers in the place of all
-    where : on what to run
-    config : the experiment's file, to be kept beside the results
+    `seeds` and `only` name seeds and solvers in the place of all; a copy of `config` is kept beside the results.
     """
     with _on_device(where.device):
         # The size of a problem does not depend on its seed.
@@ -128,15 +121,15 @@ def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watch
 
 
 def _run_tasks(work: Sequence[Task], where: Where) -> Iterator[Outcome]:
-    """Yield each task with its rows, or with what it raised, as they come."""
     if where.jobs == 1 and where.dask is None:
         for task in work:
             yield (task, *_attempt(run_task, task, seeds_together=where.seeds_together))
         return
-    joblib = require("joblib", "bench")
+    joblib, client = require("joblib", "bench"), None if where.dask is None else _connect(where.dask)
+    backend = {"backend": "loky"} if client is None else {"backend": "dask", "client": client}
     left = dict(enumerate(work))
-    with _connect(where.dask) as backend, joblib.parallel_config(**backend):
-        parallel = joblib.Parallel(n_jobs=where.jobs if where.dask is None else -1, return_as="generator_unordered")
+    with nullcontext() if client is None else client, joblib.parallel_config(**backend):
+        parallel = joblib.Parallel(n_jobs=where.jobs if client is None else -1, return_as="generator_unordered")
         results = parallel(joblib.delayed(_in_worker)(place, task, where) for place, task in enumerate(work))
         try:
             for place, rows, error in results:
@@ -160,18 +153,11 @@ def _attempt(function: Callable[..., Rows], *args: Any, **kwargs: Any) -> tuple[
         return [], f"{type(error).__name__}: {error}"
 
 
-@contextmanager
-def _connect(address: str | None) -> Iterator[dict[str, Any]]:
-    """Yield what joblib sends tasks to: processes of this machine, or the Dask cluster at an address."""
-    if address is None:
-        yield {"backend": "loky"}
-        return
+def _connect(address: str) -> Any:
     try:
-        client = require("distributed", "bench").Client(address, timeout=20)
+        return require("distributed", "bench").Client(address, timeout=20)
     except OSError as error:
         raise ConnectionError(f"no Dask scheduler answers at `{address}`: {error}") from error
-    with client:
-        yield {"backend": "dask", "client": client}
 
 
 def _on_device(device: str | None) -> AbstractContextManager[Any]:

@@ -59,16 +59,10 @@ def write_report(
     budgets: str = "",
     commands: Sequence[str] = (),
 ) -> Path:
-    """Write ``index.html`` and return its path.
+    """Write ``index.html``, from all rows of a store, to a folder, and return its path.
 
-    Parameters
-    ----------
-    table : all rows of a store
-    out : the folder to write to
-    title : of the page
-    metric : by whose final value settings are selected; see :func:`bilevel.bench.sections.make_sections`
-    budgets : what a cell was allowed to use, in words: a store only knows what was used
-    commands : the lines that make the page again
+    `metric` is that of :func:`bilevel.bench.sections.make_sections`; `budgets` says in words what a cell was allowed
+    to use, for a store only knows what was used; `commands` are the lines that make the page again.
     """
     shown = make_sections(table, metric)
     solvers: list[dict[str, Any]] = []
@@ -176,21 +170,19 @@ def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict
 
 
 def _facts(experiment: str, rows: Frame) -> dict[str, str]:
-    times = sorted(rows["written_at"].dropna())
+    times, phases = sorted(rows["written_at"].dropna()), []
+    for name, own in rows.groupby("phase"):
+        cells, seeds, calls = own["cell"].nunique(), own["seed"].nunique(), _format_count(own["calls"].max())
+        seconds = "" if own["seconds"].isna().all() else f" and {_format_number(own['seconds'].max())} seconds"
+        phases += [f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls} oracle calls{seconds}"]
     return {
         "Experiment": experiment,
-        "Cells": "; ".join(_phase(str(name), own) for name, own in rows.groupby("phase")),
+        "Cells": "; ".join(phases),
         "Machine": _join(rows["machine"]),
         "Versions": ", ".join(f"{label} {_join(rows[label.lower()])}" for label in ("Python", "JAX", "bilevel")),
         "Revision": _join(rows["revision"]),
         "Written": " to ".join(dict.fromkeys([*times[:1], *times[-1:]])) or "not recorded",
     }
-
-
-def _phase(name: str, rows: Frame) -> str:
-    cells, seeds, calls = rows["cell"].nunique(), rows["seed"].nunique(), _format_count(rows["calls"].max())
-    seconds = "" if rows["seconds"].isna().all() else f" and {_format_number(rows['seconds'].max())} seconds"
-    return f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls} oracle calls{seconds}"
 
 
 def _join(column: Any) -> str:
@@ -200,15 +192,11 @@ def _join(column: Any) -> str:
 def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list[Path]:
     """Write a PDF and a PNG for each problem with a finite curve, and return their paths.
 
-    Parameters
-    ----------
-    table : all rows of a store
-    out : the folder to write to
-    metric : drawn, and by whose final value settings are selected; see :func:`bilevel.bench.sections.make_sections`
+    `metric` is drawn, and is that of :func:`bilevel.bench.sections.make_sections`.
     """
     looks = assign_looks(table["solver"])
     shown = [section for section in make_sections(table, metric) if section.curves]
-    paths = []
+    paths: list[Path] = []
     for section, name in zip(shown, file_names(shown), strict=True):
         with require("matplotlib", "bench").rc_context(_STYLE):
             figure = draw_figure(section, looks)
@@ -224,8 +212,7 @@ def file_names(shown: Sequence[Section]) -> list[str]:
     names = (f"{section.experiment}-{section.problem}".lower() for section in shown)
     slugs = [re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:80] for name in names]
     keys = (json.dumps([one.experiment, one.problem, one.arguments], sort_keys=True).encode() for one in shown)
-    digests = (hashlib.sha256(key).hexdigest()[:8] for key in keys)
-    pairs = zip(slugs, digests, strict=True)
+    pairs = zip(slugs, (hashlib.sha256(key).hexdigest()[:8] for key in keys), strict=True)
     return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
 
 

@@ -125,12 +125,10 @@ class Contender(NamedTuple):
 
     @property
     def is_timed(self) -> bool:
-        """Whether seconds and exact metrics are known along the way."""
         return bool((self.rows["phase"] == TIMING).any())
 
     @property
     def setting(self) -> str:
-        """The parameters in words."""
         if self.parameters is None:
             return "none: each has an infinite median"
         words = {name: f"{one:.4g}" if isinstance(one, float) else one for name, one in self.parameters.items()}
@@ -175,12 +173,9 @@ class Section:
 
 
 def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
-    """Split a store by experiment and problem, and select a setting for each solver.
+    """Split all rows of a store by experiment and problem, and select a setting for each solver.
 
-    Parameters
-    ----------
-    table : all rows of a store
-    metric : a setting is selected by its final value; by default that of h, or of F where h is not known
+    It is selected by the final value of `metric`, by default that of h, or of F where h is not known.
     """
     if table.empty:
         raise ValueError("`table` has no rows; run the experiment first, or name the folder of its store.")

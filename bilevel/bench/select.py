@@ -23,22 +23,14 @@ _TASK = ["experiment", "problem", "problem_arguments"]
 def select(table: Frame, metric: str) -> Frame:
     """Return one row per experiment, problem and solver: its best setting, and how the setting did.
 
-    The best is the one of least median, or of the largest where higher is better; of equal ones, that of the least
-    spread, then the first in the order of the parameters. A diverged cell and one without a number count as infinitely
-    bad.
+    Of the rows of a store, the final ones of the sweep count. The best setting is the one of least median, or of the
+    largest where higher is better; of equal ones, that of the least spread, then the first in the order of the
+    parameters. A diverged cell and one without a number count as infinitely bad.
 
-    Parameters
-    ----------
-    table : rows of a store; of these, the final ones of the sweep count
-    metric : a metric of the store
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``status`` is "selected", or "diverged" where no setting has a finite median: such a row claims no setting, and
-        counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds`` counts
-        seeds, ``n_settings`` settings tried, ``n_<status>`` cells by how they ended; ``median_calls`` is their cost.
-        ``problem_arguments`` are without the seed.
+    ``status`` is "selected", or "diverged" where no setting has a finite median: such a row claims no setting, and
+    counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds`` counts seeds,
+    ``n_settings`` settings tried, ``n_<status>`` cells by how they ended; ``median_calls`` is their cost.
+    ``problem_arguments`` are without the seed.
     """
     finals, keys = _finals(table, metric), [*_TASK, "solver"]
     parameters = [name for name in table.columns if name.startswith(PARAMETER)]
