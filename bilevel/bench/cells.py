@@ -11,7 +11,6 @@ import platform
 import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,7 +51,7 @@ class Setting(NamedTuple):
         return tuple(sorted((*self.parameters, ("period", period))))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cell:
     """One run, stated in full: a solver with a setting and a seed, on a problem, under a budget."""
 
@@ -119,19 +118,14 @@ def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Tas
     """Group the cells of a sweep into tasks, in order of their first cell; a GPU has room for all seeds together."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(_group_key(cell, seeds_together), []).append(cell)
+        solver = SOLVERS[cell.solver](**dict(cell.parameters))
+        # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
+        # in the place of a number stands for static ones too.
+        words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
+        kind = cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words
+        apart = cell.parameters if isinstance(solver, HostSolver) else None if seeds_together else cell.seed
+        groups.setdefault((kind, apart), []).append(cell)
     return [Task(tuple(part)) for group in groups.values() for part in _split(group)]
-
-
-def _group_key(cell: Cell, seeds_together: bool) -> Any:
-    solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
-    # in the place of a number stands for static ones too.
-    words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
-    kind = (cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words)
-    if isinstance(solver, HostSolver):
-        return (kind, cell.parameters)
-    return kind if seeds_together else (kind, cell.seed)
 
 
 def _split(group: list[Cell]) -> list[list[Cell]]:
@@ -197,27 +191,21 @@ def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> Rows:
 def environment() -> dict[str, str]:
     """Return machine, versions and revision: the columns that say how rows came about."""
     (device,) = jax.numpy.zeros(()).devices()
-    machine = f"{_processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else str(device.device_kind)
-    return _versions() | {"machine": machine, "written_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    accelerator = {} if device.platform == "cpu" else {"machine": str(device.device_kind)}
+    return _host() | accelerator | {"written_at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": ""}
+def _host() -> dict[str, str]:
+    found = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": ""}
     with suppress(PackageNotFoundError):  # the source is run without being installed
-        versions["bilevel"] = version("bilevel")
+        found["bilevel"] = version("bilevel")
     # The revision of the source, with a + where it was changed; none where it is installed.
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     with suppress(OSError, subprocess.SubprocessError):
-        versions["revision"] = subprocess.run(
-            git, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-    return versions
-
-
-@functools.cache
-def _processor() -> str:
+        found["revision"] = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    processor = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
+        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return found | {"machine": f"{processor}, {os.cpu_count()} cores"}

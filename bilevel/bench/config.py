@@ -71,20 +71,17 @@ class Experiment:
     def timing_cells(
         self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int, seeds: Seeds | None = None
     ) -> tuple[Cell, ...]:
-        """Return the cells that time these settings, (solver, parameters) each; solvers take turns.
-
-        They end with the oracle calls of the sweep, which the settings were selected for, or with their seconds.
-        """
+        """Return the cells that time these settings, (solver, parameters) each; solvers take turns."""
+        # They end with the oracle calls of the sweep, which the settings were selected for, or with their seconds.
         if self.max_seconds is None:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
         runs = [(name, _list_parameters(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
         turns = ((run, seed) for seed in self._seeds(seeds) for run in runs)
-        return tuple(self._cells(turns, TIMING, n_inner + n_outer, self.max_seconds))
+        return tuple(self._cells(turns, TIMING, n_inner + n_outer))
 
-    def _cells(
-        self, turns: Iterable[tuple[tuple[str, Pairs], int]], phase: str, n_rows: int, max_seconds: float | None = None
-    ) -> Iterator[Cell]:
-        budget = math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls, max_seconds
+    def _cells(self, turns: Iterable[tuple[tuple[str, Pairs], int]], phase: str, n_rows: int) -> Iterator[Cell]:
+        max_calls = math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
+        budget = max_calls, self.max_seconds if phase == TIMING else None
         for (solver, pairs), seed in turns:
             arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
             problem = self.problem, tuple(sorted(arguments.items()))
@@ -104,7 +101,6 @@ def _list_parameters(solver: SolverBase) -> Pairs:
 
 
 # The tables of a file. A description completes the sentence "must be ...".
-
 _Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 _SeedsEntry: TypeAlias = Annotated[
     Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[_Seed], Meta(min_length=1)],
@@ -159,11 +155,8 @@ def _convert(values: dict[str, Any], table: Any, what: str = "key") -> Any:
         # It ends with the field that is missing, or with the path to what is wrong: `$.seeds[1]`.
         key = re.findall(r"`(?:\$\.)?(\w+)[^`]*`", str(error))[-1]
         must = f"must be {get_type_hints(table, include_extras=True)[key].__metadata__[0].description}."
-        raise ValueError(_complain(values, key, must)) from None
-
-
-def _complain(values: dict[str, Any], key: str, must: str) -> str:
-    return f"`{key}={values[key]!r}`: {must}" if key in values else f"`{key}` is missing; it {must}"
+        found = f"`{key}={values[key]!r}`:" if key in values else f"`{key}` is missing; it"
+        raise ValueError(f"{found} {must}") from None
 
 
 def load_config(path: str | Path) -> Experiment:
@@ -204,9 +197,15 @@ def _parse(file: _File) -> Experiment:
         budget = _convert(file.budget, _Budget)
         if (budget.calls is None) == (budget.epochs is None):
             raise ValueError("give exactly one of `calls` and `epochs`.")
-    settings = tuple(dict.fromkeys(_parse_solvers(file.solvers)))
+    entries = file.solvers
+    if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
+        raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
+    settings: dict[Setting, None] = {}
+    for number, values in enumerate(entries, start=1):
+        with _named(f"[[solvers]] {number}", values, "solver", SOLVERS) as (name, grid):
+            settings |= dict.fromkeys(_parse_grid(SOLVERS[name], grid))
     head = file.name, file.metric, _list_seeds(file.seeds), file.new_problem_per_seed
-    return Experiment(*head, problem, arguments, settings, budget.calls, budget.epochs, budget.seconds)
+    return Experiment(*head, problem, arguments, tuple(settings), budget.calls, budget.epochs, budget.seconds)
 
 
 def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pairs]:
@@ -219,14 +218,6 @@ def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pai
         # A cell states its dtype: what JAX's flag makes of the data is no part of a config.
         arguments["dtype"] = as_float_dtype(arguments["dtype"] or "float32").name
     return name, tuple(sorted(arguments.items()))
-
-
-def _parse_solvers(entries: Any) -> Iterator[Setting]:
-    if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
-        raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
-    for number, values in enumerate(entries, start=1):
-        with _named(f"[[solvers]] {number}", values, "solver", SOLVERS) as (name, grid):
-            yield from _parse_grid(SOLVERS[name], grid)
 
 
 def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Setting]:
@@ -257,14 +248,12 @@ def _list_values(key: str, value: Any, kind: type) -> list[Any]:
 
 
 @contextmanager
-def _named(
-    place: str, values: dict[str, Any], what: str, known: Collection[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _named(place: str, values: dict[str, Any], what: str, known: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Yield the name in a table and what else is in it; what is wrong with the rest is told with the name."""
     with _at(place):
-        name = values.get("name")
-        if not isinstance(name, str):
-            raise ValueError(_complain(values, "name", f"must be the name of a {what}."))
+        if "name" not in values:
+            raise ValueError(f"`name` is missing; it must be the name of a {what}.")
+        name = str(values["name"])
         _check_name(what, name, known)
     with _at(f"{place} ({name})"):
         yield name, {key: value for key, value in values.items() if key != "name"}
@@ -279,11 +268,9 @@ def _check_singles(key: str, values: list[Any]) -> None:
 
 
 def _list_seeds(seeds: int | list[int]) -> tuple[int, ...]:
-    if isinstance(seeds, int):
-        return tuple(range(seeds))
-    if len(set(seeds)) < len(seeds):
+    if isinstance(seeds, list) and len(set(seeds)) < len(seeds):
         raise ValueError(f"`seeds={seeds!r}`: a seed occurs twice.")
-    return tuple(seeds)
+    return tuple(seeds if isinstance(seeds, list) else range(seeds))
 
 
 def _check_name(what: str, name: str, known: Collection[str]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
-from bilevel.bench.cells import SWEEP
+from bilevel.bench.cells import SWEEP, TIMING
 from bilevel.bench.sections import AXES, Contender, Section, calls_to_reach, final_values, make_sections
 from bilevel.bench.select import quantiles, worst_value
 from bilevel.bench.store import Frame, list_metrics
@@ -71,16 +71,11 @@ def write_report(
         solvers.append({"place": len(solvers), "name": name, "color": look.color, "dash": dash})
     names = [solver["name"] for solver in solvers]
     drawings = [_drawing(f"section-{place}", section, names) for place, section in enumerate(shown, start=1)]
-    page = _render(
-        title=title,
-        solvers=solvers,
-        sections=[_describe(section) | drawing for section, drawing in zip(shown, drawings, strict=True)],
-        line_width=_LINE_WIDTH,
-        budgets=budgets,
-        facts=[_facts(str(name), rows) for name, rows in table.groupby("experiment")],
-        commands=commands,
-        data=embed_json({"axes": AXES, "solvers": solvers, "sections": drawings}),
-    )
+    given = {"title": title, "budgets": budgets, "commands": commands, "line_width": _LINE_WIDTH, "solvers": solvers}
+    sections = [_describe(section) | drawing for section, drawing in zip(shown, drawings, strict=True)]
+    facts = [_facts(str(name), rows) for name, rows in table.groupby("experiment")]
+    data = embed_json({"axes": AXES, "solvers": solvers, "sections": drawings})
+    page = _render(**given, sections=sections, facts=facts, data=data)
     path = Path(out) / "index.html"
     with replacing(path) as file:
         file.write(page.encode())
@@ -105,9 +100,7 @@ def embed_json(data: Any) -> Any:
 
 
 def _format_number(value: float) -> str:
-    if np.isnan(value):
-        return "–"
-    return f"{value:.3g}" if np.isfinite(value) else "diverged"
+    return "–" if np.isnan(value) else f"{value:.3g}" if np.isfinite(value) else "diverged"
 
 
 def _format_count(value: float) -> str:
@@ -116,17 +109,16 @@ def _format_count(value: float) -> str:
 
 def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     """Return what the script draws of a section; a solver is known by its place in the list."""
+    metrics: dict[str, dict[str, Any]] = {}
     curves = []
     for (metric, axis, solver), curve in section.curves.items():
         key = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
         curves.append(key | {part: _round(values) for part, values in curve._asdict().items()})
-    labels = {metric: section.metrics[metric].label for metric in section.with_curves(0)}
-    return {
-        "id": name,
-        "metrics": [{"name": one, "label": labels[one], "log": section.on_log_scale(one)} for one in labels],
-        "settings": {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders},
-        "curves": curves,
-    }
+        about = section.metrics[metric]
+        shown = metrics.setdefault(metric, {"name": metric, "label": about.label, "log": about.log_scale})
+        shown["log"] &= bool(np.all(curve.median > 0))  # on a logarithmic axis where all that is drawn is positive
+    settings = {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders}
+    return {"id": name, "metrics": list(metrics.values()), "settings": settings, "curves": curves}
 
 
 def _round(values: np.ndarray) -> list[float | None]:
@@ -134,8 +126,8 @@ def _round(values: np.ndarray) -> list[float | None]:
 
 
 def _describe(section: Section) -> dict[str, Any]:
-    """Return what stands in the page itself."""
-    timed = [one for one in section.contenders if one.is_timed and _REACHED in list_metrics(one.rows)]
+    timed = [one for one in section.contenders if TIMING in set(one.rows["phase"])]
+    timed = [one for one in timed if _REACHED in list_metrics(one.rows)]
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
     finals = [_final_row(one, tabled, section) for one in section.contenders]
     return {
@@ -190,10 +182,7 @@ def _join(column: Any) -> str:
 
 
 def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list[Path]:
-    """Write a PDF and a PNG for each problem with a finite curve, and return their paths.
-
-    `metric` is drawn, and is that of :func:`bilevel.bench.sections.make_sections`.
-    """
+    """Draw the metric that selects, for each problem with a finite curve, as PDF and PNG, and return their paths."""
     looks = assign_looks(table["solver"])
     shown = [section for section in make_sections(table, metric) if section.curves]
     paths: list[Path] = []
@@ -209,8 +198,7 @@ def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list
 
 def file_names(shown: Sequence[Section]) -> list[str]:
     """Return experiment and problem of each section as a file name, with a digest where two would have the same."""
-    names = (f"{section.experiment}-{section.problem}".lower() for section in shown)
-    slugs = [re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:80] for name in names]
+    slugs = [re.sub(r"[^a-z0-9_]+", "-", f"{one.experiment}-{one.problem}".lower()).strip("-")[:80] for one in shown]
     keys = (json.dumps([one.experiment, one.problem, one.arguments], sort_keys=True).encode() for one in shown)
     pairs = zip(slugs, (hashlib.sha256(key).hexdigest()[:8] for key in keys), strict=True)
     return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
@@ -222,9 +210,8 @@ def draw_figure(section: Section, looks: dict[str, Look]) -> Figure:
     known = {axis for name, axis, _ in section.curves if name == metric}
     panels = [axis for axis in ("seconds", "calls") if axis in known]
     solvers = [solver for solver in looks if any(key[0] == metric and key[2] == solver for key in section.curves)]
-    legend_height = _LEGEND_ROW_HEIGHT * -(-len(solvers) // _LEGEND_COLUMNS) + 0.25
-    size = (WIDTH, _PANEL_HEIGHT * len(panels) + legend_height)
-    figure = require("matplotlib.figure", "bench").Figure(figsize=size, layout="constrained")
+    height = _PANEL_HEIGHT * len(panels) + (_LEGEND_ROW_HEIGHT * -(-len(solvers) // _LEGEND_COLUMNS) + 0.25)
+    figure = require("matplotlib.figure", "bench").Figure(figsize=(WIDTH, height), layout="constrained")
     for axes, axis in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
         _panel(axes, section, metric, axis, looks)
     figure.axes[0].set_title(section.problem, parse_math=False)

@@ -20,7 +20,6 @@ from bilevel.engine.metrics import Metric
 from bilevel.engine.metrics import metric as describe
 
 AXES = {"seconds": "seconds", "calls": "oracle calls", "epochs": "epochs"}  # columns, and what they are called
-MAX_POINTS = 120
 
 
 class Curve(NamedTuple):
@@ -56,18 +55,16 @@ class SeedCurve(NamedTuple):
 
     def at(self, grid: np.ndarray, worst: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the values on a grid, NaN where there are none, and where the run was going on or had diverged."""
-        ended = grid > self.x[-1] if len(self.x) else np.ones(len(grid), bool)
-        started = grid >= self.x[0] if len(self.x) else ended
         diverged = self.status == "diverged"
-        reached = self.y[-1] if self.status == "converged" and len(self.y) else np.nan
+        if not len(self.x):
+            return np.full(len(grid), worst if diverged else np.nan), np.full(len(grid), diverged)
+        ended, reached = grid > self.x[-1], self.y[-1] if self.status == "converged" else np.nan
         values = np.where(ended, worst if diverged else reached, interpolate(self.x, self.y, grid))
-        return values, started & (diverged | ~ended)
+        return values, (grid >= self.x[0]) & (diverged | ~ended)
 
 
 def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Return y on the grid: geometric between two positive values, linear between others, NaN outside."""
-    if not len(x):
-        return np.full(len(grid), np.nan)
     left = np.clip(np.searchsorted(x, grid, side="right") - 1, 0, len(x) - 1)
     right = np.minimum(left + 1, len(x) - 1)
     positive = (y[left] > 0) & (y[right] > 0) & (left < right)
@@ -76,7 +73,7 @@ def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.where(positive, np.exp(np.interp(grid, x, logs, left=np.nan, right=np.nan)), straight)
 
 
-def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = MAX_POINTS) -> Curve:
+def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = 120) -> Curve:
     """Return the quantiles where at least half of the seeds have data."""
     # Where seeds were evaluated: dense where they are, whatever the scale of the axis.
     grid = np.unique(np.concatenate([seed.x for seed in seeds]))
@@ -104,28 +101,18 @@ def final_values(rows: Frame, metric: str) -> np.ndarray:
 
 
 def calls_to_reach(rows: Frame, metric: str, epsilons: Sequence[float]) -> np.ndarray:
-    """Return, for each epsilon, the median over seeds of the oracle calls at the first evaluation at or below it.
-
-    It is infinite where half of the seeds or more do not get there.
-    """
+    """Return the median over seeds of the calls at the first value at or below each epsilon; infinite without one."""
     cells = rows["cell"].unique()
     first = (rows[rows[metric] <= epsilon].groupby("cell")["calls"].min().astype(float) for epsilon in epsilons)
     return np.array([np.median(calls.reindex(cells, fill_value=np.inf)) for calls in first])
 
 
 class Contender(NamedTuple):
-    """A solver at its selected setting; its rows are those of the timing phase, where there are any.
-
-    Where no setting could be selected, because all diverged, its rows are those of all settings.
-    """
+    """A solver at its selected setting, or at all of them where none could be selected, because all diverged."""
 
     solver: str
     parameters: dict[str, Any] | None
-    rows: Frame
-
-    @property
-    def is_timed(self) -> bool:
-        return bool((self.rows["phase"] == TIMING).any())
+    rows: Frame  # of the timing phase, where there are any
 
     @property
     def setting(self) -> str:
@@ -137,14 +124,11 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A problem of an experiment, all its rows, and its contenders in the order of their names.
-
-    Its arguments are those that all rows share: a problem may be drawn anew with each seed.
-    """
+    """A problem of an experiment, all its rows, and its contenders in the order of their names."""
 
     experiment: str
     problem: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # those that all rows share: a problem may be drawn anew with each seed
     metric: str
     rows: Frame
     contenders: tuple[Contender, ...]
@@ -166,11 +150,6 @@ class Section:
         """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 
-    def on_log_scale(self, metric: str) -> bool:
-        """Whether a metric is drawn on a logarithmic axis: it asks for one, and what is drawn is positive."""
-        medians = [curve.median for key, curve in self.curves.items() if key[0] == metric]
-        return describe(metric).log_scale and bool(np.all(np.concatenate(medians) > 0))
-
 
 def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
     """Split all rows of a store by experiment and problem, and select a setting for each solver.
@@ -189,9 +168,10 @@ def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None
     known = (name for name in list_metrics(rows) if describe(name).selects and np.isfinite(rows[name]).any())
     selected = select(rows, metric or next(known, "outer_value"))
     chosen = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
-    names = selected["solver"]
-    contenders = (_make_contender(name, rows[rows["solver"] == name], chosen.get(name)) for name in names)
-    return Section(experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(contenders))
+    own = ((name, rows[rows["solver"] == name], chosen.get(name)) for name in selected["solver"])
+    return Section(
+        experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(itertools.starmap(_make_contender, own))
+    )
 
 
 def _make_contender(solver: str, rows: Frame, parameters: dict[str, Any] | None) -> Contender:

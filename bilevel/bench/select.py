@@ -40,16 +40,15 @@ def select(table: Frame, metric: str) -> Frame:
 
 def list_settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
     """Return (solver, parameters) of each selected setting, parameters sorted and of their own types."""
-    claimed = selected[selected["status"] == "selected"]
-    return tuple((row["solver"], _pairs(row)) for row in claimed.to_dict("records"))
-
-
-def _pairs(row: dict[str, Any]) -> Pairs:
-    # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
-    types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
-    given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
-    known = sorted((name, value) for name, value in given.items() if value is not None and value == value)
-    return tuple((name, types[name](value) if name in types else value) for name, value in known)
+    settings = []
+    for row in selected[selected["status"] == "selected"].to_dict("records"):
+        # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
+        types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
+        given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
+        known = sorted((name, value) for name, value in given.items() if value is not None and value == value)
+        pairs = ((name, types[name](value) if name in types else value) for name, value in known)
+        settings.append((row["solver"], tuple(pairs)))
+    return tuple(settings)
 
 
 def worst_value(metric: str) -> float:

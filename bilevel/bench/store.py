@@ -22,7 +22,7 @@ import numpy as np
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel._types import Calls
-from bilevel.bench.cells import SWEEP, TIMING, parameter_types
+from bilevel.bench.cells import SWEEP, TIMING, Cell, parameter_types
 from bilevel.bench.config import Experiment, find_config, load_config
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status
@@ -79,14 +79,10 @@ def check_metric_names(names: Iterable[str]) -> None:
 
 
 class Store:
-    """A folder of results.
+    """A folder of results, made by the first `write`.
 
     A file that is no Parquet, is truncated or has no column for the keys of a row is set aside as ``_NAME.damaged``,
     with a warning.
-
-    Parameters
-    ----------
-    folder : made by the first `write`
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -95,10 +91,7 @@ class Store:
             raise NotADirectoryError(f"`{folder}` is a file; a store is a folder.")
 
     def write(self, rows: Sequence[dict[str, Any]]) -> Path | None:
-        """Write the rows of whole cells that are not finished already, and return the new file, if there is one.
-
-        A column that a row leaves out is null; one that the schema lacks is a metric.
-        """
+        """Write the rows of whole cells that are not finished already, and return the new file, if there is one."""
         _check_rows(rows)
         done = self.finished()
         rows = [row for row in rows if row["cell"] not in done]
@@ -108,7 +101,10 @@ class Store:
         path = self.folder / f"{hashlib.sha256(cells.encode()).hexdigest()[:32]}.parquet"
         table = _table(rows)
         try:
-            self._remove_leftovers()
+            for leftover in self.folder.glob(".*.part"):  # of a killed writer, or still written to
+                with suppress(FileNotFoundError):  # another process was faster
+                    if time.time() - leftover.stat().st_mtime > _STALE:
+                        leftover.unlink()
             with replacing(path) as file:
                 require("pyarrow.parquet", "bench").write_table(table, file, write_page_checksum=True)
         except OSError as error:
@@ -123,7 +119,6 @@ class Store:
                 file.write(source.read_bytes())
 
     def configs(self) -> list[Path]:
-        """Return the files of the experiments, kept beside the results."""
         return sorted(self.folder.glob("_*.toml"))
 
     def experiments(self) -> list[Experiment]:
@@ -132,6 +127,10 @@ class Store:
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
         return {cell for table in self._tables(["cell", "final"]) for cell in _list_finished(table)}
+
+    def unfinished(self, cells: Iterable[Cell]) -> list[Cell]:
+        done = self.finished()
+        return [cell for cell in cells if cell.id not in done]
 
     def read(self, phase: str | None = None) -> Frame:
         """Return all rows, or those of a phase, "sweep" or "timing"; those of a cell that two processes wrote once."""
@@ -145,18 +144,10 @@ class Store:
         tables = (_read(path, columns) for path in sorted(self.folder.glob("[!._]*.parquet")))
         return (table for table in tables if table is not None)
 
-    def _remove_leftovers(self) -> None:
-        """Remove what killed writers left, and leave alone what may still be written to."""
-        for path in self.folder.glob(".*.part"):
-            with suppress(FileNotFoundError):  # another process was faster
-                if time.time() - path.stat().st_mtime > _STALE:
-                    path.unlink()
-
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         raise ValueError("`rows` is empty; a task has at least one row.")
-    finals = set()
     for row in rows:
         for name in _KEYS:
             if row.get(name) is None:
@@ -164,9 +155,9 @@ def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
         for name, choices in _CHOICES.items():
             if row[name] not in choices:
                 raise ValueError(f"`{name}={row[name]!r}`: must be one of {', '.join(choices)}.")
-        if row["final"] and row["cell"] in finals:
-            raise ValueError(f"cell {row['cell']} has two final rows; write each cell once.")
-        finals.update([row["cell"]] if row["final"] else [])
+    finals = [row["cell"] for row in rows if row["final"]]
+    if len(set(finals)) < len(finals):
+        raise ValueError(f"cell {max(finals, key=finals.count)} has two final rows; write each cell once.")
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
@@ -190,7 +181,7 @@ def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
 
 
 def _read(path: Path, columns: list[str] | None) -> Arrow | None:
-    """Return a file's table, or None where it is damaged, and set aside, or gone."""
+    """Return a file's table, or None where it is gone, or damaged and therefore set aside."""
     pa, pq = require("pyarrow", "bench"), require("pyarrow.parquet", "bench")
     problem = None
     with suppress(FileNotFoundError), path.open("rb") as file:  # or another process set it aside
@@ -203,18 +194,14 @@ def _read(path: Path, columns: list[str] | None) -> Arrow | None:
         except (pa.ArrowException, OSError, ValueError) as error:
             problem = " ".join(str(error).split())
     if problem is not None:
-        _set_aside(path, problem)
+        aside = path.with_name(f"_{path.name}.damaged")
+        try:
+            path.replace(aside)
+            outcome = f"set aside as {aside.name}"
+        except OSError as error:
+            outcome = f"passed over, for it cannot be renamed ({error.strerror})"
+        warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
     return None
-
-
-def _set_aside(path: Path, problem: str) -> None:
-    aside = path.with_name(f"_{path.name}.damaged")
-    try:
-        path.replace(aside)
-        outcome = f"set aside as {aside.name}"
-    except OSError as error:
-        outcome = f"passed over, for it cannot be renamed ({error.strerror})"
-    warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
 
 
 def _conform(table: Arrow) -> Arrow:
