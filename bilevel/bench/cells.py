@@ -31,7 +31,6 @@ from bilevel.solvers.host import HostSolver
 
 Pairs: TypeAlias = tuple[tuple[str, Any], ...]
 Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
-
 SWEEP, TIMING = "sweep", "timing"
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
 

@@ -23,6 +23,7 @@ from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS, SolverBase
 
 Seeds: TypeAlias = int | Collection[int]  # how many, or which
+FOLDER = Path("configs")  # where a bare name is looked up
 
 
 class ConfigError(ValueError):
@@ -179,7 +180,7 @@ def find_config(path: str | Path) -> Path:
     """Return the file that `load_config` reads."""
     path = Path(path)
     bare = len(path.parts) == 1 and not path.suffix
-    file = Path("configs", f"{path}.toml") if bare else path
+    file = FOLDER / f"{path}.toml" if bare else path
     if not file.exists():
         others = sorted(other.stem if bare else str(other) for other in file.parent.glob("*.toml"))
         raise ConfigError(f"{file}: no such file; {suggest(str(path), others)}")

@@ -87,8 +87,7 @@ def execute(
         return _keep(outcomes, experiment.metric, store, watcher)
 
 
-def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> int:
-    """Write rows as they come, and return how many tasks failed."""
+def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> int:  # how many failed
     failures, better, best = 0, min if worst_value(metric) > 0 else max, None
     for task, rows, error in outcomes:
         if error is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
-from bilevel.bench.cells import SWEEP, TIMING
+from bilevel.bench.cells import SWEEP
 from bilevel.bench.sections import AXES, Contender, Section, calls_to_reach, final_values, make_sections
 from bilevel.bench.select import quantiles, worst_value
 from bilevel.bench.store import Frame, list_metrics
@@ -22,7 +22,6 @@ from bilevel.engine.metrics import metric as describe
 
 Axes: TypeAlias = Any  # a matplotlib.axes.Axes
 Figure: TypeAlias = Any  # a matplotlib.figure.Figure
-
 EPSILONS = tuple(10.0**-power for power in range(1, 9))
 _REACHED = "hypergrad_norm_sq"
 _LINE_WIDTH, _PRINT_LINE_WIDTH = 2.25, 1.2
@@ -109,16 +108,14 @@ def _format_count(value: float) -> str:
 
 def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     """Return what the script draws of a section; a solver is known by its place in the list."""
-    metrics: dict[str, dict[str, Any]] = {}
     curves = []
     for (metric, axis, solver), curve in section.curves.items():
         key = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
         curves.append(key | {part: _round(values) for part, values in curve._asdict().items()})
-        about = section.metrics[metric]
-        shown = metrics.setdefault(metric, {"name": metric, "label": about.label, "log": about.log_scale})
-        shown["log"] &= bool(np.all(curve.median > 0))  # on a logarithmic axis where all that is drawn is positive
+    labels = {metric: section.metrics[metric].label for metric in section.with_curves(0)}
+    metrics = [{"name": one, "label": labels[one], "log": section.on_log_scale(one)} for one in labels]
     settings = {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders}
-    return {"id": name, "metrics": list(metrics.values()), "settings": settings, "curves": curves}
+    return {"id": name, "metrics": metrics, "settings": settings, "curves": curves}
 
 
 def _round(values: np.ndarray) -> list[float | None]:
@@ -126,8 +123,7 @@ def _round(values: np.ndarray) -> list[float | None]:
 
 
 def _describe(section: Section) -> dict[str, Any]:
-    timed = [one for one in section.contenders if TIMING in set(one.rows["phase"])]
-    timed = [one for one in timed if _REACHED in list_metrics(one.rows)]
+    timed = [one for one in section.contenders if one.is_timed and _REACHED in list_metrics(one.rows)]
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
     finals = [_final_row(one, tabled, section) for one in section.contenders]
     return {
@@ -215,8 +211,7 @@ def draw_figure(section: Section, looks: dict[str, Look]) -> Figure:
     for axes, axis in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
         _panel(axes, section, metric, axis, looks)
     figure.axes[0].set_title(section.problem, parse_math=False)
-    line = require("matplotlib.lines", "bench").Line2D
-    handles = [line([], [], **_style(looks[solver])) for solver in solvers]
+    handles = [require("matplotlib.lines", "bench").Line2D([], [], **_style(looks[solver])) for solver in solvers]
     place = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS, "frameon": False, "handlelength": 2.8}
     for text in figure.legend(handles, solvers, **place).get_texts():
         text.set_parse_math(False)

@@ -20,6 +20,7 @@ from bilevel.engine.metrics import Metric
 from bilevel.engine.metrics import metric as describe
 
 AXES = {"seconds": "seconds", "calls": "oracle calls", "epochs": "epochs"}  # columns, and what they are called
+MAX_POINTS = 120
 
 
 class Curve(NamedTuple):
@@ -73,7 +74,7 @@ def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.where(positive, np.exp(np.interp(grid, x, logs, left=np.nan, right=np.nan)), straight)
 
 
-def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = 120) -> Curve:
+def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = MAX_POINTS) -> Curve:
     """Return the quantiles where at least half of the seeds have data."""
     # Where seeds were evaluated: dense where they are, whatever the scale of the axis.
     grid = np.unique(np.concatenate([seed.x for seed in seeds]))
@@ -115,6 +116,10 @@ class Contender(NamedTuple):
     rows: Frame  # of the timing phase, where there are any
 
     @property
+    def is_timed(self) -> bool:
+        return bool((self.rows["phase"] == TIMING).any())
+
+    @property
     def setting(self) -> str:
         if self.parameters is None:
             return "none: each has an infinite median"
@@ -150,12 +155,13 @@ class Section:
         """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 
+    def on_log_scale(self, metric: str) -> bool:  # it asks for a logarithmic axis, and what is drawn is positive
+        medians = [curve.median for key, curve in self.curves.items() if key[0] == metric]
+        return describe(metric).log_scale and bool(np.all(np.concatenate(medians) > 0))
+
 
 def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
-    """Split all rows of a store by experiment and problem, and select a setting for each solver.
-
-    It is selected by the final value of `metric`, by default that of h, or of F where h is not known.
-    """
+    """Split all rows of a store by experiment and problem, and select each solver's setting by a metric's final value."""
     if table.empty:
         raise ValueError("`table` has no rows; run the experiment first, or name the folder of its store.")
     keys = [table["experiment"], table["problem"], table["problem_arguments"].map(drop_seed)]
@@ -165,6 +171,7 @@ def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
 def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None) -> Section:
     arguments = rows["problem_arguments"].unique()
     shared = json.loads(arguments[0] if len(arguments) == 1 else drop_seed(arguments[0]))
+    # By default h selects, or F where h is not known.
     known = (name for name in list_metrics(rows) if describe(name).selects and np.isfinite(rows[name]).any())
     selected = select(rows, metric or next(known, "outer_value"))
     chosen = {solver: dict(pairs) for solver, pairs in list_settings(selected)}

@@ -17,6 +17,7 @@ from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
 
 LEVELS = (0.2, 0.5, 0.8)
+SELECTED, DIVERGED = "selected", "diverged"
 _TASK = ["experiment", "problem", "problem_arguments"]
 
 
@@ -28,9 +29,8 @@ def select(table: Frame, metric: str) -> Frame:
     parameters. A diverged cell and one without a number count as infinitely bad.
 
     ``status`` is "selected", or "diverged" where no setting has a finite median: such a row claims no setting, and
-    counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds`` counts seeds,
-    ``n_settings`` settings tried, ``n_<status>`` cells by how they ended; ``median_calls`` is their cost.
-    ``problem_arguments`` are without the seed.
+    counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds``, ``n_settings``
+    and ``n_<status>`` are counts; ``median_calls`` is the cost. ``problem_arguments`` are without the seed.
     """
     finals, keys = _finals(table, metric), [*_TASK, "solver"]
     parameters = [name for name in table.columns if name.startswith(PARAMETER)]
@@ -41,7 +41,7 @@ def select(table: Frame, metric: str) -> Frame:
 def list_settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
     """Return (solver, parameters) of each selected setting, parameters sorted and of their own types."""
     settings = []
-    for row in selected[selected["status"] == "selected"].to_dict("records"):
+    for row in selected[selected["status"] == SELECTED].to_dict("records"):
         # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
         types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
         given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
@@ -113,7 +113,7 @@ def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
     *_, summary, example = min(tried)
     claimed = np.isfinite(summary["median"])
     return {
-        "status": "selected" if claimed else "diverged",
+        "status": SELECTED if claimed else DIVERGED,
         "metric": metric,
         **(summary if claimed else _summarize(cells)),
         "n_settings": len(tried),

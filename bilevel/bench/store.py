@@ -30,7 +30,6 @@ from bilevel.solvers import SOLVERS, SolverBase
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
 Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
-
 PARAMETER = "param_"  # begins the name of a column of hyper-parameters
 _KEYS = ("cell", "experiment", "phase", "problem", "problem_arguments", "solver", "seed", "status", "final")
 _CHOICES = {"phase": (SWEEP, TIMING), "status": tuple(Status)}
@@ -164,8 +163,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
     pa = require("pyarrow", "bench")
     types = {field.name: field.type for field in SCHEMA()}
     names = dict.fromkeys((*types, *(name for row in rows for name in row)))
-    own = pa.float64()  # of a metric that is not ours
-    return pa.table({name: _column(name, types.get(name, own), [row.get(name) for row in rows]) for name in names})
+    kinds = {name: types.get(name, pa.float64()) for name in names}  # one that is not ours is of a metric
+    return pa.table({name: _column(name, kind, [row.get(name) for row in rows]) for name, kind in kinds.items()})
 
 
 def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
