@@ -161,7 +161,7 @@ class Section:
 
 
 def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
-    """Split all rows of a store by experiment and problem, and select each solver's setting by a metric's final value."""
+    """Split all rows of a store by experiment and problem, and select each solver's setting by its final metric."""
     if table.empty:
         raise ValueError("`table` has no rows; run the experiment first, or name the folder of its store.")
     keys = [table["experiment"], table["problem"], table["problem_arguments"].map(drop_seed)]
