@@ -33,29 +33,14 @@ _table = require("rich.table", "bench")
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Benchmarks of stochastic bilevel optimization.")
 out = _console.Console()
 err = _console.Console(stderr=True)
-
 _MISSING = "no file: will be downloaded"
-_MODULES = (*("sklearn", "pyarrow", "pandas", "msgspec", "jinja2", "plotly"), *("matplotlib", "joblib", "distributed"))
+_MODULES = ("sklearn", "pyarrow", "pandas", "msgspec", "jinja2", "plotly", "matplotlib", "joblib", "distributed")
 _LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
-
 ResultsFolder = Annotated[Path, typer.Argument(help="folder of results, the --store of a run")]
+OutFolder = Annotated[Path, typer.Option("--out", help="folder to write to")]
 SelectionMetric = Annotated[str | None, typer.Option(help="metric to select settings by; the config's by default")]
-
-
-class Kind(StrEnum):
-    """What there is to list."""
-
-    solvers = "solvers"
-    problems = "problems"
-    datasets = "datasets"
-    metrics = "metrics"
-
-
-class Device(StrEnum):
-    """Where to compute."""
-
-    cpu = "cpu"
-    gpu = "gpu"
+Kind = StrEnum("Kind", ["solvers", "problems", "datasets", "metrics"])
+Device = StrEnum("Device", ["cpu", "gpu"])
 
 
 @contextlib.contextmanager
@@ -79,22 +64,18 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="all by default")] = 
 
 def _listing(kind: Kind) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
     """Return columns and rows, read from a registry."""
+    if kind is Kind.datasets:
+        return ("data set", "where"), ((name, str(datasets.locate(name) or _MISSING)) for name in datasets.names())
     if kind is Kind.solvers:
         return ("solver", "what it is", "parameters"), map(_document, SOLVERS.items())
     if kind is Kind.problems:
         return ("problem", "what it is", "arguments"), map(_document, PROBLEMS.items())
-    if kind is Kind.datasets:
-        return ("data set", "where"), ((name, str(datasets.locate(name) or _MISSING)) for name in datasets.names())
     return ("metric", "what it is", "better"), ((one.name, one.label, one.better or "–") for one in METRICS.values())
 
 
 def _document(entry: tuple[str, Any]) -> tuple[str, str, str]:
-    name, documented = entry
-    return (
-        name,
-        (inspect.getdoc(documented) or "").partition("\n")[0],
-        ", ".join(inspect.signature(documented).parameters),
-    )
+    name, one = entry
+    return name, (inspect.getdoc(one) or "").partition("\n")[0], ", ".join(inspect.signature(one).parameters)
 
 
 def _print_table(columns: Sequence[Any], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -117,26 +98,22 @@ def run(
     """Run an experiment: sweep its grid, select, time the selected settings. What is in the store is not run again."""
     with _errors_in_a_line():
         experiment = load_config(config)
-        chosen = _seed_range(seeds)
         where = Where(jobs, dask, device.value if device else None)
         folder = store or Path("results") / experiment.name
         options = {"only": only, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "dask": dask, "device": device}
         again = _command("run", config, store=folder, **options)
+        chosen: dict[str, Any] = {"seeds": _seed_range(seeds), "only": only or None}
         watcher = _Live(experiment.metric)
         with watcher.bar:
             try:
-                failures = execute(
-                    experiment, Store(folder), watcher, seeds=chosen, only=only or None, where=where, config=config
-                )
+                failures = execute(experiment, Store(folder), watcher, **chosen, where=where, config=config)
             except KeyboardInterrupt:
                 watcher.bar.stop()
                 _say(err, f"stopped; what is finished is in {folder}. To go on: {again}")
                 raise typer.Exit(130) from None
     if failures:
-        _say(
-            err,
-            f"{failures} {'task' if failures == 1 else 'tasks'} failed; all else is in {folder}. To try again: {again}",
-        )
+        tasks = "1 task" if failures == 1 else f"{failures} tasks"
+        _say(err, f"{tasks} failed; all else is in {folder}. To try again: {again}")
         raise typer.Exit(1)
     _say(out, f"results in {folder}; next: {_command('report', folder, out=f'{folder}-report')}")
 
@@ -183,27 +160,19 @@ def _describe_selection(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 @app.command()
-def report(
-    store: ResultsFolder,
-    out_folder: Annotated[Path, typer.Option("--out", help="folder of the page")] = Path("report"),
-    metric: SelectionMetric = None,
-) -> None:
+def report(store: ResultsFolder, out_folder: OutFolder = Path("report"), metric: SelectionMetric = None) -> None:
     """Write the results as one page that needs no network."""
     with _errors_in_a_line():
         results, metric = _open_store(store, metric)
         budgets = "; ".join(experiment.budgets for experiment in results.experiments())
-        commands = [_command("run", path, store=store) for path in results.configs()]
-        commands += [_command("report", store, out=out_folder)]
+        runs = (_command("run", path, store=store) for path in results.configs())
+        commands = [*runs, _command("report", store, out=out_folder)]
         page = write_report(results.read(), out_folder, metric=metric, budgets=budgets, commands=commands)
     _say(out, f"report: {page}")
 
 
 @app.command()
-def figure(
-    store: ResultsFolder,
-    out_folder: Annotated[Path, typer.Option("--out", help="folder of the figures")] = Path("figures"),
-    metric: SelectionMetric = None,
-) -> None:
+def figure(store: ResultsFolder, out_folder: OutFolder = Path("figures"), metric: SelectionMetric = None) -> None:
     """Write figures for print, as PDF and PNG."""
     with _errors_in_a_line():
         results, metric = _open_store(store, metric)
@@ -221,23 +190,22 @@ def _open_store(folder: Path, metric: str | None) -> tuple[Store, str | None]:
 
 @app.command()
 def complexity(
-    out_folder: Annotated[Path, typer.Option("--out", help="folder of the results")] = Path("complexity"),
+    out_folder: OutFolder = Path("complexity"),
     largest: Annotated[int, typer.Option(min=1024, help="largest n + m; sizes grow by 4 from 256")] = 65536,
     n_seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of each stochastic solver at each size")] = 5,
 ) -> None:
     """Measure how oracle calls to a stationary point grow with n + m and with 1/epsilon, beside what is proved."""
     from bilevel.theory.complexity import METHODS, SIZES, Measurement, figure, measure_complexity, table
 
-    sizes = [size for size in SIZES if size <= largest]
     found: list[Measurement] = []
     with _errors_in_a_line(), _progress.Progress(console=err) as bar:
         for method in METHODS:
             task = bar.add_task(method.name, total=None)
-            found += measure_complexity(method, sizes, seeds=range(n_seeds))
+            found += measure_complexity(method, [size for size in SIZES if size <= largest], seeds=range(n_seeds))
             bar.update(task, total=1, completed=1)
         figure(found, out_folder / "complexity.png")
-    lines = [",".join(Measurement._fields), *(",".join(map(str, row)) for row in found)]
-    (out_folder / "measurements.csv").write_text("\n".join(lines) + "\n")
+    lines = (",".join(map(str, row)) + "\n" for row in (Measurement._fields, *found))
+    (out_folder / "measurements.csv").write_text("".join(lines))
     print(table(found))
 
 
@@ -267,28 +235,18 @@ class _Live:
     """A progress bar per phase, with the time left and the best value so far."""
 
     def __init__(self, metric: str) -> None:
-        self.metric = metric
-        self.bar = _progress.Progress(
-            _progress.TextColumn("{task.description}"),
-            _progress.BarColumn(bar_width=20),
-            _progress.MofNCompleteColumn(),
-            _progress.TimeRemainingColumn(),
-            _progress.TextColumn("{task.fields[text]}"),
-            console=err,
-        )
-        self.task: Any = None
+        self.metric, self.task = metric, _progress.TaskID(0)
+        rest = _progress.BarColumn(bar_width=20), _progress.MofNCompleteColumn(), _progress.TimeRemainingColumn()
+        self.bar = _progress.Progress("{task.description}", *rest, "{task.fields[text]}", console=err)
 
     def begin(self, phase: str, done: int, total: int) -> None:
-        """Begin a bar."""
         self.task = self.bar.add_task(phase, total=total, completed=done, text=f"{done} cells were there")
 
     def advance(self, n_cells: int, title: str, best: float | None) -> None:
-        """Move the bar."""
         words = title if best is None else f"{title}; best {self.metric} {best:.5g}"
         self.bar.update(self.task, advance=n_cells, text=words)
 
     def failed(self, title: str, error: str) -> None:
-        """Say what failed, above the bar."""
         self.bar.console.print(f"[red]{_markup.escape(title)} failed:[/] {_markup.escape(error)}")
 
 

@@ -3,23 +3,23 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
 import platform
 import subprocess
-import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import jax
 import numpy as np
 
+from bilevel._optional import require
 from bilevel._precision import arithmetic
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
@@ -31,13 +31,11 @@ from bilevel.solvers.host import HostSolver
 
 Pairs: TypeAlias = tuple[tuple[str, Any], ...]
 Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
-
 SWEEP, TIMING = "sweep", "timing"
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A solver with its hyper-parameters; ``period_fraction`` stands for a period that follows the data's size."""
 
     solver: str
@@ -52,29 +50,19 @@ class Setting:
         return tuple(sorted((*self.parameters, ("period", period))))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run, stated in full: a solver with a setting and a seed, on a problem, under a budget.
-
-    Attributes
-    ----------
-    experiment : the name of the experiment it belongs to
-    problem, problem_arguments : a name in ``bilevel.problems.PROBLEMS``, and what it is called with, sorted
-    solver, parameters : a name in ``bilevel.SOLVERS``, and what it is called with, sorted
-    seed : of the batches
-    phase : "sweep", many cells in one program, or "timing", alone on the machine
-    max_calls, max_seconds : the budget; one of them may be None
-    """
+    """One run, stated in full: a solver with a setting and a seed, on a problem, under a budget."""
 
     experiment: str
-    problem: str
-    problem_arguments: Pairs
-    solver: str
+    problem: str  # a name in ``bilevel.problems.PROBLEMS``
+    problem_arguments: Pairs  # sorted, as all pairs
+    solver: str  # a name in ``bilevel.SOLVERS``
     parameters: Pairs
-    seed: int
-    phase: str = SWEEP
+    seed: int  # of the batches
+    phase: str = SWEEP  # where many cells run in one program, or TIMING, where one is alone on the machine
     max_calls: int | None = None
-    max_seconds: float | None = None
+    max_seconds: float | None = None  # one of the two may be None
 
     @functools.cached_property
     def id(self) -> str:
@@ -84,19 +72,15 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Cells of one solver on one problem that differ in traced numbers and seeds."""
 
     cells: tuple[Cell, ...]
 
     @property
     def title(self) -> str:
-        """The task in a few words."""
-        first = self.cells[0]
-        seeds = sorted({cell.seed for cell in self.cells})
-        named = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
-        return f"{first.solver} on {first.problem}, {named}"
+        first, n_seeds = self.cells[0], len({cell.seed for cell in self.cells})
+        return f"{first.solver} on {first.problem}, {f'seed {first.seed}' if n_seeds == 1 else f'{n_seeds} seeds'}"
 
 
 @functools.lru_cache(maxsize=2)
@@ -108,13 +92,11 @@ def build_problem(problem: str, arguments: Pairs) -> BilevelProblem:
 @functools.cache
 def parameter_types(solver: type[SolverBase]) -> dict[str, type]:
     """Return the type of each hyper-parameter, without the None that some allow."""
-    hints = typing.get_type_hints(solver)
-    names = [field.name for field in dataclasses.fields(solver)]
-    return {name: (*typing.get_args(hints[name]), hints[name])[0] for name in names}
+    hints = get_type_hints(solver)
+    return {field.name: (*get_args(hints[field.name]), hints[field.name])[0] for field in dataclasses.fields(solver)}
 
 
 def _prepare(cell: Cell, problem: BilevelProblem | None = None) -> Prepared:
-    """Return the solver of a cell with its defaults filled in, those of the cell's problem where none is given."""
     problem = problem or build_problem(cell.problem, cell.problem_arguments)
     return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters)))
 
@@ -135,143 +117,94 @@ def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Tas
     """Group the cells of a sweep into tasks, in order of their first cell; a GPU has room for all seeds together."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(_group_key(cell, seeds_together), []).append(cell)
+        solver = SOLVERS[cell.solver](**dict(cell.parameters))
+        # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
+        # in the place of a number stands for static ones too.
+        words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
+        kind = cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words
+        apart = cell.parameters if isinstance(solver, HostSolver) else None if seeds_together else cell.seed
+        groups.setdefault((kind, apart), []).append(cell)
     return [Task(tuple(part)) for group in groups.values() for part in _split(group)]
 
 
-def _group_key(cell: Cell, seeds_together: bool) -> Any:
-    solver = SOLVERS[cell.solver](**dict(cell.parameters))
-    # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
-    # in the place of a number stands for static ones too.
-    words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
-    kind = (cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words)
-    if isinstance(solver, HostSolver):
-        return (kind, cell.parameters)
-    return kind if seeds_together else (kind, cell.seed)
-
-
-def _split(group: list[Cell]) -> Iterator[list[Cell]]:
+def _split(group: list[Cell]) -> list[list[Cell]]:
     """Split a group so that the states of its runs fit into memory together."""
-    prepared = _prepare(group[0])
-    if isinstance(prepared.solver, HostSolver):
-        yield group
-        return
-    settings = list(dict.fromkeys(cell.parameters for cell in group))
-    n_seeds = len({cell.seed for cell in group})
-    largest = max(1, MAX_STATE_BYTES // (n_seeds * _state_bytes(prepared)))
-    for begin in range(0, len(settings), largest):
-        chosen = set(settings[begin : begin + largest])
-        yield [cell for cell in group if cell.parameters in chosen]
-
-
-def _state_bytes(prepared: Prepared) -> int:
-    solver, oracles, start, dtype = prepared
+    solver, oracles, start, dtype = _prepare(group[0])
+    if isinstance(solver, HostSolver):
+        return [group]
     with arithmetic(dtype):
         state = jax.eval_shape(solver.cast(dtype).init, oracles, start)
-    return int(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
+    state_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    most = max(1, MAX_STATE_BYTES // (len({cell.seed for cell in group}) * state_bytes))
+    settings = list(dict.fromkeys(cell.parameters for cell in group))
+    parts = [set(settings[begin : begin + most]) for begin in range(0, len(settings), most)]
+    return [[cell for cell in group if cell.parameters in part] for part in parts]
 
 
 def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
     """Run the cells of a task of the sweep and return their rows."""
     first = task.cells[0]
-    problem = build_problem(first.problem, first.problem_arguments)
-    if issubclass(SOLVERS[first.solver], HostSolver):
-        return _run_once(problem, task.cells)
+    if issubclass(SOLVERS[first.solver], HostSolver):  # which is deterministic: one run for all seeds
+        solver, result = _run_alone(first)
+        unclocked = [{name: value for name, value in row.items() if name != "seconds"} for row in result.rows]
+        return [row for cell in task.cells for row in make_rows(cell, solver, result._replace(rows=unclocked))]
     settings = {cell.parameters: cell for cell in task.cells}
     solvers: dict[Pairs, Any] = {pairs: _prepare(cell).solver for pairs, cell in settings.items()}
     seeds = sorted({cell.seed for cell in task.cells})
-    where = {(cell.seed, cell.parameters): cell for cell in task.cells}
+    problem = build_problem(first.problem, first.problem_arguments)
     assert first.max_calls is not None
     results = sweep(problem, list(solvers.values()), seeds, first.max_calls, together=seeds_together)
-    return [
-        row
-        for seed, of_seed in zip(seeds, results, strict=True)
-        for (pairs, solver), result in zip(solvers.items(), of_seed, strict=True)
-        if (seed, pairs) in where
-        for row in make_rows(where[seed, pairs], solver, result)
-    ]
-
-
-def _run_once(problem: BilevelProblem, cells: Sequence[Cell]) -> Rows:
-    """Run a deterministic solver once, for all its seeds."""
-    solver = _prepare(cells[0]).solver
-    result = _run_alone(problem, solver, cells[0])
-    unclocked = [{name: value for name, value in row.items() if name != "seconds"} for row in result.rows]
-    return [row for cell in cells for row in make_rows(cell, solver, result._replace(rows=unclocked))]
+    found = {seed: dict(zip(solvers, of_seed, strict=True)) for seed, of_seed in zip(seeds, results, strict=True)}
+    cells = sorted(task.cells, key=lambda cell: cell.seed)
+    parts = (make_rows(cell, solvers[cell.parameters], found[cell.seed][cell.parameters]) for cell in cells)
+    return list(itertools.chain.from_iterable(parts))
 
 
 def time_cell(cell: Cell) -> Rows:
     """Run a cell alone, against the clock, and return its rows."""
     assert cell.phase == TIMING
+    return make_rows(cell, *_run_alone(cell))
+
+
+def _run_alone(cell: Cell) -> tuple[SolverBase, CellResult]:
     problem, solver = build_problem(cell.problem, cell.problem_arguments), _prepare(cell).solver
-    return make_rows(cell, solver, _run_alone(problem, solver, cell))
-
-
-def _run_alone(problem: BilevelProblem, solver: SolverBase, cell: Cell) -> CellResult:
     result = run(problem, solver, seed=cell.seed, max_calls=cell.max_calls, max_seconds=cell.max_seconds)
     if result.status is Status.interrupted:
         raise KeyboardInterrupt  # `run` gives what it has, but half a cell is none
-    columns = [column.tolist() for column in result.history.values()]
-    rows = [dict(zip(result.history, values, strict=True)) for values in zip(*columns, strict=True)]
+    rows = require("pandas", "bench").DataFrame(result.history).to_dict("records")
     memory = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(result.state))
-    return CellResult(rows, result.status, memory)
+    return solver, CellResult(rows, result.status, memory)
 
 
 def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> Rows:
     """Return the rows of a cell as the store keeps them, the last one final."""
-    common = {
-        "cell": cell.id,
-        "experiment": cell.experiment,
-        "phase": cell.phase,
-        "problem": cell.problem,
-        "problem_arguments": json.dumps(dict(cell.problem_arguments), sort_keys=True),
-        "solver": cell.solver,
-        **{f"param_{name}": value for name, value in solver.parameters().items()},
-        "seed": cell.seed,
-        "status": str(result.status),
-        **environment(),
-    }
-    rows = [common | {"final": False} | row for row in result.rows]
+    common = {name: getattr(cell, name) for name in ("experiment", "phase", "problem", "solver", "seed")}
+    common |= {f"param_{name}": value for name, value in solver.parameters().items()} | environment()
+    common |= {"problem_arguments": json.dumps(dict(cell.problem_arguments), sort_keys=True)}
+    common |= {"cell": cell.id, "status": str(result.status), "final": False}
+    rows = [common | row for row in result.rows]
     rows[-1] |= {"final": True, "memory_bytes": float(result.memory_bytes)}
     return rows
 
 
 def environment() -> dict[str, str]:
     """Return machine, versions and revision: the columns that say how rows came about."""
-    return _versions() | {"machine": _machine(), "written_at": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": _revision()}
-    with suppress(PackageNotFoundError):  # the source is run without being installed
-        versions["bilevel"] = version("bilevel")
-    return versions
-
-
-def _machine() -> str:
     (device,) = jax.numpy.zeros(()).devices()
-    return str(device.device_kind) if device.platform != "cpu" else f"{_processor()}, {os.cpu_count()} cores"
+    accelerator = {} if device.platform == "cpu" else {"machine": str(device.device_kind)}
+    return _host() | accelerator | {"written_at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 @functools.cache
-def _processor() -> str:
-    try:
+def _host() -> dict[str, str]:
+    found = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": ""}
+    with suppress(PackageNotFoundError):  # the source is run without being installed
+        found["bilevel"] = version("bilevel")
+    # The revision of the source, with a + where it was changed; none where it is installed.
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found["revision"] = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _revision() -> str:
-    """Return the git revision of the source, with a + where it was changed, or nothing where it is installed."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return ""
+        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return found | {"machine": f"{processor}, {os.cpu_count()} cores"}

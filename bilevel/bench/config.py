@@ -7,12 +7,11 @@ import itertools
 import math
 import re
 import tomllib
-import typing
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,7 +23,6 @@ from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS, SolverBase
 
 Seeds: TypeAlias = int | Collection[int]  # how many, or which
-
 FOLDER = Path("configs")  # where a bare name is looked up
 
 
@@ -34,30 +32,18 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A problem, settings to compare on it, and what each may cost.
-
-    Attributes
-    ----------
-    name : of the experiment
-    metric : what settings are selected by, at the end of the sweep
-    seeds : of the batches
-    new_problem_per_seed : is the problem drawn anew with each seed?
-    problem, problem_arguments : a name in ``bilevel.problems.PROBLEMS``, and all its arguments, sorted
-    settings : the united grids, without duplicates
-    max_calls, epochs : budget of a cell, one of them None
-    max_seconds : budget of a timing cell besides; None where there is no timing phase
-    """
+    """A problem, settings to compare on it, and what each may cost."""
 
     name: str
-    metric: str
-    seeds: tuple[int, ...]
-    new_problem_per_seed: bool
-    problem: str
-    problem_arguments: Pairs
-    settings: tuple[Setting, ...]
-    max_calls: int | None
+    metric: str  # which settings are selected by, at the end of the sweep
+    seeds: tuple[int, ...]  # of the batches
+    new_problem_per_seed: bool  # is the problem drawn anew with each seed?
+    problem: str  # a name in ``bilevel.problems.PROBLEMS``
+    problem_arguments: Pairs  # all of them, sorted
+    settings: tuple[Setting, ...]  # the united grids, without duplicates
+    max_calls: int | None  # budget of a cell; either this or the next is None
     epochs: float | None
-    max_seconds: float | None
+    max_seconds: float | None  # budget of a timing cell besides; None where there is no timing phase
 
     @property
     def budgets(self) -> str:
@@ -68,20 +54,12 @@ class Experiment:
 
     @property
     def solvers(self) -> tuple[str, ...]:
-        """The names of the solvers, each once, in the order of the file."""
         return tuple(dict.fromkeys(setting.solver for setting in self.settings))
 
     def cells(
         self, n_inner: int, n_outer: int, seeds: Seeds | None = None, only: Collection[str] | None = None
     ) -> tuple[Cell, ...]:
-        """Return the cells of the sweep.
-
-        Parameters
-        ----------
-        n_inner, n_outer : rows of the problem, which periods and epochs are counted in
-        seeds : in the place of the experiment's own
-        only : names of the solvers to keep
-        """
+        """Return the cells of the sweep on a problem of this size, with these seeds and solvers in the place of all."""
         with _at(f"`{self.name}`"):
             for name in only or ():
                 _check_name("solver", name, self.solvers)
@@ -89,31 +67,26 @@ class Experiment:
         kept = (setting for setting in self.settings if only is None or setting.solver in only)
         # Different fractions may come to the same period.
         runs = dict.fromkeys((setting.solver, setting.pairs(n_rows)) for setting in kept)
-        product = itertools.product(runs, self._seeds(seeds))
-        max_calls = self._max_calls(n_rows)
-        return tuple(self._cell(solver, pairs, seed, SWEEP, max_calls) for (solver, pairs), seed in product)
+        return tuple(self._cells(itertools.product(runs, self._seeds(seeds)), SWEEP, n_rows))
 
     def timing_cells(
         self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int, seeds: Seeds | None = None
     ) -> tuple[Cell, ...]:
-        """Return the cells that time these settings, (solver, parameters) each; solvers take turns.
-
-        They end with the oracle calls of the sweep, which the settings were selected for, or with their seconds.
-        """
+        """Return the cells that time these settings, (solver, parameters) each; solvers take turns."""
+        # They end with the oracle calls of the sweep, which the settings were selected for, or with their seconds.
         if self.max_seconds is None:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
         runs = [(name, _list_parameters(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
-        budget = self._max_calls(n_inner + n_outer), self.max_seconds
-        turns = itertools.product(self._seeds(seeds), runs)
-        return tuple(self._cell(solver, pairs, seed, TIMING, *budget) for seed, (solver, pairs) in turns)
+        turns = ((run, seed) for seed in self._seeds(seeds) for run in runs)
+        return tuple(self._cells(turns, TIMING, n_inner + n_outer))
 
-    def _max_calls(self, n_rows: int) -> int | None:
-        return math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
-
-    def _cell(self, solver: str, pairs: Pairs, seed: int, phase: str, *budget: Any) -> Cell:
-        arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
-        problem_pairs = tuple(sorted(arguments.items()))
-        return Cell(self.name, self.problem, problem_pairs, solver, pairs, seed, phase, *budget)
+    def _cells(self, turns: Iterable[tuple[tuple[str, Pairs], int]], phase: str, n_rows: int) -> Iterator[Cell]:
+        max_calls = math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
+        budget = max_calls, self.max_seconds if phase == TIMING else None
+        for (solver, pairs), seed in turns:
+            arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
+            problem = self.problem, tuple(sorted(arguments.items()))
+            yield Cell(self.name, *problem, solver, pairs, seed, phase, *budget)
 
     def _seeds(self, seeds: Seeds | None) -> tuple[int, ...]:
         if seeds is None:
@@ -129,7 +102,6 @@ def _list_parameters(solver: SolverBase) -> Pairs:
 
 
 # The tables of a file. A description completes the sentence "must be ...".
-
 _Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 _SeedsEntry: TypeAlias = Annotated[
     Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[_Seed], Meta(min_length=1)],
@@ -156,12 +128,11 @@ class _Budget(Struct, forbid_unknown_fields=True):
 
 @functools.cache
 def _arguments_table(problem: str) -> Any:
-    """Return the table of a problem's arguments, made from its signature."""
     words = {int: "an integer", float: "a finite number", str: "a text", bool: "true or false"}
-    hints = typing.get_type_hints(PROBLEMS[problem])
+    hints = get_type_hints(PROBLEMS[problem])
     fields: list[tuple[Any, ...]] = []
     for name, parameter in inspect.signature(PROBLEMS[problem]).parameters.items():
-        word = words.get((*typing.get_args(hints[name]), hints[name])[0])
+        word = words.get((*get_args(hints[name]), hints[name])[0])
         kind = Any if word is None else Annotated[hints[name], Meta(description=word)]
         fields.append((name, kind) if parameter.default is parameter.empty else (name, kind, parameter.default))
     return msgspec.defstruct(problem, fields, kw_only=True, forbid_unknown_fields=True)
@@ -176,10 +147,7 @@ def _at(place: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {error}") from error
 
 
-def _convert(values: Any, table: Any, what: str = "key") -> Any:
-    """Return a table of the file, checked."""
-    if not isinstance(values, dict):
-        raise ValueError("must be a table.")
+def _convert(values: dict[str, Any], table: Any, what: str = "key") -> Any:
     for key in values:
         _check_name(what, key, table.__struct_fields__)
     try:
@@ -187,20 +155,15 @@ def _convert(values: Any, table: Any, what: str = "key") -> Any:
     except msgspec.ValidationError as error:
         # It ends with the field that is missing, or with the path to what is wrong: `$.seeds[1]`.
         key = re.findall(r"`(?:\$\.)?(\w+)[^`]*`", str(error))[-1]
-        must = f"must be {typing.get_type_hints(table, include_extras=True)[key].__metadata__[0].description}."
-        raise ValueError(_complain(values, key, must)) from None
-
-
-def _complain(values: dict[str, Any], key: str, must: str) -> str:
-    return f"`{key}={values[key]!r}`: {must}" if key in values else f"`{key}` is missing; it {must}"
+        must = f"must be {get_type_hints(table, include_extras=True)[key].__metadata__[0].description}."
+        found = f"`{key}={values[key]!r}`:" if key in values else f"`{key}` is missing; it"
+        raise ValueError(f"{found} {must}") from None
 
 
 def load_config(path: str | Path) -> Experiment:
-    """Read an experiment; what is wrong raises a `ConfigError` with the file, the place and the way out.
+    """Read an experiment from a TOML file, given as a path or as the bare name of one in ``configs/``.
 
-    Parameters
-    ----------
-    path : a TOML file, or the bare name of one in ``configs/``
+    What is wrong raises a `ConfigError` with the file, the place and the way out.
     """
     file = find_config(path)
     with _at(str(file)):
@@ -214,7 +177,7 @@ def load_config(path: str | Path) -> Experiment:
 
 
 def find_config(path: str | Path) -> Path:
-    """Return the file of an experiment, given as a path or by its bare name."""
+    """Return the file that `load_config` reads."""
     path = Path(path)
     bare = len(path.parts) == 1 and not path.suffix
     file = FOLDER / f"{path}.toml" if bare else path
@@ -226,34 +189,28 @@ def find_config(path: str | Path) -> Path:
 
 def _parse(file: _File) -> Experiment:
     for key, table in {"problem": file.problem, "budget": file.budget}.items():
-        if table is None:
-            raise ValueError(f"missing table [{key}].")
+        if not isinstance(table, dict):
+            raise ValueError(f"missing table [{key}]." if table is None else f"[{key}]: must be a table.")
     problem, arguments = _parse_problem(file.problem, file.new_problem_per_seed)
     if file.metric not in METRICS:  # then it is the problem's own, which only the problem knows
-        own = PROBLEMS[problem](**dict(arguments)).metrics
-        _check_name("metric", file.metric, (*METRICS, *own))
+        _check_name("metric", file.metric, (*METRICS, *PROBLEMS[problem](**dict(arguments)).metrics))
     with _at("[budget]"):
         budget = _convert(file.budget, _Budget)
         if (budget.calls is None) == (budget.epochs is None):
             raise ValueError("give exactly one of `calls` and `epochs`.")
-    return Experiment(
-        name=file.name,
-        metric=file.metric,
-        seeds=_list_seeds(file.seeds),
-        new_problem_per_seed=file.new_problem_per_seed,
-        problem=problem,
-        problem_arguments=arguments,
-        settings=tuple(dict.fromkeys(_parse_solvers(file.solvers))),
-        max_calls=budget.calls,
-        epochs=budget.epochs,
-        max_seconds=budget.seconds,
-    )
+    entries = file.solvers
+    if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
+        raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
+    settings: dict[Setting, None] = {}
+    for number, values in enumerate(entries, start=1):
+        with _named(f"[[solvers]] {number}", values, "solver", SOLVERS) as (name, grid):
+            settings |= dict.fromkeys(_parse_grid(SOLVERS[name], grid))
+    head = file.name, file.metric, _list_seeds(file.seeds), file.new_problem_per_seed
+    return Experiment(*head, problem, arguments, tuple(settings), budget.calls, budget.epochs, budget.seconds)
 
 
-def _parse_problem(values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
-    with _at("[problem]"):
-        name, given = _split_name(values, "problem", PROBLEMS)
-    with _at(f"[problem] ({name})"):
+def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pairs]:
+    with _named("[problem]", values, "problem", PROBLEMS) as (name, given):
         for key, value in given.items():
             _check_singles(key, [value])
         if new_per_seed and "seed" in given:
@@ -262,16 +219,6 @@ def _parse_problem(values: Any, new_per_seed: bool) -> tuple[str, Pairs]:
         # A cell states its dtype: what JAX's flag makes of the data is no part of a config.
         arguments["dtype"] = as_float_dtype(arguments["dtype"] or "float32").name
     return name, tuple(sorted(arguments.items()))
-
-
-def _parse_solvers(entries: Any) -> Iterator[Setting]:
-    if not isinstance(entries, list) or not entries:
-        raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
-    for number, values in enumerate(entries, start=1):
-        with _at(f"[[solvers]] {number}"):
-            name, grid = _split_name(values, "solver", SOLVERS)
-        with _at(f"[[solvers]] {number} ({name})"):
-            yield from _parse_grid(SOLVERS[name], grid)
 
 
 def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Setting]:
@@ -301,15 +248,16 @@ def _list_values(key: str, value: Any, kind: type) -> list[Any]:
     return [float(one) if kind is float and type(one) is int else one for one in values]
 
 
-def _split_name(values: Any, what: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name in a table, and what else is in it."""
-    if not isinstance(values, dict):
-        raise ValueError("must be a table.")
-    name = values.get("name")
-    if not isinstance(name, str):
-        raise ValueError(_complain(values, "name", f"must be the name of a {what}."))
-    _check_name(what, name, known)
-    return name, {key: value for key, value in values.items() if key != "name"}
+@contextmanager
+def _named(place: str, values: dict[str, Any], what: str, known: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the name in a table and what else is in it; what is wrong with the rest is told with the name."""
+    with _at(place):
+        if "name" not in values:
+            raise ValueError(f"`name` is missing; it must be the name of a {what}.")
+        name = str(values["name"])
+        _check_name(what, name, known)
+    with _at(f"{place} ({name})"):
+        yield name, {key: value for key, value in values.items() if key != "name"}
 
 
 def _check_singles(key: str, values: list[Any]) -> None:
@@ -321,11 +269,9 @@ def _check_singles(key: str, values: list[Any]) -> None:
 
 
 def _list_seeds(seeds: int | list[int]) -> tuple[int, ...]:
-    if isinstance(seeds, int):
-        return tuple(range(seeds))
-    if len(set(seeds)) < len(seeds):
+    if isinstance(seeds, list) and len(set(seeds)) < len(seeds):
         raise ValueError(f"`seeds={seeds!r}`: a seed occurs twice.")
-    return tuple(seeds)
+    return tuple(seeds if isinstance(seeds, list) else range(seeds))
 
 
 def _check_name(what: str, name: str, known: Collection[str]) -> None:

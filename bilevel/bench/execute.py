@@ -1,7 +1,7 @@
 """An experiment from its first cell to its last: tune wide, time narrow, store each result as it comes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -9,23 +9,12 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 from bilevel._optional import require
-from bilevel.bench.cells import (
-    SWEEP,
-    TIMING,
-    Cell,
-    Rows,
-    Task,
-    build_problem,
-    drop_duplicates,
-    group_tasks,
-    run_task,
-    time_cell,
-)
+from bilevel.bench.cells import SWEEP, TIMING, Task, build_problem, drop_duplicates, group_tasks, run_task, time_cell
 from bilevel.bench.config import Experiment
 from bilevel.bench.select import list_settings, select, worst_value
 from bilevel.bench.store import Store, check_metric_names
 
-Outcome: TypeAlias = tuple[Task, Rows, str | None]  # a task with its rows, or with what it raised
+Outcome: TypeAlias = tuple[Task, list[dict[str, Any]], str | None]  # a task with its rows, or with what it raised
 
 
 class Watcher(Protocol):
@@ -66,22 +55,12 @@ def execute(
     store: Store,
     watcher: Watcher,
     *,
-    seeds: Collection[int] | None = None,
-    only: Collection[str] | None = None,
+    seeds: Collection[int] | None = None,  # in the place of the experiment's
+    only: Collection[str] | None = None,  # these solvers
     where: Where = Where(),  # noqa: B008
-    config: str | Path | None = None,
+    config: str | Path | None = None,  # a copy is kept beside the results
 ) -> int:
-    """Run what is not in the store yet, and return how many tasks failed.
-
-    Parameters
-    ----------
-    experiment : what to run
-    store : where each task's rows go as soon as they are there
-    watcher : told of the progress
-    seeds, only : seeds and solvers in the place of all
-    where : on what to run
-    config : the experiment's file, to be kept beside the results
-    """
+    """Run what is not in the store yet, and return how many tasks failed; a task's rows are stored when it ends."""
     with _on_device(where.device):
         # The size of a problem does not depend on its seed.
         problem = build_problem(experiment.problem, experiment.problem_arguments)
@@ -90,30 +69,25 @@ def execute(
         cells = drop_duplicates(experiment.cells(*size, seeds, only), problem)
         if config is not None:
             store.keep_config(config)
-        work = group_tasks(_begin(SWEEP, cells, store, watcher), where.seeds_together)
-        failures = _keep(_run_tasks(work, where), experiment.metric, store, watcher)
+        missing = store.unfinished(cells)
+        watcher.begin(SWEEP, len(cells) - len(missing), len(cells))
+        outcomes = _run_tasks(group_tasks(missing, where.seeds_together), where)
+        failures = _keep(outcomes, experiment.metric, store, watcher)
         # What is missing from the sweep might be what should be selected.
         if experiment.max_seconds is None or failures:
             return failures
         table = store.read(SWEEP)
         swept = table[table["cell"].isin({cell.id for cell in cells})]
         selected = list_settings(select(swept, experiment.metric)) if len(swept) else ()
-        timed = _begin(TIMING, experiment.timing_cells(selected, *size, seeds), store, watcher)
+        cells = experiment.timing_cells(selected, *size, seeds)
+        missing = store.unfinished(cells)
+        watcher.begin(TIMING, len(cells) - len(missing), len(cells))
         # One at a time, with the machine to themselves.
-        outcomes = ((Task((cell,)), *_attempt(time_cell, cell)) for cell in timed)
+        outcomes = (_attempt(Task((cell,)), time_cell, cell) for cell in missing)
         return _keep(outcomes, experiment.metric, store, watcher)
 
 
-def _begin(phase: str, cells: Sequence[Cell], store: Store, watcher: Watcher) -> list[Cell]:
-    """Return the cells of a phase that are not in the store."""
-    done = store.finished()
-    missing = [cell for cell in cells if cell.id not in done]
-    watcher.begin(phase, len(cells) - len(missing), len(cells))
-    return missing
-
-
-def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> int:
-    """Write rows as they come, and return how many tasks failed."""
+def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> int:  # how many failed
     failures, better, best = 0, min if worst_value(metric) > 0 else max, None
     for task, rows, error in outcomes:
         if error is not None:
@@ -128,50 +102,44 @@ def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watch
 
 
 def _run_tasks(work: Sequence[Task], where: Where) -> Iterator[Outcome]:
-    """Yield each task with its rows, or with what it raised, as they come."""
     if where.jobs == 1 and where.dask is None:
         for task in work:
-            yield (task, *_attempt(run_task, task, seeds_together=where.seeds_together))
+            yield _attempt(task, run_task, task, seeds_together=where.seeds_together)
         return
-    joblib = require("joblib", "bench")
+    joblib, client = require("joblib", "bench"), None if where.dask is None else _connect(where.dask)
+    backend = {"backend": "loky"} if client is None else {"backend": "dask", "client": client}
     left = dict(enumerate(work))
-    with _connect(where.dask) as backend, joblib.parallel_config(**backend):
-        parallel = joblib.Parallel(n_jobs=where.jobs if where.dask is None else -1, return_as="generator_unordered")
+    with nullcontext() if client is None else client, joblib.parallel_config(**backend):
+        parallel = joblib.Parallel(n_jobs=where.jobs if client is None else -1, return_as="generator_unordered")
         results = parallel(joblib.delayed(_in_worker)(place, task, where) for place, task in enumerate(work))
         try:
-            for place, rows, error in results:
-                yield left.pop(place), rows, error
+            for place, outcome in results:
+                del left[place]
+                yield outcome
         except Exception as error:
             # A worker that dies takes the pool down: the tasks that are left have failed.
             for task in left.values():
                 yield task, [], f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _in_worker(place: int, task: Task, where: Where) -> tuple[int, Rows, str | None]:
+def _in_worker(place: int, task: Task, where: Where) -> tuple[int, Outcome]:
     with _on_device(where.device):
-        return (place, *_attempt(run_task, task, seeds_together=where.seeds_together))
+        return place, _attempt(task, run_task, task, seeds_together=where.seeds_together)
 
 
-def _attempt(function: Callable[..., Rows], *args: Any, **kwargs: Any) -> tuple[Rows, str | None]:
+def _attempt(task: Task, function: Callable[..., list[dict[str, Any]]], *args: Any, **kwargs: Any) -> Outcome:
     """Return the rows, or no rows and what was raised: one task must not take the others down."""
     try:
-        return function(*args, **kwargs), None
+        return task, function(*args, **kwargs), None
     except Exception as error:
-        return [], f"{type(error).__name__}: {error}"
+        return task, [], f"{type(error).__name__}: {error}"
 
 
-@contextmanager
-def _connect(address: str | None) -> Iterator[dict[str, Any]]:
-    """Yield what joblib sends tasks to: processes of this machine, or the Dask cluster at an address."""
-    if address is None:
-        yield {"backend": "loky"}
-        return
+def _connect(address: str) -> Any:
     try:
-        client = require("distributed", "bench").Client(address, timeout=20)
+        return require("distributed", "bench").Client(address, timeout=20)
     except OSError as error:
         raise ConnectionError(f"no Dask scheduler answers at `{address}`: {error}") from error
-    with client:
-        yield {"backend": "dask", "client": client}
 
 
 def _on_device(device: str | None) -> AbstractContextManager[Any]:

@@ -2,13 +2,13 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from bilevel.engine.metrics import metric as describe
 
 Axes: TypeAlias = Any  # a matplotlib.axes.Axes
 Figure: TypeAlias = Any  # a matplotlib.figure.Figure
-
 EPSILONS = tuple(10.0**-power for power in range(1, 9))
 _REACHED = "hypergrad_norm_sq"
 _LINE_WIDTH, _PRINT_LINE_WIDTH = 2.25, 1.2
@@ -30,18 +29,15 @@ _LINE_WIDTH, _PRINT_LINE_WIDTH = 2.25, 1.2
 COLORS = ("#782dff", "#ff5a00", "#4ba578", "#c31e2d", "#6996d2", "#4b6978", "#8778ff")
 # Lengths of marks and gaps, in widths of the line; their number has no divisor in common with that of colors.
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (5, 1.5, 1, 1.5), (8, 2))
-WIDTH = 3.3  # inches, a column of most journals
-FONT_SIZE = 8
-_PANEL_HEIGHT, _LEGEND_ROW_HEIGHT = 1.9, 0.17
-_LEGEND_COLUMNS = 3
+WIDTH, FONT_SIZE = 3.3, 8  # inches, a column of most journals, and points
+_PANEL_HEIGHT, _LEGEND_ROW_HEIGHT, _LEGEND_COLUMNS = 1.9, 0.17, 3
 # Type 42 keeps letters as letters, which journals ask for.
 _STYLE = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "pdf.fonttype": 42, "axes.linewidth": 0.6}
 # A date would make each file different from the one before.
 _METADATA = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """Color and dashes of a line."""
 
     color: str
@@ -50,10 +46,7 @@ class Look:
 
 def assign_looks(solvers: Iterable[str]) -> dict[str, Look]:
     """Give each name a look; up to 35 names get different ones."""
-    return {
-        solver: Look(COLORS[place % len(COLORS)], DASHES[place % len(DASHES)])
-        for place, solver in enumerate(sorted(set(solvers)))
-    }
+    return dict(zip(sorted(set(solvers)), map(Look, itertools.cycle(COLORS), itertools.cycle(DASHES)), strict=False))
 
 
 def write_report(
@@ -65,34 +58,23 @@ def write_report(
     budgets: str = "",
     commands: Sequence[str] = (),
 ) -> Path:
-    """Write ``index.html`` and return its path.
+    """Write ``index.html``, from all rows of a store, to a folder, and return its path.
 
-    Parameters
-    ----------
-    table : all rows of a store
-    out : the folder to write to
-    title : of the page
-    metric : by whose final value settings are selected; see :func:`bilevel.bench.sections.make_sections`
-    budgets : what a cell was allowed to use, in words: a store only knows what was used
-    commands : the lines that make the page again
+    `metric` is that of :func:`bilevel.bench.sections.make_sections`; `budgets` says in words what a cell was allowed
+    to use, for a store only knows what was used; `commands` are the lines that make the page again.
     """
-    looks = assign_looks(table["solver"])
     shown = make_sections(table, metric)
-    drawings = [_drawing(f"section-{place}", section, [*looks]) for place, section in enumerate(shown, start=1)]
-    solvers = [
-        {"place": place, "name": solver, "color": look.color, "dash": _dash(look)}
-        for place, (solver, look) in enumerate(looks.items())
-    ]
-    page = _render(
-        title=title,
-        solvers=solvers,
-        sections=[_describe(section) | drawing for section, drawing in zip(shown, drawings, strict=True)],
-        line_width=_LINE_WIDTH,
-        budgets=budgets,
-        facts=[_facts(str(name), rows) for name, rows in table.groupby("experiment")],
-        commands=commands,
-        data=embed_json({"axes": AXES, "solvers": solvers, "sections": drawings}),
-    )
+    solvers: list[dict[str, Any]] = []
+    for name, look in assign_looks(table["solver"]).items():
+        dash = ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
+        solvers.append({"place": len(solvers), "name": name, "color": look.color, "dash": dash})
+    names = [solver["name"] for solver in solvers]
+    drawings = [_drawing(f"section-{place}", section, names) for place, section in enumerate(shown, start=1)]
+    given = {"title": title, "budgets": budgets, "commands": commands, "line_width": _LINE_WIDTH, "solvers": solvers}
+    sections = [_describe(section) | drawing for section, drawing in zip(shown, drawings, strict=True)]
+    facts = [_facts(str(name), rows) for name, rows in table.groupby("experiment")]
+    data = embed_json({"axes": AXES, "solvers": solvers, "sections": drawings})
+    page = _render(**given, sections=sections, facts=facts, data=data)
     path = Path(out) / "index.html"
     with replacing(path) as file:
         file.write(page.encode())
@@ -101,13 +83,8 @@ def write_report(
 
 def _render(**data: Any) -> str:
     jinja2 = require("jinja2", "bench")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("bilevel.bench"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    options = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("bilevel.bench"), **options)
     environment.filters |= {"number": _format_number, "count": _format_count}
     script, _, _ = environment.loader.get_source(environment, "report.js")
     scripts = {"plotly": require("plotly.offline", "bench").get_plotlyjs(), "script": script}
@@ -122,34 +99,23 @@ def embed_json(data: Any) -> Any:
 
 
 def _format_number(value: float) -> str:
-    if np.isnan(value):
-        return "–"
-    return f"{value:.3g}" if np.isfinite(value) else "diverged"
+    return "–" if np.isnan(value) else f"{value:.3g}" if np.isfinite(value) else "diverged"
 
 
 def _format_count(value: float) -> str:
     return f"{value:,.0f}" if np.isfinite(value) else "–"
 
 
-def _dash(look: Look) -> str:
-    return ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
-
-
 def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     """Return what the script draws of a section; a solver is known by its place in the list."""
-    return {
-        "id": name,
-        "metrics": [
-            {"name": name, "label": section.metrics[name].label, "log": section.on_log_scale(name)}
-            for name in section.with_curves(0)
-        ],
-        "settings": {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders},
-        "curves": [
-            {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
-            | {name: _round(getattr(curve, name)) for name in ("x", "low", "median", "high")}
-            for (metric, axis, solver), curve in section.curves.items()
-        ],
-    }
+    curves = []
+    for (metric, axis, solver), curve in section.curves.items():
+        key = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
+        curves.append(key | {part: _round(values) for part, values in curve._asdict().items()})
+    labels = {metric: section.metrics[metric].label for metric in section.with_curves(0)}
+    metrics = [{"name": one, "label": labels[one], "log": section.on_log_scale(one)} for one in labels]
+    settings = {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders}
+    return {"id": name, "metrics": metrics, "settings": settings, "curves": curves}
 
 
 def _round(values: np.ndarray) -> list[float | None]:
@@ -157,17 +123,16 @@ def _round(values: np.ndarray) -> list[float | None]:
 
 
 def _describe(section: Section) -> dict[str, Any]:
-    """Return what stands in the page itself."""
     timed = [one for one in section.contenders if one.is_timed and _REACHED in list_metrics(one.rows)]
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
-    ranked = sorted(section.contenders, key=lambda one: _rank(one, section.metric))
+    finals = [_final_row(one, tabled, section) for one in section.contenders]
     return {
         "heading": f"{section.problem} ({section.experiment})",
         "arguments": ", ".join(f"{name} {value}" for name, value in section.arguments.items()),
         "selected_by": describe(section.metric).label,
         "axes": {axis: AXES[axis] for axis in section.with_curves(1)},
         "tabled_metrics": [section.metrics[name].label for name in tabled],
-        "finals": [_final_row(one, tabled, section) for one in ranked],
+        "finals": sorted(finals, key=lambda row: row["rank"]),
         "reached": describe(_REACHED).label,
         "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
         "calls_to_reach": {one.solver: calls_to_reach(one.rows, _REACHED, EPSILONS) for one in timed},
@@ -175,18 +140,15 @@ def _describe(section: Section) -> dict[str, Any]:
     }
 
 
-def _rank(one: Contender, metric: str) -> float:
-    median = quantiles(final_values(one.rows, metric))[1]
-    return np.inf if np.isnan(median) else median * np.sign(worst_value(metric))
-
-
 def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict[str, Any]:
     last = one.rows[one.rows["final"].astype(bool)]
     ends = one.rows.groupby("cell")["status"].last().value_counts() if one.parameters is not None else {}
     of_sweep = (section.rows["phase"] == SWEEP) & (section.rows["solver"] == one.solver)
     swept = section.rows[of_sweep].groupby("cell")["status"].last()
+    median = quantiles(final_values(one.rows, section.metric))[1]
     return {
         "solver": one.solver,
+        "rank": np.inf if np.isnan(median) else median * np.sign(worst_value(section.metric)),
         "spreads": [quantiles(final_values(one.rows, metric)) for metric in metrics],
         **{name: last[name].median() for name in ("calls", "seconds", "memory_bytes")},
         "statuses": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ends.items()),
@@ -196,11 +158,14 @@ def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict
 
 
 def _facts(experiment: str, rows: Frame) -> dict[str, str]:
-    """Return where the rows of an experiment come from."""
-    times = sorted(rows["written_at"].dropna())
+    times, phases = sorted(rows["written_at"].dropna()), []
+    for name, own in rows.groupby("phase"):
+        cells, seeds, calls = own["cell"].nunique(), own["seed"].nunique(), _format_count(own["calls"].max())
+        seconds = "" if own["seconds"].isna().all() else f" and {_format_number(own['seconds'].max())} seconds"
+        phases += [f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls} oracle calls{seconds}"]
     return {
         "Experiment": experiment,
-        "Cells": "; ".join(_phase(str(name), own) for name, own in rows.groupby("phase")),
+        "Cells": "; ".join(phases),
         "Machine": _join(rows["machine"]),
         "Versions": ", ".join(f"{label} {_join(rows[label.lower()])}" for label in ("Python", "JAX", "bilevel")),
         "Revision": _join(rows["revision"]),
@@ -208,28 +173,15 @@ def _facts(experiment: str, rows: Frame) -> dict[str, str]:
     }
 
 
-def _phase(name: str, rows: Frame) -> str:
-    cells, seeds, calls = rows["cell"].nunique(), rows["seed"].nunique(), _format_count(rows["calls"].max())
-    seconds = "" if rows["seconds"].isna().all() else f" and {_format_number(rows['seconds'].max())} seconds"
-    return f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls} oracle calls{seconds}"
-
-
 def _join(column: Any) -> str:
     return " and ".join(sorted({str(value) for value in column.dropna()} - {""})) or "not recorded"
 
 
 def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list[Path]:
-    """Write a PDF and a PNG for each problem with a finite curve, and return their paths.
-
-    Parameters
-    ----------
-    table : all rows of a store
-    out : the folder to write to
-    metric : drawn, and by whose final value settings are selected; see :func:`bilevel.bench.sections.make_sections`
-    """
+    """Draw the metric that selects, for each problem with a finite curve, as PDF and PNG, and return their paths."""
     looks = assign_looks(table["solver"])
     shown = [section for section in make_sections(table, metric) if section.curves]
-    paths = []
+    paths: list[Path] = []
     for section, name in zip(shown, file_names(shown), strict=True):
         with require("matplotlib", "bench").rc_context(_STYLE):
             figure = draw_figure(section, looks)
@@ -242,11 +194,9 @@ def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list
 
 def file_names(shown: Sequence[Section]) -> list[str]:
     """Return experiment and problem of each section as a file name, with a digest where two would have the same."""
-    names = (f"{section.experiment}-{section.problem}".lower() for section in shown)
-    slugs = [re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:80] for name in names]
+    slugs = [re.sub(r"[^a-z0-9_]+", "-", f"{one.experiment}-{one.problem}".lower()).strip("-")[:80] for one in shown]
     keys = (json.dumps([one.experiment, one.problem, one.arguments], sort_keys=True).encode() for one in shown)
-    digests = (hashlib.sha256(key).hexdigest()[:8] for key in keys)
-    pairs = zip(slugs, digests, strict=True)
+    pairs = zip(slugs, (hashlib.sha256(key).hexdigest()[:8] for key in keys), strict=True)
     return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
 
 
@@ -256,14 +206,12 @@ def draw_figure(section: Section, looks: dict[str, Look]) -> Figure:
     known = {axis for name, axis, _ in section.curves if name == metric}
     panels = [axis for axis in ("seconds", "calls") if axis in known]
     solvers = [solver for solver in looks if any(key[0] == metric and key[2] == solver for key in section.curves)]
-    legend_height = _LEGEND_ROW_HEIGHT * -(-len(solvers) // _LEGEND_COLUMNS) + 0.25
-    size = (WIDTH, _PANEL_HEIGHT * len(panels) + legend_height)
-    figure = require("matplotlib.figure", "bench").Figure(figsize=size, layout="constrained")
+    height = _PANEL_HEIGHT * len(panels) + (_LEGEND_ROW_HEIGHT * -(-len(solvers) // _LEGEND_COLUMNS) + 0.25)
+    figure = require("matplotlib.figure", "bench").Figure(figsize=(WIDTH, height), layout="constrained")
     for axes, axis in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
         _panel(axes, section, metric, axis, looks)
     figure.axes[0].set_title(section.problem, parse_math=False)
-    line = require("matplotlib.lines", "bench").Line2D
-    handles = [line([], [], **_style(looks[solver])) for solver in solvers]
+    handles = [require("matplotlib.lines", "bench").Line2D([], [], **_style(looks[solver])) for solver in solvers]
     place = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS, "frameon": False, "handlelength": 2.8}
     for text in figure.legend(handles, solvers, **place).get_texts():
         text.set_parse_math(False)

@@ -1,30 +1,29 @@
 """What is shown of a store: for each problem of each experiment, every solver at its selected setting.
 
-The seeds of a setting are shown as one curve: a median, and a band from 20 to 80 %. A seed that diverged counts as
-worse than any other from its end on, and one that converged as what it had reached: left out, they would make the
-others look better, or worse, than the solver is.
+The seeds of a setting are one curve: a median, and a band from 20 to 80 %. A seed that diverged counts as worse than
+any other from its end on, and one that converged as what it had reached: left out, they would skew the curve.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bilevel.bench.cells import SWEEP, TIMING
 from bilevel.bench.select import drop_seed, list_settings, quantiles, select, worst_value
 from bilevel.bench.store import PARAMETER, Frame, list_metrics
-from bilevel.engine.metrics import METRICS, Metric
+from bilevel.engine.metrics import Metric
 from bilevel.engine.metrics import metric as describe
 
 AXES = {"seconds": "seconds", "calls": "oracle calls", "epochs": "epochs"}  # columns, and what they are called
 MAX_POINTS = 120
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """The quantiles of many seeds; infinite where too many of them diverged."""
 
     x: np.ndarray
@@ -34,12 +33,10 @@ class Curve:
 
     @property
     def is_drawable(self) -> bool:
-        """Whether there is anything to see."""
         return bool(np.any(np.isfinite(self.median)))
 
 
-@dataclass(frozen=True)
-class SeedCurve:
+class SeedCurve(NamedTuple):
     """A metric along one seed: finite values at increasing x, and the status at the end."""
 
     x: np.ndarray
@@ -59,18 +56,16 @@ class SeedCurve:
 
     def at(self, grid: np.ndarray, worst: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the values on a grid, NaN where there are none, and where the run was going on or had diverged."""
-        ended = grid > self.x[-1] if len(self.x) else np.ones(len(grid), bool)
-        started = grid >= self.x[0] if len(self.x) else ended
         diverged = self.status == "diverged"
-        reached = self.y[-1] if self.status == "converged" and len(self.y) else np.nan
+        if not len(self.x):
+            return np.full(len(grid), worst if diverged else np.nan), np.full(len(grid), diverged)
+        ended, reached = grid > self.x[-1], self.y[-1] if self.status == "converged" else np.nan
         values = np.where(ended, worst if diverged else reached, interpolate(self.x, self.y, grid))
-        return values, started & (diverged | ~ended)
+        return values, (grid >= self.x[0]) & (diverged | ~ended)
 
 
 def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Return y on the grid: geometric between two positive values, linear between others, NaN outside."""
-    if not len(x):
-        return np.full(len(grid), np.nan)
     left = np.clip(np.searchsorted(x, grid, side="right") - 1, 0, len(x) - 1)
     right = np.minimum(left + 1, len(x) - 1)
     positive = (y[left] > 0) & (y[right] > 0) & (left < right)
@@ -92,10 +87,10 @@ def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: 
 
 def make_curve(rows: Frame, axis: str, metric: str) -> Curve:
     """Return the curve of the rows of one setting; each cell is a seed."""
-    seeds = [
-        SeedCurve.from_evaluations(_floats(cell, axis), _floats(cell, metric), str(cell["status"].iloc[-1]))
-        for _, cell in rows.sort_values("step").groupby("cell")
-    ]
+    seeds = []
+    for _, cell in rows.sort_values("step").groupby("cell"):
+        x, y = cell[[axis, metric]].to_numpy(np.float64, na_value=np.nan).T
+        seeds.append(SeedCurve.from_evaluations(x, y, str(cell["status"].iloc[-1])))
     return median_curve(seeds, worst_value(metric))
 
 
@@ -107,56 +102,38 @@ def final_values(rows: Frame, metric: str) -> np.ndarray:
 
 
 def calls_to_reach(rows: Frame, metric: str, epsilons: Sequence[float]) -> np.ndarray:
-    """Return, for each epsilon, the median over seeds of the oracle calls at the first evaluation at or below it.
-
-    It is infinite where half of the seeds or more do not get there.
-    """
+    """Return the median over seeds of the calls at the first value at or below each epsilon; infinite without one."""
     cells = rows["cell"].unique()
     first = (rows[rows[metric] <= epsilon].groupby("cell")["calls"].min().astype(float) for epsilon in epsilons)
     return np.array([np.median(calls.reindex(cells, fill_value=np.inf)) for calls in first])
 
 
-def _floats(rows: Frame, column: str) -> np.ndarray:
-    return rows[column].to_numpy(np.float64, na_value=np.nan)
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A solver at its selected setting; its rows are those of the timing phase, where there are any.
-
-    Where no setting could be selected, because all diverged, its rows are those of all settings.
-    """
+class Contender(NamedTuple):
+    """A solver at its selected setting, or at all of them where none could be selected, because all diverged."""
 
     solver: str
     parameters: dict[str, Any] | None
-    rows: Frame
+    rows: Frame  # of the timing phase, where there are any
 
     @property
     def is_timed(self) -> bool:
-        """Whether seconds and exact metrics are known along the way."""
         return bool((self.rows["phase"] == TIMING).any())
 
     @property
     def setting(self) -> str:
-        """The parameters in words."""
         if self.parameters is None:
             return "none: each has an infinite median"
-        return ", ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in self.parameters.items()
-        )
+        words = {name: f"{one:.4g}" if isinstance(one, float) else one for name, one in self.parameters.items()}
+        return ", ".join(f"{name} {word}" for name, word in words.items())
 
 
 @dataclass(frozen=True)
 class Section:
-    """A problem of an experiment, all its rows, and its contenders in the order of their names.
-
-    Its arguments are those that all rows share: a problem may be drawn anew with each seed.
-    """
+    """A problem of an experiment, all its rows, and its contenders in the order of their names."""
 
     experiment: str
     problem: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # those that all rows share: a problem may be drawn anew with each seed
     metric: str
     rows: Frame
     contenders: tuple[Contender, ...]
@@ -169,33 +146,22 @@ class Section:
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Curve]:
         """Curves by metric, axis and solver, without those of which there is nothing to see."""
-        return {
-            (metric, axis, contender.solver): curve
-            for metric in self.metrics
-            for axis in AXES
-            for contender in self.contenders
-            if contender.parameters is not None
-            if (curve := make_curve(contender.rows, axis, metric)).is_drawable
-        }
+        selected = [one for one in self.contenders if one.parameters is not None]
+        keys = itertools.product(self.metrics, AXES, selected)
+        curves = {(metric, axis, one.solver): make_curve(one.rows, axis, metric) for metric, axis, one in keys}
+        return {key: curve for key, curve in curves.items() if curve.is_drawable}
 
     def with_curves(self, position: int) -> list[str]:
         """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 
-    def on_log_scale(self, metric: str) -> bool:
-        """Whether a metric is drawn on a logarithmic axis: it asks for one, and what is drawn is positive."""
+    def on_log_scale(self, metric: str) -> bool:  # it asks for a logarithmic axis, and what is drawn is positive
         medians = [curve.median for key, curve in self.curves.items() if key[0] == metric]
         return describe(metric).log_scale and bool(np.all(np.concatenate(medians) > 0))
 
 
 def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
-    """Split a store by experiment and problem, and select a setting for each solver.
-
-    Parameters
-    ----------
-    table : all rows of a store
-    metric : a setting is selected by its final value; by default that of h, or of F where h is not known
-    """
+    """Split all rows of a store by experiment and problem, and select each solver's setting by its final metric."""
     if table.empty:
         raise ValueError("`table` has no rows; run the experiment first, or name the folder of its store.")
     keys = [table["experiment"], table["problem"], table["problem_arguments"].map(drop_seed)]
@@ -205,29 +171,23 @@ def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
 def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None) -> Section:
     arguments = rows["problem_arguments"].unique()
     shared = json.loads(arguments[0] if len(arguments) == 1 else drop_seed(arguments[0]))
-    selected = select(rows, metric or _default_metric(rows))
+    # By default h selects, or F where h is not known.
+    known = (name for name in list_metrics(rows) if describe(name).selects and np.isfinite(rows[name]).any())
+    selected = select(rows, metric or next(known, "outer_value"))
     chosen = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
-    contenders = (_make_contender(solver, rows[rows["solver"] == solver], chosen) for solver in selected["solver"])
-    return Section(experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(contenders))
+    own = ((name, rows[rows["solver"] == name], chosen.get(name)) for name in selected["solver"])
+    return Section(
+        experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(itertools.starmap(_make_contender, own))
+    )
 
 
-def _default_metric(rows: Frame) -> str:
-    known = (name for name in list_metrics(rows) if name in METRICS and METRICS[name].selects)
-    return next((name for name in known if np.isfinite(rows[name]).any()), "outer_value")
-
-
-def _make_contender(solver: str, rows: Frame, chosen: dict[str, dict[str, Any]]) -> Contender:
-    if solver not in chosen:
+def _make_contender(solver: str, rows: Frame, parameters: dict[str, Any] | None) -> Contender:
+    if parameters is None:
         return Contender(solver, None, rows[rows["phase"] == SWEEP])
-    own = _with_setting(rows, chosen[solver])
-    timed = own[own["phase"] == TIMING]
-    return Contender(solver, chosen[solver], timed if len(timed) else own)
-
-
-def _with_setting(rows: Frame, parameters: dict[str, Any]) -> Frame:
-    given = {PARAMETER + name: value for name, value in parameters.items()}
     same = np.ones(len(rows), bool)
     for name in rows.filter(regex=f"^{PARAMETER}"):
-        equal = rows[name] == given[name] if name in given else rows[name].isna()
+        value = parameters.get(name.removeprefix(PARAMETER))
+        equal = rows[name].isna() if value is None else rows[name] == value
         same &= equal.to_numpy(bool, na_value=False)
-    return rows[same]
+    timed = rows[same & (rows["phase"] == TIMING)]
+    return Contender(solver, parameters, timed if len(timed) else rows[same])

@@ -1,8 +1,7 @@
 """Each solver's best setting, by the median over seeds of a metric at the end of the sweep."""
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -25,47 +24,31 @@ _TASK = ["experiment", "problem", "problem_arguments"]
 def select(table: Frame, metric: str) -> Frame:
     """Return one row per experiment, problem and solver: its best setting, and how the setting did.
 
-    The best is the one of least median, or of the largest where higher is better; of equal ones, that of the least
-    spread, then the first in the order of the parameters. A diverged cell and one without a number count as infinitely
-    bad.
+    Of the rows of a store, the final ones of the sweep count. The best setting is the one of least median, or of the
+    largest where higher is better; of equal ones, that of the least spread, then the first in the order of the
+    parameters. A diverged cell and one without a number count as infinitely bad.
 
-    Parameters
-    ----------
-    table : rows of a store; of these, the final ones of the sweep count
-    metric : a metric of the store
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``status`` is "selected", or "diverged" where no setting has a finite median: such a row claims no setting, and
-        counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds`` counts
-        seeds, ``n_settings`` settings tried, ``n_<status>`` cells by how they ended; ``median_calls`` is their cost.
-        ``problem_arguments`` are without the seed.
+    ``status`` is "selected", or "diverged" where no setting has a finite median: such a row claims no setting, and
+    counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds``, ``n_settings``
+    and ``n_<status>`` are counts; ``median_calls`` is the cost. ``problem_arguments`` are without the seed.
     """
-    finals = _finals(table, metric)
+    finals, keys = _finals(table, metric), [*_TASK, "solver"]
     parameters = [name for name in table.columns if name.startswith(PARAMETER)]
-    rows = [
-        dict(zip([*_TASK, "solver"], key, strict=True)) | _best(cells, metric, parameters)
-        for key, cells in finals.groupby([*_TASK, "solver"])
-    ]
+    rows = [dict(zip(keys, key, strict=True)) | _best(one, metric, parameters) for key, one in finals.groupby(keys)]
     return require("pandas", "bench").DataFrame(rows)
 
 
 def list_settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
     """Return (solver, parameters) of each selected setting, parameters sorted and of their own types."""
-    claimed = selected[selected["status"] == SELECTED]
-    return tuple((row["solver"], _pairs(row)) for row in claimed.to_dict("records"))
-
-
-def _pairs(row: dict[str, Any]) -> Pairs:
-    # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
-    types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
-    values = sorted((name.removeprefix(PARAMETER), value) for name, value in row.items() if name.startswith(PARAMETER))
-    return tuple(
-        (name, types[name](value) if name in types else value)
-        for name, value in values
-        if value is not None and value == value
-    )
+    settings = []
+    for row in selected[selected["status"] == SELECTED].to_dict("records"):
+        # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
+        types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
+        given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
+        known = sorted((name, value) for name, value in given.items() if value is not None and value == value)
+        pairs = ((name, types[name](value) if name in types else value) for name, value in known)
+        settings.append((row["solver"], tuple(pairs)))
+    return tuple(settings)
 
 
 def worst_value(metric: str) -> float:
@@ -105,24 +88,30 @@ def _finals(table: Frame, metric: str) -> Frame:
     if not len(finals):
         raise ValueError("the store holds no finished cell of the sweep; run the sweep first.")
     finals = finals.assign(problem_arguments=finals["problem_arguments"].map(drop_seed))
-    _check_measured(finals, metric)
-    counts = (finals["status"] != Status.diverged.value) & np.isfinite(finals[metric])
+    diverged = finals["status"] == Status.diverged.value
+    for (experiment, problem, _), ended in finals[~diverged].groupby(_TASK):
+        there = list_metrics(ended)
+        if metric not in there:
+            place = f"no cell of `{experiment}` on {problem} has it; there are: {', '.join(there)}."
+            raise ValueError(f"`metric={metric!r}`: {place}")
+    counts = ~diverged & np.isfinite(finals[metric])
     return finals.assign(outcome=finals[metric].where(counts, worst_value(metric)))
 
 
-def _check_measured(finals: Frame, metric: str) -> None:
-    for (experiment, problem, _), cells in finals.groupby(_TASK):
-        ended = cells[cells["status"] != Status.diverged.value]
-        if len(ended) and metric not in list_metrics(ended):
-            there = ", ".join(list_metrics(ended))
-            raise ValueError(f"`metric={metric!r}`: no cell of `{experiment}` on {problem} has it; there are: {there}.")
-
-
 def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
-    tried = [(_summarize(group), group.iloc[0]) for group in _settings_of(cells, parameters)]
-    sign = math.copysign(1, worst_value(metric))
-    summary, example = min(tried, key=lambda one: (sign * one[0]["median"], _spread(one[0])))
-    claimed = math.isfinite(summary["median"])
+    used = [name for name in parameters if cells[name].notna().any()]
+    tried: list[tuple[Any, ...]] = []
+    for _, group in cells.groupby(used, dropna=False):
+        if group["seed"].duplicated().any():
+            raise ValueError(
+                f"{group['solver'].iloc[0]} of `{group['experiment'].iloc[0]}` has several cells with one setting and "
+                "seed, as after a change of the budget; keep those of one budget, or start another store."
+            )
+        summary = _summarize(group)
+        median, spread = summary["median"] * np.sign(worst_value(metric)), summary["p80"] - summary["p20"]
+        tried.append((median, spread if np.isfinite(spread) else np.inf, len(tried), summary, group.iloc[0]))
+    *_, summary, example = min(tried)
+    claimed = np.isfinite(summary["median"])
     return {
         "status": SELECTED if claimed else DIVERGED,
         "metric": metric,
@@ -130,22 +119,6 @@ def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
         "n_settings": len(tried),
         **{name: example[name] if claimed else None for name in parameters},
     }
-
-
-def _spread(summary: dict[str, Any]) -> float:
-    finite = math.isfinite(summary["p20"]) and math.isfinite(summary["p80"])
-    return summary["p80"] - summary["p20"] if finite else math.inf
-
-
-def _settings_of(cells: Frame, parameters: list[str]) -> Iterator[Frame]:
-    used = [name for name in parameters if cells[name].notna().any()]
-    for _, group in cells.groupby(used, dropna=False):
-        if group["seed"].duplicated().any():
-            raise ValueError(
-                f"{group['solver'].iloc[0]} of `{group['experiment'].iloc[0]}` has several cells with one setting and "
-                "seed, as after a change of the budget; keep those of one budget, or start another store."
-            )
-        yield group
 
 
 def _summarize(cells: Frame) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ import numpy as np
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel._types import Calls
-from bilevel.bench.cells import SWEEP, TIMING, parameter_types
+from bilevel.bench.cells import SWEEP, TIMING, Cell, parameter_types
 from bilevel.bench.config import Experiment, find_config, load_config
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status
@@ -29,7 +30,6 @@ from bilevel.solvers import SOLVERS, SolverBase
 
 Frame: TypeAlias = Any  # a pandas.DataFrame
 Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
-
 PARAMETER = "param_"  # begins the name of a column of hyper-parameters
 _KEYS = ("cell", "experiment", "phase", "problem", "problem_arguments", "solver", "seed", "status", "final")
 _CHOICES = {"phase": (SWEEP, TIMING), "status": tuple(Status)}
@@ -45,25 +45,21 @@ def SCHEMA() -> Arrow:
 
 @functools.cache
 def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> Arrow:
-    pa = require("pyarrow", "bench")
+    parameters: dict[str, type] = {}
+    for solver in solvers:
+        for name, kind in parameter_types(solver).items():
+            if parameters.setdefault(PARAMETER + name, kind) is not kind:
+                raise TypeError(f"`{solver.__name__}.{name}` has another type than in other solvers; rename it.")
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
-        **_parameters(solvers),
+        **dict(sorted(parameters.items())),
         **{"seed": int, "status": str, "final": bool, "step": int, "seconds": float},
         **dict.fromkeys(("calls", *(f"calls_{kind}" for kind in Calls._fields)), int),
         **dict.fromkeys(("epochs", *metrics, "memory_bytes"), float),
         **dict.fromkeys(("machine", "python", "jax", "bilevel", "revision", "written_at"), str),
     }
+    pa = require("pyarrow", "bench")
     return pa.schema([(name, pa.type_for_alias(_NAMES[kind])) for name, kind in columns.items()])
-
-
-def _parameters(solvers: tuple[type[SolverBase], ...]) -> dict[str, type]:
-    types: dict[str, type] = {}
-    for solver in solvers:
-        for name, kind in parameter_types(solver).items():
-            if types.setdefault(PARAMETER + name, kind) is not kind:
-                raise TypeError(f"`{solver.__name__}.{name}` has another type than in other solvers; rename it.")
-    return dict(sorted(types.items()))
 
 
 def list_metrics(table: Frame) -> list[str]:
@@ -82,14 +78,10 @@ def check_metric_names(names: Iterable[str]) -> None:
 
 
 class Store:
-    """A folder of results.
+    """A folder of results, made by the first `write`.
 
     A file that is no Parquet, is truncated or has no column for the keys of a row is set aside as ``_NAME.damaged``,
     with a warning.
-
-    Parameters
-    ----------
-    folder : made by the first `write`
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -98,22 +90,20 @@ class Store:
             raise NotADirectoryError(f"`{folder}` is a file; a store is a folder.")
 
     def write(self, rows: Sequence[dict[str, Any]]) -> Path | None:
-        """Write the rows of whole cells that are not finished already, and return the new file, if there is one.
-
-        Parameters
-        ----------
-        rows : one dict per evaluation; a column that is left out is null, one that the schema lacks is a metric
-        """
+        """Write the rows of whole cells that are not finished already, and return the new file, if there is one."""
         _check_rows(rows)
         done = self.finished()
         rows = [row for row in rows if row["cell"] not in done]
         if not rows:
             return None
-        cells = sorted({row["cell"] for row in rows})
-        path = self.folder / (hashlib.sha256(" ".join(cells).encode()).hexdigest()[:32] + ".parquet")
+        cells = " ".join(sorted({row["cell"] for row in rows}))
+        path = self.folder / f"{hashlib.sha256(cells.encode()).hexdigest()[:32]}.parquet"
         table = _table(rows)
         try:
-            self._remove_leftovers()
+            for leftover in self.folder.glob(".*.part"):  # of a killed writer, or still written to
+                with suppress(FileNotFoundError):  # another process was faster
+                    if time.time() - leftover.stat().st_mtime > _STALE:
+                        leftover.unlink()
             with replacing(path) as file:
                 require("pyarrow.parquet", "bench").write_table(table, file, write_page_checksum=True)
         except OSError as error:
@@ -123,30 +113,26 @@ class Store:
     def keep_config(self, path: str | Path) -> None:
         """Put a copy of an experiment's file beside its results."""
         source = find_config(path)
-        if source.resolve() in (kept.resolve() for kept in self.configs()):
-            return
-        with replacing(self.folder / f"_{source.stem}.toml") as file:
-            file.write(source.read_bytes())
+        if source.resolve() not in (kept.resolve() for kept in self.configs()):
+            with replacing(self.folder / f"_{source.stem}.toml") as file:
+                file.write(source.read_bytes())
 
     def configs(self) -> list[Path]:
-        """Return the files of the experiments, kept beside the results."""
         return sorted(self.folder.glob("_*.toml"))
 
     def experiments(self) -> list[Experiment]:
-        """Return the experiments whose files lie beside the results."""
         return [load_config(path) for path in self.configs()]
 
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
         return {cell for table in self._tables(["cell", "final"]) for cell in _list_finished(table)}
 
-    def read(self, phase: str | None = None) -> Frame:
-        """Return all rows, those of a cell that two processes wrote once.
+    def unfinished(self, cells: Iterable[Cell]) -> list[Cell]:
+        done = self.finished()
+        return [cell for cell in cells if cell.id not in done]
 
-        Parameters
-        ----------
-        phase : "sweep" or "timing"; both by default
-        """
+    def read(self, phase: str | None = None) -> Frame:
+        """Return all rows, or those of a phase, "sweep" or "timing"; those of a cell that two processes wrote once."""
         if phase not in (None, SWEEP, TIMING):
             raise ValueError(f"`phase={phase!r}`: must be {SWEEP!r}, {TIMING!r} or None.")
         require("pandas", "bench")
@@ -154,25 +140,13 @@ class Store:
         return frame if phase is None else frame[frame["phase"] == phase].reset_index(drop=True)
 
     def _tables(self, columns: list[str] | None = None) -> Iterator[Arrow]:
-        for path in sorted(self.folder.glob("[!._]*.parquet")):
-            table = _read(path, columns)
-            if table is not None:
-                yield table
-
-    def _remove_leftovers(self) -> None:
-        """Remove what killed writers left, and leave alone what may still be written to."""
-        for path in self.folder.glob(".*.part"):
-            try:
-                if time.time() - path.stat().st_mtime > _STALE:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # another process was faster
+        tables = (_read(path, columns) for path in sorted(self.folder.glob("[!._]*.parquet")))
+        return (table for table in tables if table is not None)
 
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         raise ValueError("`rows` is empty; a task has at least one row.")
-    finals = set()
     for row in rows:
         for name in _KEYS:
             if row.get(name) is None:
@@ -180,17 +154,17 @@ def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
         for name, choices in _CHOICES.items():
             if row[name] not in choices:
                 raise ValueError(f"`{name}={row[name]!r}`: must be one of {', '.join(choices)}.")
-        if row["final"] and row["cell"] in finals:
-            raise ValueError(f"cell {row['cell']} has two final rows; write each cell once.")
-        finals.update([row["cell"]] if row["final"] else [])
+    finals = [row["cell"] for row in rows if row["final"]]
+    if len(set(finals)) < len(finals):
+        raise ValueError(f"cell {max(finals, key=finals.count)} has two final rows; write each cell once.")
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
     pa = require("pyarrow", "bench")
     types = {field.name: field.type for field in SCHEMA()}
     names = dict.fromkeys((*types, *(name for row in rows for name in row)))
-    own = pa.float64()  # of a metric that is not ours
-    return pa.table({name: _column(name, types.get(name, own), [row.get(name) for row in rows]) for name in names})
+    kinds = {name: types.get(name, pa.float64()) for name in names}  # one that is not ours is of a metric
+    return pa.table({name: _column(name, kind, [row.get(name) for row in rows]) for name, kind in kinds.items()})
 
 
 def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
@@ -206,55 +180,47 @@ def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
 
 
 def _read(path: Path, columns: list[str] | None) -> Arrow | None:
-    """Return a file's table, or None where it is damaged or gone."""
+    """Return a file's table, or None where it is gone, or damaged and therefore set aside."""
     pa, pq = require("pyarrow", "bench"), require("pyarrow.parquet", "bench")
-    try:
-        with path.open("rb") as file:
-            try:
-                source = pq.ParquetFile(file, page_checksum_verification=True)
-                lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
-                if not lacking:
-                    return _conform(source.read(columns))
-                problem = f"it lacks {', '.join(lacking)}"
-            except (pa.ArrowException, OSError, ValueError) as error:
-                problem = " ".join(str(error).split())
-    except FileNotFoundError:
-        return None  # set aside by another process
-    _set_aside(path, problem)
+    problem = None
+    with suppress(FileNotFoundError), path.open("rb") as file:  # or another process set it aside
+        try:
+            source = pq.ParquetFile(file, page_checksum_verification=True)
+            lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
+            if not lacking:
+                return _conform(source.read(columns))
+            problem = f"it lacks {', '.join(lacking)}"
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problem = " ".join(str(error).split())
+    if problem is not None:
+        aside = path.with_name(f"_{path.name}.damaged")
+        try:
+            path.replace(aside)
+            outcome = f"set aside as {aside.name}"
+        except OSError as error:
+            outcome = f"passed over, for it cannot be renamed ({error.strerror})"
+        warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
     return None
 
 
 def _conform(table: Arrow) -> Arrow:
     """Return a file's table with our types in our columns; in others, numbers are floats, and the rest is text."""
     pa = require("pyarrow", "bench")
-    kinds = pa.types
     ours = {field.name: field.type for field in SCHEMA()}
-
-    def type_of(field: Any) -> Arrow:
-        numeric = kinds.is_integer(field.type) or kinds.is_floating(field.type) or kinds.is_null(field.type)
-        return ours.get(field.name, pa.float64() if numeric else pa.string())
-
-    return table.cast(pa.schema([(field.name, type_of(field)) for field in table.schema]))
+    fields = []
+    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
+        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+        fields.append((name, ours.get(name, pa.float64() if numeric else pa.string())))
+    return table.cast(pa.schema(fields))
 
 
 def _unite(tables: Sequence[Arrow]) -> Arrow:
     """Put tables of different columns below one another; numbers and text in one column become text."""
     pa = require("pyarrow", "bench")
-    types: dict[str, Arrow] = {}
-    for field in (field for table in tables for field in table.schema):
-        types[field.name] = field.type if types.get(field.name, field.type) == field.type else pa.string()
-    cast = (table.cast(pa.schema([(name, types[name]) for name in table.column_names])) for table in tables)
+    text = {field.name for table in tables for field in table.schema if field.type == pa.string()}
+    kinds = ([(one.name, pa.string() if one.name in text else one.type) for one in table.schema] for table in tables)
+    cast = (table.cast(pa.schema(fields)) for table, fields in zip(tables, kinds, strict=True))
     return pa.concat_tables(cast, promote_options="default")
-
-
-def _set_aside(path: Path, problem: str) -> None:
-    aside = path.with_name(f"_{path.name}.damaged")
-    try:
-        path.replace(aside)
-        outcome = f"set aside as {aside.name}"
-    except OSError as error:
-        outcome = f"passed over, for it cannot be renamed ({error.strerror})"
-    warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
 
 
 def _list_finished(table: Arrow) -> list[str]:
@@ -264,9 +230,9 @@ def _list_finished(table: Arrow) -> list[str]:
 def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
     """Keep each cell in one table: the first where it is finished, or else the first."""
     home: dict[str, int] = {}
-    for cells_of in (_list_finished, lambda table: table["cell"].to_pylist()):
+    for list_cells in (_list_finished, lambda table: table["cell"].to_pylist()):
         for place, table in enumerate(tables):
-            for cell in cells_of(table):
+            for cell in list_cells(table):
                 home.setdefault(cell, place)
     for place, table in enumerate(tables):
         yield table.filter([home[cell] == place for cell in table["cell"].to_pylist()])
