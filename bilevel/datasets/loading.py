@@ -16,9 +16,6 @@ from bilevel._optional import Reporter, progress_bar, require
 from bilevel.datasets import files
 from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
 
-_CHUNK = 2**16
-_RETRIES = 2  # by pooch, after one second and after two
-
 
 class DownloadError(OSError):
     """A data set that is in no folder and could not be had from its source."""
@@ -48,7 +45,9 @@ def load(name: str, *, progress: bool = False) -> Dataset:
     """
     known = _find_entry(name)
     if isinstance(known, EmbeddedSet):
-        return _load_embedded(known)
+        source = getattr(require("sklearn.datasets", "data"), f"load_{name}")()
+        X, y = (source[key].astype(dtype) for key, dtype in zip((known.features, "target"), known.dtypes, strict=True))
+        return Dataset(name, X, y, None, None, known.classes, known.citation)
     path = files.find(name)
     arrays = _download(known, progress) if path is None else files.read(path, known)
     X_train, y_train, *test = (arrays[spec.name] for spec in known.arrays)
@@ -66,12 +65,6 @@ def _find_entry(name: str) -> FileSet | EmbeddedSet:
         nearest = get_close_matches(str(name), names(), n=1, cutoff=0.0)[0]
         raise ValueError(f"`name={name!r}`: did you mean '{nearest}'? There are {', '.join(names())}.")
     return SETS[name]
-
-
-def _load_embedded(known: EmbeddedSet) -> Dataset:
-    source = getattr(require("sklearn.datasets", "data"), f"load_{known.name}")()
-    X, y = (source[key].astype(dtype) for key, dtype in zip((known.features, "target"), known.dtypes, strict=True))
-    return Dataset(known.name, X, y, None, None, known.classes, known.citation)
 
 
 def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
@@ -102,9 +95,9 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
         try:
             # A folder for each host: pooch would take a file that another host left for its own.
             with TemporaryDirectory() as folder:
-                store = pooch.create(folder, retry_if_failed=_RETRIES, **addresses)
+                store = pooch.create(folder, retry_if_failed=2, **addresses)  # after one second and after two
                 packed = store.fetch(name, downloader=partial(_receive, remote, progress))
-                return _parse(_unpack(Path(packed), remote.max_bytes), remote)
+                return _parse(Path(packed), remote)
         except (OSError, ValueError, EOFError, zlib.error) as error:  # of pooch, a host, a decompressor or a parser
             failures.append(f"{url}: {str(error) or type(error).__name__}")
     raise DownloadError("; ".join(failures))
@@ -115,22 +108,18 @@ def _receive(remote: RemoteFile, progress: bool, url: str, output_file: str, sto
     http = require("pooch", "data").HTTPDownloader
     with open(output_file, "wb") as file, progress_bar(url.rpartition("/")[2], progress) as report:
         limited = _LimitedFile(file, remote.max_bytes, report)
-        http(progressbar=limited, chunk_size=_CHUNK, timeout=remote.timeout)(url, limited, store)
+        http(progressbar=limited, chunk_size=2**16, timeout=remote.timeout)(url, limited, store)
 
 
-def _unpack(packed: Path, max_bytes: int) -> Path:
-    plain, opener = packed.with_name("unpacked"), gzip.open if packed.suffix == ".gz" else bz2.open
-    with opener(packed) as stream, plain.open("wb") as file:
-        copyfileobj(stream, _LimitedFile(file, max_bytes))
-    return plain
-
-
-def _parse(plain: Path, remote: RemoteFile) -> dict[str, np.ndarray]:
-    try:
-        with plain.open("rb") as file:
+def _parse(packed: Path, remote: RemoteFile) -> dict[str, np.ndarray]:
+    opener = gzip.open if packed.suffix == ".gz" else bz2.open
+    with opener(packed) as stream, packed.with_name("unpacked").open("w+b") as file:
+        copyfileobj(stream, _LimitedFile(file, remote.max_bytes))
+        file.seek(0)
+        try:
             values = remote.parse(file, remote.arrays)
-    except ValueError as error:
-        raise ValueError(f"not in the expected form: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"not in the expected form: {error}") from error
     return {spec.name: array for spec, array in zip(remote.arrays, values, strict=True)}
 
 
