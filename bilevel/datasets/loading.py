@@ -46,8 +46,8 @@ def load(name: str, *, progress: bool = False) -> Dataset:
     known = _find_entry(name)
     if isinstance(known, EmbeddedSet):
         source = getattr(require("sklearn.datasets", "data"), f"load_{name}")()
-        X, y = (source[key].astype(dtype) for key, dtype in zip((known.features, "target"), known.dtypes, strict=True))
-        return Dataset(name, X, y, None, None, known.classes, known.citation)
+        X, y = (source[key].astype(dtype) for key, dtype in known.arrays.items())
+        return Dataset(name, X, y, None, None, known.classes, f"{known.citation}; the copy in scikit-learn.")
     path = files.find(name)
     arrays = _download(known, progress) if path is None else files.read(path, known)
     X_train, y_train, *test = (arrays[spec.name] for spec in known.arrays)

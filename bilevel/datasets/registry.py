@@ -19,9 +19,8 @@ class Dataset:
 
     Attributes
     ----------
-    X_train, X_test : the samples along the first axis; images keep their two axes
-    y_train, y_test : one label per sample, in a small integer type: cast before arithmetic
-    X_test, y_test : None where the source has no split
+    X_train, X_test : the samples along the first axis; images keep their two axes; X_test is None where no split is
+    y_train, y_test : one label per sample, in a small integer type: cast before arithmetic; y_test as X_test
     classes : the labels that occur, in order
     citation : whom to cite
     """
@@ -84,8 +83,7 @@ class EmbeddedSet:
     """A data set that comes with scikit-learn: no file, no network."""
 
     name: str
-    features: str  # scikit-learn's name of the samples
-    dtypes: tuple[str, str]
+    arrays: dict[str, str]  # the types that scikit-learn's samples and labels are cast to
     classes: tuple[int, ...]
     citation: str
 
@@ -131,6 +129,7 @@ def _mnist(file_name: str, md5: str, array: str, shape: tuple[int, ...], max_byt
     return RemoteFile(urls, idx, (ArraySpec(array, "|u1", shape),), max_bytes, f"md5:{md5}")
 
 
+_UCI = "UCI Machine Learning Repository"
 _COVTYPE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz"
 _COVTYPE_ARRAYS = ArraySpec("X", "<i2", (581012, 54)), ArraySpec("y", "|u1", (581012,))
 _ENTRIES = (
@@ -161,24 +160,19 @@ _ENTRIES = (
         (RemoteFile((_COVTYPE_URL,), csv, _COVTYPE_ARRAYS, 80_000_000),),
         checksum="af5059cfe519b39a250cdffd848fe2ec56143ebe42e1349bd3dcd28343fd37cb",
         classes=tuple(range(1, 8)),
-        citation="Covertype, J. A. Blackard, UCI Machine Learning Repository, 1998. "
-        "Copyright Jock A. Blackard and Colorado State University.",
+        citation=f"Covertype, J. A. Blackard, {_UCI}, 1998. Copyright Jock A. Blackard and Colorado State University.",
     ),
     EmbeddedSet(  # 569 samples; 0 is malignant, 1 benign
         "breast_cancer",
-        features="data",
-        dtypes=("<f8", "|i1"),
-        classes=(0, 1),
-        citation="Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, "
-        "UCI Machine Learning Repository, 1995; the copy in scikit-learn.",
+        {"data": "<f8", "target": "|i1"},
+        (0, 1),
+        f"Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, {_UCI}, 1995",
     ),
     EmbeddedSet(  # 1797 images of 8 x 8 pixels, from 0 to 16
         "digits",
-        features="images",
-        dtypes=("|u1", "|u1"),
-        classes=tuple(range(10)),
-        citation="Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, "
-        "UCI Machine Learning Repository, 1998; the copy in scikit-learn.",
+        {"images": "|u1", "target": "|u1"},
+        tuple(range(10)),
+        f"Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, {_UCI}, 1998",
     ),
 )
 SETS: dict[str, FileSet | EmbeddedSet] = {known.name: known for known in _ENTRIES}
