@@ -12,8 +12,6 @@ completed, a chain being incomplete while the last two of its T + 1 coordinates 
     ||∇h(x)||²  >=  λ² α^(3/2) |I| / (16 β² m²)  =  2 ε |I| / m                        (lemma:lower_bound_grad_h)
 
 which keeps ||∇h||² above ε as long as t <= m T / 2, for then |I| >= m/2 (and a single chain stays clear of its bound).
-
-The gap, the smoothness and the bound of a single chain belong to the problem, and are tested with it.
 """
 
 from dataclasses import replace
@@ -33,17 +31,12 @@ OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at onc
 
 
 def reach(point: Point, problem: BilevelProblem) -> Point:
-    """Return how far each chain is reached in z, x and v: the place of its last coordinate that is not 0, or 0.
+    """Return, as arrays (m,), how far each chain is reached in z, x and v: its last coordinate that is not 0, or 0.
 
     Parameters
     ----------
     point : of a run on the problem
     problem : :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0
-
-    Returns
-    -------
-    Point
-        Integer arrays (m,).
     """
     _check_problem(problem)
     places = np.arange(1, int(problem.info["T"]) + 2)
@@ -113,16 +106,10 @@ def measure_progress(
     }
     history = run(replace(problem, metrics=meters), solver, seed=seed, max_calls=max_calls, eval_every=every).history
     queries, completed = history["calls_outer_grad"], history["completed"].astype(int)
-    return Progress(
-        step=history["step"],
-        queries=queries,
-        reached=history["reached"].astype(int),
-        allowed=np.minimum(queries, trees.flat(problem.start.outer_var).size),
-        completed=completed,
-        completed_allowed=np.minimum(queries // int(problem.info["T"]), problem.n_outer),
-        hypergrad_norm_sq=history["hypergrad_norm_sq"],
-        floor=gradient_floor(problem, completed),
-    )
+    reached, allowed = history["reached"].astype(int), np.minimum(queries, trees.flat(problem.start.outer_var).size)
+    completed_allowed = np.minimum(queries // int(problem.info["T"]), problem.n_outer)
+    norms, floor = history["hypergrad_norm_sq"], gradient_floor(problem, completed)
+    return Progress(history["step"], queries, reached, allowed, completed, completed_allowed, norms, floor)
 
 
 def _check_problem(problem: BilevelProblem, turned_too: bool = False) -> None:
