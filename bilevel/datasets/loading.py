@@ -6,15 +6,16 @@ import zlib
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from shutil import copyfileobj
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from bilevel._optional import Reporter, progress_bar, require
+from bilevel._optional import progress_bar, require
 from bilevel.datasets import files
 from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
+
+_CHUNK = 2**16
 
 
 class DownloadError(OSError):
@@ -105,47 +106,32 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
 
 def _receive(remote: RemoteFile, progress: bool, url: str, output_file: str, store: Any) -> None:
     """Download over HTTP alone: pooch by itself would take other protocols too, and files of any size."""
-    http = require("pooch", "data").HTTPDownloader
-    with open(output_file, "wb") as file, progress_bar(url.rpartition("/")[2], progress) as report:
-        limited = _LimitedFile(file, remote.max_bytes, report)
-        http(progressbar=limited, chunk_size=2**16, timeout=remote.timeout)(url, limited, store)
+    response = require("requests", "data").get(url, stream=True, timeout=remote.timeout)
+    with response, open(output_file, "wb") as file, progress_bar(url.rpartition("/")[2], progress) as report:
+        response.raise_for_status()
+        announced = int(response.headers.get("content-length", 0))
+        _check_size(announced, remote)
+        for chunk in response.iter_content(_CHUNK):
+            size = file.tell() + len(chunk)
+            _check_size(size, remote)
+            file.write(chunk)
+            report(size / (announced or remote.max_bytes), f"{size / 1e6:.1f} MB")
+
+
+def _check_size(size: int, remote: RemoteFile) -> None:
+    if size > remote.max_bytes:
+        raise OSError(f"more than {remote.max_bytes} bytes, the limit for this file")
 
 
 def _parse(packed: Path, remote: RemoteFile) -> dict[str, np.ndarray]:
     opener = gzip.open if packed.suffix == ".gz" else bz2.open
     with opener(packed) as stream, packed.with_name("unpacked").open("w+b") as file:
-        copyfileobj(stream, _LimitedFile(file, remote.max_bytes))
+        while chunk := stream.read(_CHUNK):
+            _check_size(file.tell() + len(chunk), remote)
+            file.write(chunk)
         file.seek(0)
         try:
             values = remote.parse(file, remote.arrays)
         except ValueError as error:
             raise ValueError(f"not in the expected form: {error}") from error
     return {spec.name: array for spec, array in zip(remote.arrays, values, strict=True)}
-
-
-class _LimitedFile:
-    """A file of at most `max_bytes`, a limit that pooch lacks; to pooch it is also the progress bar."""
-
-    def __init__(self, file: BinaryIO, max_bytes: int, report: Reporter = lambda fraction, text: None) -> None:
-        self._file, self._max_bytes, self._report, self._total = file, max_bytes, report, max_bytes
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max_bytes:
-            raise OSError(f"more than {self._max_bytes} bytes, the limit for this file")
-
-    def _announce(self, size: int) -> None:
-        self._check_size(size)
-        self._total = size or self._max_bytes
-
-    total = property(fset=_announce)  # set by pooch before the first byte, to 0 where the host does not announce it
-
-    def write(self, chunk: bytes) -> None:
-        size = self._file.tell() + len(chunk)
-        self._check_size(size)
-        self._file.write(chunk)
-        self._report(size / self._total, f"{size / 1e6:.1f} MB")
-
-    def update(self, *size: int) -> None:
-        """Do nothing, as for all that pooch calls but `write`, which knows the size exactly."""
-
-    reset = close = flush = update
