@@ -52,8 +52,7 @@ def verify(arrays: Mapping[str, np.ndarray], known: FileSet) -> None:
     """Raise ValueError unless these are the arrays of the set, to the last bit."""
     for spec in known.arrays:
         _check_form(spec, arrays[spec.name].dtype, arrays[spec.name].shape)
-    found = checksum(arrays)
-    if found != known.checksum:
+    if (found := checksum(arrays)) != known.checksum:
         raise ValueError(f"the checksum of the contents is {found}, not {known.checksum}")
 
 
@@ -69,10 +68,8 @@ def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
             verify(arrays, known)
         # Damage surfaces in zipfile, zlib, struct or NumPy, under a dozen types that all mean the same.
         except Exception as error:
-            raise DamagedFileError(
-                f"`{path}` is not the data set '{known.name}', or is damaged: {error}. "
-                f"Delete it, or replace it by a file with {known.contents}."
-            ) from error
+            message = f"`{path}` is not the data set '{known.name}', or is damaged: {error}."
+            raise DamagedFileError(f"{message} Delete it, or replace it by a file with {known.contents}.") from error
     return arrays
 
 

@@ -70,19 +70,15 @@ def _find_entry(name: str) -> FileSet | EmbeddedSet:
 
 def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
     """Return the verified arrays of a set from its source, and keep them in the cache."""
-    arrays: dict[str, np.ndarray] = {}
     path = files.cache_folder() / f"{known.name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        for remote in known.files:
-            arrays |= _fetch(remote, progress)
+        arrays = {name: array for remote in known.files for name, array in _fetch(remote, progress).items()}
         files.verify(arrays, known)
     except (DownloadError, ValueError) as error:
         reason = error if isinstance(error, DownloadError) else f"its source has changed: {error}"
-        raise DownloadError(
-            f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays "
-            f"{known.contents} into the folder that BILEVEL_DATA names, or into `{path.parent}`."
-        ) from error
+        text = f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays {known.contents}"
+        raise DownloadError(f"{text} into the folder that BILEVEL_DATA names, or into `{path.parent}`.") from error
     files.write(path, arrays)
     return arrays
 
@@ -92,11 +88,10 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
     pooch, failures = require("pooch", "data"), []
     for url in remote.urls:
         name = url.rpartition("/")[2]
-        addresses: dict[str, Any] = {"base_url": "", "urls": {name: url}, "registry": {name: remote.digest}}
         try:
             # A folder for each host: pooch would take a file that another host left for its own.
             with TemporaryDirectory() as folder:
-                store = pooch.create(folder, retry_if_failed=2, **addresses)  # after one second and after two
+                store = pooch.create(folder, "", urls={name: url}, registry={name: remote.digest}, retry_if_failed=2)
                 packed = store.fetch(name, downloader=partial(_receive, remote, progress))
                 return _parse(Path(packed), remote)
         except (OSError, ValueError, EOFError, zlib.error) as error:  # of pooch, a host, a decompressor or a parser

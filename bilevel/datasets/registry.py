@@ -10,8 +10,6 @@ import numpy as np
 
 from bilevel._optional import require
 
-_UNSIGNED_BYTE = 8  # the code of the type in IDX files
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -74,7 +72,6 @@ class FileSet:
 
     @property
     def contents(self) -> str:
-        """The arrays in words."""
         return ", ".join(f"{name} {np.dtype(dtype).name} {shape}" for name, dtype, shape in self.arrays)
 
 
@@ -99,7 +96,7 @@ def libsvm(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, .
 def idx(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
     """Read one array of unsigned bytes, which has exactly the shape asked for."""
     (spec,) = arrays
-    header = struct.pack(f">HBB{len(spec.shape)}I", 0, _UNSIGNED_BYTE, len(spec.shape), *spec.shape)
+    header = struct.pack(f">HBB{len(spec.shape)}I", 0, 8, len(spec.shape), *spec.shape)  # 8: the code of the type
     found = file.read(len(header))
     if found != header:
         raise ValueError(f"the IDX header is {found.hex()}, not {header.hex()}")

@@ -209,8 +209,7 @@ class LinearClassifier(ClassifierMixin, BilevelEstimator):
         return y, np.searchsorted(self.classes_, y_val)
 
     def _set_model(self, weights: np.ndarray, intercept: np.ndarray, scaling: Scaling) -> None:
-        columns = weights.reshape(len(weights), -1)
-        self.coef_, self.intercept_ = scaling.unscale(columns.T, np.atleast_1d(intercept))
+        self.coef_, self.intercept_ = scaling.unscale(weights.reshape(len(weights), -1).T, np.atleast_1d(intercept))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return the score of each row, (samples,), or of each row and class."""

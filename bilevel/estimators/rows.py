@@ -71,8 +71,7 @@ def _densify(name: str, X: Any) -> np.ndarray:
     """Return X as an array; steps read whole rows, and centered columns have no zeros left."""
     if not sp.issparse(X):
         return X
-    size = 8 * X.shape[0] * X.shape[1]
-    if size > _DENSE_BYTES:
+    if (size := 8 * X.shape[0] * X.shape[1]) > _DENSE_BYTES:
         message = f"`{name}` is sparse and would take {size / 2**30:.3g} GiB as the dense array that fitting needs; "
         raise ValueError(message + "select fewer features (SelectKBest) or project them (TruncatedSVD) first.")
     return X.toarray()

@@ -110,14 +110,11 @@ def _tune(method: Method, size: int, max_calls: int) -> float:
     """Return the step that is stationary first at this size, by the median of three seeds."""
     if len(method.steps) == 1:
         return method.steps[0]
-    problem = make_problem(size)
-
-    def cost(step: float) -> float:
-        solver = method.solver(step, size)
+    problem, costs = make_problem(size), []
+    for solver in (method.solver(step, size) for step in method.steps):
         runs = [calls_to(problem, solver, [TUNED_AT], seed, max_calls)[TUNED_AT] for seed in (100, 101, 102)]
-        return float(np.median(runs))
-
-    return min(method.steps, key=cost)
+        costs.append(np.median(runs))
+    return method.steps[int(np.argmin(costs))]
 
 
 def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:

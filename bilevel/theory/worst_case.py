@@ -39,12 +39,8 @@ def reach(point: Point, problem: BilevelProblem) -> Point:
     problem : :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0
     """
     _check_problem(problem)
-    places = np.arange(1, int(problem.info["T"]) + 2)
-
-    def last(part: np.ndarray) -> np.ndarray:
-        return np.max(places * (np.asarray(part).reshape(problem.n_outer, -1) != 0), axis=1)
-
-    return Point(*map(last, point))
+    places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
+    return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
 
 def n_completed(point: Point, problem: BilevelProblem) -> int:
@@ -116,7 +112,5 @@ def _check_problem(problem: BilevelProblem, turned_too: bool = False) -> None:
     if not isinstance(problem.oracles, WorstCaseOracles):
         raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
     if not (turned_too or isinstance(problem.oracles, CoordinateChains)):
-        raise ValueError(
-            "`problem`: its chains lie along a random basis, where rounding reaches every coordinate; build it with "
-            "rotation='coordinates', on which the iterates are the same but for the turn."
-        )
+        message = "`problem`: its chains lie along a random basis, where rounding reaches every coordinate;"
+        raise ValueError(f"{message} build it with rotation='coordinates': the same iterates but for the turn.")
