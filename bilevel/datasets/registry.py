@@ -17,8 +17,9 @@ class Dataset:
 
     Attributes
     ----------
-    X_train, X_test : the samples along the first axis; images keep their two axes; X_test is None where no split is
-    y_train, y_test : one label per sample, in a small integer type: cast before arithmetic; y_test as X_test
+    X_train, X_test : the samples along the first axis; images keep their two axes
+    y_train, y_test : one label per sample, in a small integer type: cast before arithmetic
+    X_test, y_test : None where the source has no split
     classes : the labels that occur, in order
     citation : whom to cite
     """
