@@ -9,22 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from bilevel._io import replacing
-from bilevel.datasets.parsers import ArraySpec
-from bilevel.datasets.registry import FileSet
+from bilevel.datasets.registry import ArraySpec, FileSet
 
 _BLOCK_BYTES = 2**20
 
 
 class DamagedFileError(ValueError):
     """A file that is not the data set its name promises."""
-
-
-def data_folder() -> Path | None:
-    """Return the folder that BILEVEL_DATA names, if any."""
-    named = os.environ.get("BILEVEL_DATA")
-    if named and not Path(named).expanduser().is_dir():
-        raise NotADirectoryError(f"`BILEVEL_DATA={named}` is not a folder; correct it or unset it.")
-    return Path(named).expanduser() if named else None
 
 
 def cache_folder() -> Path:
@@ -36,8 +27,12 @@ def cache_folder() -> Path:
 
 def find(name: str) -> Path | None:
     """Return the file of a set, or None where neither folder has it."""
-    candidates = (folder / f"{name}.npz" for folder in (data_folder(), cache_folder()) if folder)
-    return next((path for path in candidates if path.exists()), None)
+    named, folders = os.environ.get("BILEVEL_DATA"), [cache_folder()]
+    if named:
+        folders.insert(0, Path(named).expanduser())
+        if not folders[0].is_dir():
+            raise NotADirectoryError(f"`BILEVEL_DATA={named}` is not a folder; correct it or unset it.")
+    return next((path for folder in folders if (path := folder / f"{name}.npz").exists()), None)
 
 
 def checksum(arrays: Mapping[str, np.ndarray]) -> str:
@@ -57,8 +52,7 @@ def verify(arrays: Mapping[str, np.ndarray], known: FileSet) -> None:
     """Raise ValueError unless these are the arrays of the set, to the last bit."""
     for spec in known.arrays:
         _check_form(spec, arrays[spec.name].dtype, arrays[spec.name].shape)
-    found = checksum(arrays)
-    if found != known.checksum:
+    if (found := checksum(arrays)) != known.checksum:
         raise ValueError(f"the checksum of the contents is {found}, not {known.checksum}")
 
 
@@ -74,10 +68,8 @@ def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
             verify(arrays, known)
         # Damage surfaces in zipfile, zlib, struct or NumPy, under a dozen types that all mean the same.
         except Exception as error:
-            raise DamagedFileError(
-                f"`{path}` is not the data set '{known.name}', or is damaged: {error}. "
-                f"Delete it, or replace it by a file with {known.contents}."
-            ) from error
+            message = f"`{path}` is not the data set '{known.name}', or is damaged: {error}."
+            raise DamagedFileError(f"{message} Delete it, or replace it by a file with {known.contents}.") from error
     return arrays
 
 

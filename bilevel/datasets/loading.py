@@ -6,18 +6,16 @@ import zlib
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from shutil import copyfileobj
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from bilevel._optional import Reporter, progress_bar, require
+from bilevel._optional import progress_bar, require
 from bilevel.datasets import files
 from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
 
 _CHUNK = 2**16
-_RETRIES = 2  # by pooch, after one second and after two
 
 
 class DownloadError(OSError):
@@ -48,7 +46,9 @@ def load(name: str, *, progress: bool = False) -> Dataset:
     """
     known = _find_entry(name)
     if isinstance(known, EmbeddedSet):
-        return _load_embedded(known)
+        source = getattr(require("sklearn.datasets", "data"), f"load_{name}")()
+        X, y = (source[key].astype(dtype) for key, dtype in known.arrays.items())
+        return Dataset(name, X, y, None, None, known.classes, f"{known.citation}; the copy in scikit-learn.")
     path = files.find(name)
     arrays = _download(known, progress) if path is None else files.read(path, known)
     X_train, y_train, *test = (arrays[spec.name] for spec in known.arrays)
@@ -68,27 +68,17 @@ def _find_entry(name: str) -> FileSet | EmbeddedSet:
     return SETS[name]
 
 
-def _load_embedded(known: EmbeddedSet) -> Dataset:
-    source = getattr(require("sklearn.datasets", "data"), f"load_{known.name}")()
-    X, y = (source[key].astype(dtype) for key, dtype in zip((known.features, "target"), known.dtypes, strict=True))
-    return Dataset(known.name, X, y, None, None, known.classes, known.citation)
-
-
 def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
     """Return the verified arrays of a set from its source, and keep them in the cache."""
-    arrays: dict[str, np.ndarray] = {}
     path = files.cache_folder() / f"{known.name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        for remote in known.files:
-            arrays |= _fetch(remote, progress)
+        arrays = {name: array for remote in known.files for name, array in _fetch(remote, progress).items()}
         files.verify(arrays, known)
     except (DownloadError, ValueError) as error:
         reason = error if isinstance(error, DownloadError) else f"its source has changed: {error}"
-        raise DownloadError(
-            f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays "
-            f"{known.contents} into the folder that BILEVEL_DATA names, or into `{path.parent}`."
-        ) from error
+        text = f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays {known.contents}"
+        raise DownloadError(f"{text} into the folder that BILEVEL_DATA names, or into `{path.parent}`.") from error
     files.write(path, arrays)
     return arrays
 
@@ -98,13 +88,12 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
     pooch, failures = require("pooch", "data"), []
     for url in remote.urls:
         name = url.rpartition("/")[2]
-        addresses: dict[str, Any] = {"base_url": "", "urls": {name: url}, "registry": {name: remote.digest}}
         try:
             # A folder for each host: pooch would take a file that another host left for its own.
             with TemporaryDirectory() as folder:
-                store = pooch.create(folder, retry_if_failed=_RETRIES, **addresses)
+                store = pooch.create(folder, "", urls={name: url}, registry={name: remote.digest}, retry_if_failed=2)
                 packed = store.fetch(name, downloader=partial(_receive, remote, progress))
-                return _parse(_unpack(Path(packed), remote.max_bytes), remote)
+                return _parse(Path(packed), remote)
         except (OSError, ValueError, EOFError, zlib.error) as error:  # of pooch, a host, a decompressor or a parser
             failures.append(f"{url}: {str(error) or type(error).__name__}")
     raise DownloadError("; ".join(failures))
@@ -112,51 +101,32 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
 
 def _receive(remote: RemoteFile, progress: bool, url: str, output_file: str, store: Any) -> None:
     """Download over HTTP alone: pooch by itself would take other protocols too, and files of any size."""
-    http = require("pooch", "data").HTTPDownloader
-    with open(output_file, "wb") as file, progress_bar(url.rpartition("/")[2], progress) as report:
-        limited = _LimitedFile(file, remote.max_bytes, report)
-        http(progressbar=limited, chunk_size=_CHUNK, timeout=remote.timeout)(url, limited, store)
+    response = require("requests", "data").get(url, stream=True, timeout=remote.timeout)
+    with response, open(output_file, "wb") as file, progress_bar(url.rpartition("/")[2], progress) as report:
+        response.raise_for_status()
+        announced = int(response.headers.get("content-length", 0))
+        _check_size(announced, remote)
+        for chunk in response.iter_content(_CHUNK):
+            size = file.tell() + len(chunk)
+            _check_size(size, remote)
+            file.write(chunk)
+            report(size / (announced or remote.max_bytes), f"{size / 1e6:.1f} MB")
 
 
-def _unpack(packed: Path, max_bytes: int) -> Path:
-    plain, opener = packed.with_name("unpacked"), gzip.open if packed.suffix == ".gz" else bz2.open
-    with opener(packed) as stream, plain.open("wb") as file:
-        copyfileobj(stream, _LimitedFile(file, max_bytes))
-    return plain
+def _check_size(size: int, remote: RemoteFile) -> None:
+    if size > remote.max_bytes:
+        raise OSError(f"more than {remote.max_bytes} bytes, the limit for this file")
 
 
-def _parse(plain: Path, remote: RemoteFile) -> dict[str, np.ndarray]:
-    try:
-        with plain.open("rb") as file:
+def _parse(packed: Path, remote: RemoteFile) -> dict[str, np.ndarray]:
+    opener = gzip.open if packed.suffix == ".gz" else bz2.open
+    with opener(packed) as stream, packed.with_name("unpacked").open("w+b") as file:
+        while chunk := stream.read(_CHUNK):
+            _check_size(file.tell() + len(chunk), remote)
+            file.write(chunk)
+        file.seek(0)
+        try:
             values = remote.parse(file, remote.arrays)
-    except ValueError as error:
-        raise ValueError(f"not in the expected form: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"not in the expected form: {error}") from error
     return {spec.name: array for spec, array in zip(remote.arrays, values, strict=True)}
-
-
-class _LimitedFile:
-    """A file of at most `max_bytes`, a limit that pooch lacks; to pooch it is also the progress bar."""
-
-    def __init__(self, file: BinaryIO, max_bytes: int, report: Reporter = lambda fraction, text: None) -> None:
-        self._file, self._max_bytes, self._report, self._total = file, max_bytes, report, max_bytes
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max_bytes:
-            raise OSError(f"more than {self._max_bytes} bytes, the limit for this file")
-
-    def _announce(self, size: int) -> None:
-        self._check_size(size)
-        self._total = size or self._max_bytes
-
-    total = property(fset=_announce)  # set by pooch before the first byte, to 0 where the host does not announce it
-
-    def write(self, chunk: bytes) -> None:
-        size = self._file.tell() + len(chunk)
-        self._check_size(size)
-        self._file.write(chunk)
-        self._report(size / self._total, f"{size / 1e6:.1f} MB")
-
-    def update(self, *size: int) -> None:
-        """Do nothing, as for all that pooch calls but `write`, which knows the size exactly."""
-
-    reset = close = flush = update

@@ -1,12 +1,14 @@
-"""The data sets: to add one, add an entry to `SETS`."""
+"""The data sets, and readers of the formats in which their sources publish: to add a set, add an entry to `SETS`."""
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from math import prod
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from bilevel.datasets.parsers import ArraySpec, csv, idx, libsvm
+from bilevel._optional import require
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +34,15 @@ class Dataset:
 
     @property
     def n_classes(self) -> int:
-        """Number of classes."""
         return len(self.classes)
+
+
+class ArraySpec(NamedTuple):
+    """Name, type and shape of one array."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,13 +69,11 @@ class FileSet:
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
-        """All arrays, in the order of `files`."""
         return tuple(spec for file in self.files for spec in file.arrays)
 
     @property
     def contents(self) -> str:
-        """The arrays in words."""
-        return ", ".join(map(str, self.arrays))
+        return ", ".join(f"{name} {np.dtype(dtype).name} {shape}" for name, dtype, shape in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -74,31 +81,59 @@ class EmbeddedSet:
     """A data set that comes with scikit-learn: no file, no network."""
 
     name: str
-    features: str  # scikit-learn's name of the samples
-    dtypes: tuple[str, str]
+    arrays: dict[str, str]  # the types that scikit-learn's samples and labels are cast to
     classes: tuple[int, ...]
     citation: str
 
 
-def _ijcnn1_file(file_name: str, part: str, n: int, max_bytes: int) -> RemoteFile:
+def libsvm(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
+    """Read features and labels from lines `label index:value ...`, indices from 1."""
+    X, y = arrays
+    load = require("sklearn.datasets", "data").load_svmlight_file
+    features, labels = load(file, n_features=X.shape[1], dtype=np.dtype(X.dtype), zero_based=False)
+    return features.toarray(), labels.astype(y.dtype)
+
+
+def idx(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
+    """Read one array of unsigned bytes, which has exactly the shape asked for."""
+    (spec,) = arrays
+    header = struct.pack(f">HBB{len(spec.shape)}I", 0, 8, len(spec.shape), *spec.shape)  # 8: the code of the type
+    found = file.read(len(header))
+    if found != header:
+        raise ValueError(f"the IDX header is {found.hex()}, not {header.hex()}")
+    flat = np.empty(prod(spec.shape), np.uint8)
+    if file.readinto(flat.data) != flat.size or file.read(1):  # type: ignore[attr-defined]
+        raise ValueError(f"the IDX file does not hold {flat.size} bytes after its header")
+    return (flat.reshape(spec.shape),)
+
+
+def csv(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
+    """Read features and, in the last column, labels from lines of integers."""
+    X, y = arrays
+    table = np.loadtxt(file, dtype=X.dtype, delimiter=",", comments=None, ndmin=2)
+    # Column by column, one-hot features compress to a fraction of their size row by row.
+    return np.asfortranarray(table[:, :-1]), table[:, -1].astype(y.dtype)
+
+
+def _ijcnn1(file_name: str, part: str, n: int, max_bytes: int) -> RemoteFile:
     url = f"https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/{file_name}"
     arrays = ArraySpec(f"X_{part}", "<f8", (n, 22)), ArraySpec(f"y_{part}", "|i1", (n,))
     return RemoteFile((url,), libsvm, arrays, max_bytes)
 
 
-def _mnist_file(file_name: str, md5: str, array: str, shape: tuple[int, ...], max_bytes: int) -> RemoteFile:
+def _mnist(file_name: str, md5: str, array: str, shape: tuple[int, ...], max_bytes: int) -> RemoteFile:
     hosts = "http://yann.lecun.com/exdb/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"
     urls = tuple(f"{host}/{file_name}-idx{len(shape)}-ubyte.gz" for host in hosts)
     return RemoteFile(urls, idx, (ArraySpec(array, "|u1", shape),), max_bytes, f"md5:{md5}")
 
 
+_UCI = "UCI Machine Learning Repository"
+_COVTYPE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz"
+_COVTYPE_ARRAYS = ArraySpec("X", "<i2", (581012, 54)), ArraySpec("y", "|u1", (581012,))
 _ENTRIES = (
     FileSet(
         "ijcnn1",
-        (
-            _ijcnn1_file("ijcnn1.bz2", "train", 49990, 20_000_000),
-            _ijcnn1_file("ijcnn1.t.bz2", "test", 91701, 40_000_000),
-        ),
+        (_ijcnn1("ijcnn1.bz2", "train", 49990, 20_000_000), _ijcnn1("ijcnn1.t.bz2", "test", 91701, 40_000_000)),
         checksum="557c32d2d6ecfcdea08036d530cd24f818257e7ec688a071473adc1f732c89d4",
         classes=(-1, 1),
         citation="D. Prokhorov, IJCNN 2001 neural network competition, Ford Research Laboratory; features by "
@@ -108,10 +143,10 @@ _ENTRIES = (
     FileSet(
         "mnist",
         (
-            _mnist_file("train-images", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "x_train", (60000, 28, 28), 50_000_000),
-            _mnist_file("train-labels", "d53e105ee54ea40749a09fcbcd1e9432", "y_train", (60000,), 100_000),
-            _mnist_file("t10k-images", "9fb629c4189551a2d022fa330f9573f3", "x_test", (10000, 28, 28), 10_000_000),
-            _mnist_file("t10k-labels", "ec29112dd5afa0611ce80d1b7f02629c", "y_test", (10000,), 100_000),
+            _mnist("train-images", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "x_train", (60000, 28, 28), 50_000_000),
+            _mnist("train-labels", "d53e105ee54ea40749a09fcbcd1e9432", "y_train", (60000,), 100_000),
+            _mnist("t10k-images", "9fb629c4189551a2d022fa330f9573f3", "x_test", (10000, 28, 28), 10_000_000),
+            _mnist("t10k-labels", "ec29112dd5afa0611ce80d1b7f02629c", "y_test", (10000,), 100_000),
         ),
         checksum="8fc8fc4f0343f34ece1fcfdfb65f0801fac48030ce7c70e62bbb62f64ee2e65b",
         classes=tuple(range(10)),
@@ -120,34 +155,22 @@ _ENTRIES = (
     ),
     FileSet(
         "covtype",
-        (
-            RemoteFile(
-                ("https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz",),
-                csv,
-                (ArraySpec("X", "<i2", (581012, 54)), ArraySpec("y", "|u1", (581012,))),
-                80_000_000,
-            ),
-        ),
+        (RemoteFile((_COVTYPE_URL,), csv, _COVTYPE_ARRAYS, 80_000_000),),
         checksum="af5059cfe519b39a250cdffd848fe2ec56143ebe42e1349bd3dcd28343fd37cb",
         classes=tuple(range(1, 8)),
-        citation="Covertype, J. A. Blackard, UCI Machine Learning Repository, 1998. "
-        "Copyright Jock A. Blackard and Colorado State University.",
+        citation=f"Covertype, J. A. Blackard, {_UCI}, 1998. Copyright Jock A. Blackard and Colorado State University.",
     ),
     EmbeddedSet(  # 569 samples; 0 is malignant, 1 benign
         "breast_cancer",
-        features="data",
-        dtypes=("<f8", "|i1"),
-        classes=(0, 1),
-        citation="Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, "
-        "UCI Machine Learning Repository, 1995; the copy in scikit-learn.",
+        {"data": "<f8", "target": "|i1"},
+        (0, 1),
+        f"Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, {_UCI}, 1995",
     ),
     EmbeddedSet(  # 1797 images of 8 x 8 pixels, from 0 to 16
         "digits",
-        features="images",
-        dtypes=("|u1", "|u1"),
-        classes=tuple(range(10)),
-        citation="Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, "
-        "UCI Machine Learning Repository, 1998; the copy in scikit-learn.",
+        {"images": "|u1", "target": "|u1"},
+        tuple(range(10)),
+        f"Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, {_UCI}, 1998",
     ),
 )
 SETS: dict[str, FileSet | EmbeddedSet] = {known.name: known for known in _ENTRIES}

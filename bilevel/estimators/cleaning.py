@@ -1,13 +1,12 @@
 """A classifier that learns a weight for each training row."""
 
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any, Self
 
 import numpy as np
 from scipy.special import expit
 
-from bilevel.estimators.base import DTYPE, LinearClassifier, check_interval, choose_solver, draw_seed, find_start
+from bilevel.estimators.base import DTYPE, LinearClassifier, solve_all
+from bilevel.estimators.rows import Split
 from bilevel.problems import data_cleaning
 
 
@@ -26,10 +25,8 @@ class DataCleaningClassifier(LinearClassifier):
     validation_fraction : of the rows of X, held out at random with all classes, where `fit` gets no `X_val`; such rows
         may be wrong themselves: give rows that you trust, if you have any
     solver : a solver of `bilevel`; None means SRBA(step_size="auto"), which needs no tuning
-    max_iter : most steps of the solver
     tol : stop where the loss on validation rows changes by less than this part of it, per unit of a logit of a weight
-    random_state : of the split and of the solver's batches
-    verbose : 1 shows a bar
+    max_iter, random_state, verbose : as in `BilevelLogisticRegression`
 
     Attributes
     ----------
@@ -56,36 +53,15 @@ class DataCleaningClassifier(LinearClassifier):
     regularization: float = field(default=0.01, kw_only=False)
 
     _constant = 10.0  # so that the intercept is penalized by a hundredth of what a coefficient is
+    _exact_if_small = False
 
-    def fit(self, X: Any, y: Any, X_val: Any = None, y_val: Any = None) -> Self:
-        """Learn the weights of the rows and the model that they make.
-
-        Parameters
-        ----------
-        X : dense or sparse, (samples, features)
-        y : one label per row, some of them wrong
-        X_val, y_val : rows with labels to trust; by default `validation_fraction` of the rows of X is held out
-
-        Returns
-        -------
-        self
-        """
-        self._check_parameters()
-        check_interval(self, "regularization", Real, 0.0, left="(")
-        seed = draw_seed(self.random_state)
-        rows, scaling = self._prepare(X, y, X_val, y_val, seed)
+    def _learn(self, rows: Split, seed: int) -> np.ndarray:
         rows = rows.map_columns(self._add_constant)
         problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed, dtype=DTYPE)
-        solver = choose_solver(problem, exact_if_small=False)
-        logits = self._solve(find_start(problem, [problem.start.outer_var]), seed, solver)
+        _, logits = self._solve(problem, [problem.start.outer_var], seed)
         self.sample_weights_ = np.ones(len(rows.fitted_on) + len(rows.held_out))
         self.sample_weights_[rows.fitted_on] = expit(logits)
         self.suspicious_ = rows.fitted_on[np.argsort(logits, kind="stable")]
         self.held_out_ = rows.held_out
-        assert problem.exact_solver is not None
-        inner_var = problem.exact_solver(logits, None).inner_var
-        if len(self.classes_) == 2:
-            inner_var = inner_var[:, 1:] - inner_var[:, :1]
-        self._set_model(*self._part(inner_var), scaling)
-        self._report_status()
-        return self
+        inner_var = solve_all(problem, [logits])[0][0].inner_var
+        return inner_var[:, 1:] - inner_var[:, :1] if len(self.classes_) == 2 else inner_var

@@ -1,16 +1,94 @@
-"""Logistic and ridge regression with learned penalties."""
+"""Logistic and ridge regression with learned penalties: which features share one, and how far they are shrunk."""
 
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from bilevel.estimators.base import LinearClassifier
-from bilevel.estimators.penalties import PenaltySelector
-from bilevel.estimators.rows import Scaling
+from bilevel.estimators.base import DTYPE, BilevelEstimator, LinearClassifier, refuse, solve_all
+from bilevel.estimators.rows import Scaling, Split
 from bilevel.problems import BilevelProblem, logistic_selection, ridge_selection, softmax_selection
+
+PENALTIES = ("per_feature", "per_group", "single")
+# Beside columns of mean square 1, a smaller penalty is as good as none, and a larger one as leaving the feature out.
+_LEAST, _MOST = 1e-5, 1e3
+_SINGLE = 10.0 ** np.arange(0, -6, -1)
+_FREE = 1e-6  # of the constant column; 0 would leave the Hessian of several classes singular
+_PARTS = np.linspace(0, 1, 5)
+
+
+class PenaltyGroups(NamedTuple):
+    """The group of each column; the last of them may be constant, for the intercept. Penalties count in `unit`."""
+
+    groups: np.ndarray
+    has_constant: bool
+    unit: float
+
+    @property
+    def lead(self) -> int:
+        """How many decades above the best single penalty to start: ∇h hardly tells weak penalties from none."""
+        return 0 if self.groups.max() == self.has_constant else 2
+
+    def fill(self, penalty: float) -> np.ndarray:
+        """Return the outer variable with one penalty for all features."""
+        logarithms = np.full(self.groups.max() + 1, np.log(penalty * self.unit))
+        if self.has_constant:
+            logarithms[-1] = np.log(_FREE)
+        return logarithms
+
+
+def group_columns(estimator: Any, X: np.ndarray) -> PenaltyGroups:
+    """Return what the parameters `penalty`, `groups` and `fit_intercept` of the estimator say of these columns."""
+    penalty, labels, n_features = estimator.penalty, estimator.groups, X.shape[1]
+    if penalty not in PENALTIES:
+        refuse(estimator, "penalty", f"a str among {PENALTIES}")
+    if (labels is not None) != (penalty == "per_group"):
+        raise ValueError(f"`groups` and penalty='per_group' go together. Got penalty={penalty!r}, groups={labels!r}.")
+    if labels is None:
+        labels = np.arange(n_features) if penalty == "per_feature" else np.zeros(n_features, int)
+    if (shape := np.shape(labels)) != (n_features,):
+        raise ValueError(f"`groups` must name the group of each of the {n_features} features, got {shape}.")
+    groups = np.unique(labels, return_inverse=True)[1]
+    if estimator.fit_intercept:
+        groups = np.append(groups, groups.max() + 1)
+    return PenaltyGroups(groups, estimator.fit_intercept, float(np.mean(X**2)) or 1.0)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class PenaltySelector(BilevelEstimator):
+    """A linear model whose penalties minimize the loss on validation rows of the model fitted with them."""
+
+    penalty: str = field(default="per_feature", kw_only=False)
+    groups: Any = None
+    shrink: bool = True
+    refit: bool = True
+
+    @abstractmethod
+    def _builder(self) -> Callable[..., BilevelProblem]:
+        """Return the function that makes the problem of rows, groups, start and bounds."""
+
+    def _learn(self, rows: Split, seed: int) -> np.ndarray:
+        groups, n_features = group_columns(self, rows.X), rows.X.shape[1]
+        rows = rows.map_columns(self._add_constant)
+        domain = {"outer_var": groups.fill(1.0), "outer_bounds": (groups.fill(_LEAST), groups.fill(_MOST))}
+        build = partial(self._builder(), groups=groups.groups, **domain, seed=seed, dtype=DTYPE)
+        problem = build(*rows.levels)
+        single, learned = self._solve(problem, [groups.fill(penalty) for penalty in _SINGLE], seed, groups.lead)
+        self.shrinkage_ = 0.0
+        if self.shrink and groups.lead and rows.can_be_exchanged:
+            # The validation rows may have made too much of the penalties; with the rows exchanged they are tested.
+            shrunk = [(1 - part) * single + part * learned for part in _PARTS]
+            _, best = solve_all(build(*rows.levels[2:], *rows.levels[:2]), shrunk)
+            learned, self.shrinkage_ = shrunk[best], 1 - float(_PARTS[best])
+        self.penalty_ = np.exp(learned)[groups.groups[:n_features]]
+        if self.refit:
+            X, y = np.concatenate([rows.X, rows.X_val]), np.concatenate([rows.y, rows.y_val])
+            problem = build(X, y, rows.X_val, rows.y_val)
+        return solve_all(problem, [learned])[0][0].inner_var
 
 
 class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
@@ -104,10 +182,7 @@ class BilevelRidge(RegressorMixin, PenaltySelector):
 
     def _encode(self, y: np.ndarray, y_val: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         self._target = Scaling.fit(y[:, None], center=self.fit_intercept, divide=True)
-        return self._scale(y), None if y_val is None else self._scale(y_val)
-
-    def _scale(self, y: np.ndarray) -> np.ndarray:
-        return self._target.transform(y[:, None])[:, 0]
+        return self._target.transform(y), None if y_val is None else self._target.transform(y_val)
 
     def _builder(self) -> Callable[..., BilevelProblem]:
         return ridge_selection

@@ -12,8 +12,6 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d, vali
 
 _DENSE_BYTES = 4 * 2**30
 
-Levels = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
 
 class Split(NamedTuple):
     """Features and encoded targets of both levels; the numbers of the rows of X in each."""
@@ -26,28 +24,16 @@ class Split(NamedTuple):
     held_out: np.ndarray
 
     @property
-    def levels(self) -> Levels:
+    def levels(self) -> tuple[np.ndarray, ...]:
         """The arguments that problems begin with."""
         return self[:4]
-
-    @property
-    def exchanged(self) -> Levels:
-        """The levels in each other's place."""
-        return self.X_val, self.y_val, self.X, self.y
 
     @property
     def can_be_exchanged(self) -> bool:
         """Whether a model can be fitted to the validation rows: all classes are there, or targets are numbers."""
         return self.y.dtype.kind == "f" or bool(np.isin(self.y, self.y_val).all())
 
-    @property
-    def refit_levels(self) -> Levels:
-        """The levels with all rows to fit on."""
-        X, y = np.concatenate([self.X, self.X_val]), np.concatenate([self.y, self.y_val])
-        return X, y, self.X_val, self.y_val
-
     def map_columns(self, change: Callable[[np.ndarray], np.ndarray]) -> "Split":
-        """Return the same rows with other columns."""
         return self._replace(X=change(self.X), X_val=change(self.X_val))
 
 
@@ -69,17 +55,14 @@ def split(
     X: Any, y: np.ndarray, X_val: Any, y_val: np.ndarray | None, fraction: float, seed: int, *, stratified: bool
 ) -> Split:
     """Return dense rows, with the validation rows given apart or held out of X."""
-    numbers = np.arange(len(y))
-    X = _densify("X", X)
+    numbers, X = np.arange(len(y)), _densify("X", X)
     if y_val is not None:
         return Split(X, y, _densify("X_val", X_val), y_val, numbers, numbers[:0])
     try:
         parts = train_test_split(numbers, test_size=fraction, random_state=seed, stratify=y if stratified else None)
     except ValueError as error:
-        raise ValueError(
-            f"{len(y)} rows cannot be split with validation_fraction={fraction} ({error}). "
-            "Give more rows, another fraction, or `X_val` and `y_val`."
-        ) from None
+        message = f"{len(y)} rows cannot be split with validation_fraction={fraction} ({error})."
+        raise ValueError(f"{message} Give more rows, another fraction, or `X_val` and `y_val`.") from None
     train, held_out = map(np.sort, parts)
     return Split(X[train], y[train], X[held_out], y[held_out], train, held_out)
 
@@ -88,12 +71,9 @@ def _densify(name: str, X: Any) -> np.ndarray:
     """Return X as an array; steps read whole rows, and centered columns have no zeros left."""
     if not sp.issparse(X):
         return X
-    size = 8 * X.shape[0] * X.shape[1]
-    if size > _DENSE_BYTES:
-        raise ValueError(
-            f"`{name}` is sparse and would take {size / 2**30:.3g} GiB as the dense array that fitting needs; "
-            "select fewer features (SelectKBest) or project them (TruncatedSVD) first."
-        )
+    if (size := 8 * X.shape[0] * X.shape[1]) > _DENSE_BYTES:
+        message = f"`{name}` is sparse and would take {size / 2**30:.3g} GiB as the dense array that fitting needs; "
+        raise ValueError(message + "select fewer features (SelectKBest) or project them (TruncatedSVD) first.")
     return X.toarray()
 
 
@@ -111,7 +91,6 @@ class Scaling(NamedTuple):
         return cls(mean, scaler.scale_ if divide else np.ones(X.shape[1]))
 
     def transform(self, X: np.ndarray) -> np.ndarray:
-        """Return the columns centered and divided."""
         return (X - self.mean) / self.scale
 
     def unscale(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -58,17 +58,10 @@ class Method:
     passes: int = 40  # over the data that a run may take on top of its budget of calls
 
 
-def _srba(step: float, size: int) -> SRBA:
-    return SRBA(step * (size / SIZES[0]) ** -0.5, 1.0, 1, period=size)
-
-
-def _saba(step: float, size: int) -> SABA:
-    return SABA(step * (size / SIZES[0]) ** (-2 / 3), 1.0, 1)
-
-
+_STEPS = (0.01, 0.02, 0.04, 0.08)
 METHODS = (
-    Method("SRBA", 1 / 2, 1.0, _srba, (0.01, 0.02, 0.04, 0.08)),
-    Method("SABA", 2 / 3, 1.0, _saba, (0.01, 0.02, 0.04, 0.08)),
+    Method("SRBA", 1 / 2, 1.0, lambda step, size: SRBA(step * (size / SIZES[0]) ** -0.5, 1.0, 1, period=size), _STEPS),
+    Method("SABA", 2 / 3, 1.0, lambda step, size: SABA(step * (size / SIZES[0]) ** (-2 / 3), 1.0, 1), _STEPS),
     Method("SOBA", 0.0, 2.0, lambda step, size: SOBA(step, 1.0, 1), (0.01, 0.02, 0.05, 0.1, 0.2)),
     Method("Exact", 1.0, 0.0, lambda step, size: Exact(), (1.0,), passes=400),
 )
@@ -117,14 +110,11 @@ def _tune(method: Method, size: int, max_calls: int) -> float:
     """Return the step that is stationary first at this size, by the median of three seeds."""
     if len(method.steps) == 1:
         return method.steps[0]
-    problem = make_problem(size)
-
-    def cost(step: float) -> float:
-        solver = method.solver(step, size)
+    problem, costs = make_problem(size), []
+    for solver in (method.solver(step, size) for step in method.steps):
         runs = [calls_to(problem, solver, [TUNED_AT], seed, max_calls)[TUNED_AT] for seed in (100, 101, 102)]
-        return float(np.median(runs))
-
-    return min(method.steps, key=cost)
+        costs.append(np.median(runs))
+    return method.steps[int(np.argmin(costs))]
 
 
 def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
@@ -198,16 +188,14 @@ def figure(measurements: Sequence[Measurement], path: Path) -> None:
 
 def _median_calls(measurements: Sequence[Measurement], solver: str) -> dict[tuple[int, float], float]:
     """Return the median calls over seeds by (size, ε), where it is finite."""
-    places: dict[tuple[int, float], list[float]] = {}
+    calls: dict[tuple[int, float], list[float]] = {}
     for found in measurements:
         if found.solver == solver:
-            places.setdefault((found.size, found.epsilon), []).append(found.calls)
-    medians = {place: float(np.median(calls)) for place, calls in places.items()}
-    return {place: calls for place, calls in medians.items() if np.isfinite(calls)}
+            calls.setdefault((found.size, found.epsilon), []).append(found.calls)
+    return {place: median for place in calls if np.isfinite(median := float(np.median(calls[place])))}
 
 
 def _draw_power_law(axes: Any, at: dict[Any, float], exponent: float, color: str, label: str | None = None) -> None:
-    """Draw it dotted through the first point."""
     if len(at) > 1:
         places = np.array(sorted(at), float)
         axes.plot(places, at[min(at)] * (places / places[0]) ** exponent, ":", color=color, label=label)

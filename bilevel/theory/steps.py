@@ -101,28 +101,14 @@ def descent_constants(constants: Constants) -> DescentConstants:
     slope = bent + c.L1_F
     a, e = bent**2 + c.L1_F**2, g1 / mu + mu / (16 * g1)
     first, second = g1**2 / mu, 2 * (1 + c.L_z_star) ** 2 * slope**2 / mu
-    Lambda_v = phi_v_smoothness(c)
-    return DescentConstants(
-        L_x=sqrt(g1**2 + slope**2),
-        Lambda_z=g1 * (c.L_z_star + 3),
-        Lambda_v=Lambda_v,
-        B_v=min(1, sqrt(mu * e / (2 * g1))) / Lambda_v,
-        C_z=sqrt(_over(mu * g1**2, 16 * first * a)),
-        C_v=sqrt(_over(mu * e, 16 * second)),
-        beta_zz=g1**2,
-        beta_zv=8 * g1**2 * first / mu,
-        beta_zx=g1**2,
-        bar_zx=2 * first / mu,
-        beta_vz=32 * a * e,
-        beta_vv=32 * g1**2 * e,
-        beta_vx=32 * a * e,
-        bar_vx=32 * second / mu,
-        tilde_vv=mu / (32 * g1),
-        alpha_vz=12 * e * slope**2 / mu,
-        beta_hz=4 * a,
-        beta_hv=4 * g1**2,
-        beta_hx=4 * a,
-    )
+    L_x, Lambda_z, Lambda_v = sqrt(g1**2 + slope**2), g1 * (c.L_z_star + 3), phi_v_smoothness(c)
+    B_v = min(1, sqrt(mu * e / (2 * g1))) / Lambda_v
+    C_z, C_v = sqrt(_over(mu * g1**2, 16 * first * a)), sqrt(_over(mu * e, 16 * second))
+    of_z = g1**2, 8 * g1**2 * first / mu, g1**2, 2 * first / mu  # β_zz, β_zv, β_zx, β̄_zx
+    of_v = 32 * a * e, 32 * g1**2 * e, 32 * a * e, 32 * second / mu  # β_vz, β_vv, β_vx, β̄_vx
+    more_of_v = mu / (32 * g1), 12 * e * slope**2 / mu  # β̃_vv, α_vz
+    of_h = 4 * a, 4 * g1**2, 4 * a  # β_hz, β_hv, β_hx
+    return DescentConstants(L_x, Lambda_z, Lambda_v, B_v, C_z, C_v, *of_z, *of_v, *more_of_v, *of_h)
 
 
 def phi_v_smoothness(constants: Constants) -> float:
@@ -169,33 +155,19 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
     psi_z = 1 / (16 * d.bar_zx)
     psi_v = min(_over(1, 16 * d.bar_vx), _over(mu * psi_z, 12 * d.alpha_vz))
     xi = min(d.C_z, d.C_v, 1, psi_v * mu**2 / (40 * d.L_x**2), psi_z * mu**2 / (24 * d.L_x**2))
-    rho_bar = min(1 / (6 * d.Lambda_z), d.B_v, sqrt(_squared_rho(d, psi_z, psi_v, xi) / q))
-    curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
-    squared_gamma = min(_over(1, 12 * d.beta_hx), psi_v * d.tilde_vv / (6 * psi_z * d.beta_zv))
-    gamma_bar = min(1 / (6 * curvature), sqrt(squared_gamma / q))
-    return StepSizes(
-        rho=rho_bar,
-        gamma=min(gamma_bar, xi * rho_bar),
-        rho_bar=rho_bar,
-        gamma_bar=gamma_bar,
-        xi=xi,
-        psi_z=psi_z,
-        psi_v=psi_v,
-        q=int(q),
-        calls_per_period=int(3 * n + 2 * m + 10 * (q - 1)),
-        v_radius=constants.R,
-    )
-
-
-def _squared_rho(d: DescentConstants, psi_z: float, psi_v: float, xi: float) -> float:
-    """Return q times the square of what the recursive estimate allows for ρ."""
-    return min(
+    squared_rho = min(
         psi_z / (12 * (psi_z * d.beta_zz + psi_v * d.beta_vz)),
         _over(psi_z, 12 * xi * d.beta_hz),
         d.tilde_vv / (6 * d.beta_vv),
         psi_v * d.tilde_vv / (6 * xi * d.beta_hv),
         1 / (12 * xi * (psi_z * d.beta_zx + psi_v * d.beta_vx)),
     )
+    rho_bar = min(1 / (6 * d.Lambda_z), d.B_v, sqrt(squared_rho / q))
+    curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
+    squared_gamma = min(_over(1, 12 * d.beta_hx), psi_v * d.tilde_vv / (6 * psi_z * d.beta_zv))
+    gamma_bar = min(1 / (6 * curvature), sqrt(squared_gamma / q))
+    rho, gamma, calls = rho_bar, min(gamma_bar, xi * rho_bar), 3 * n + 2 * m + 10 * (q - 1)
+    return StepSizes(rho, gamma, rho_bar, gamma_bar, xi, psi_z, psi_v, int(q), int(calls), constants.R)
 
 
 class Coefficients(NamedTuple):
@@ -271,7 +243,6 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
 
 @jax.jit
 def _gaps(oracles: Oracles, point: Point, inner_star: PyTree, v_star: PyTree) -> tuple[Array, Array]:
-    """Return φ_z and φ_v."""
     solution = point._replace(inner_var=inner_star)
     off = trees.subtract(point.v, v_star)
     phi_z = oracles.inner_value(point) - oracles.inner_value(solution)

@@ -12,8 +12,6 @@ completed, a chain being incomplete while the last two of its T + 1 coordinates 
     ||∇h(x)||²  >=  λ² α^(3/2) |I| / (16 β² m²)  =  2 ε |I| / m                        (lemma:lower_bound_grad_h)
 
 which keeps ||∇h||² above ε as long as t <= m T / 2, for then |I| >= m/2 (and a single chain stays clear of its bound).
-
-The gap, the smoothness and the bound of a single chain belong to the problem, and are tested with it.
 """
 
 from dataclasses import replace
@@ -33,25 +31,16 @@ OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at onc
 
 
 def reach(point: Point, problem: BilevelProblem) -> Point:
-    """Return how far each chain is reached in z, x and v: the place of its last coordinate that is not 0, or 0.
+    """Return, as arrays (m,), how far each chain is reached in z, x and v: its last coordinate that is not 0, or 0.
 
     Parameters
     ----------
     point : of a run on the problem
     problem : :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0
-
-    Returns
-    -------
-    Point
-        Integer arrays (m,).
     """
     _check_problem(problem)
-    places = np.arange(1, int(problem.info["T"]) + 2)
-
-    def last(part: np.ndarray) -> np.ndarray:
-        return np.max(places * (np.asarray(part).reshape(problem.n_outer, -1) != 0), axis=1)
-
-    return Point(*map(last, point))
+    places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
+    return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
 
 def n_completed(point: Point, problem: BilevelProblem) -> int:
@@ -113,23 +102,15 @@ def measure_progress(
     }
     history = run(replace(problem, metrics=meters), solver, seed=seed, max_calls=max_calls, eval_every=every).history
     queries, completed = history["calls_outer_grad"], history["completed"].astype(int)
-    return Progress(
-        step=history["step"],
-        queries=queries,
-        reached=history["reached"].astype(int),
-        allowed=np.minimum(queries, trees.flat(problem.start.outer_var).size),
-        completed=completed,
-        completed_allowed=np.minimum(queries // int(problem.info["T"]), problem.n_outer),
-        hypergrad_norm_sq=history["hypergrad_norm_sq"],
-        floor=gradient_floor(problem, completed),
-    )
+    reached, allowed = history["reached"].astype(int), np.minimum(queries, trees.flat(problem.start.outer_var).size)
+    completed_allowed = np.minimum(queries // int(problem.info["T"]), problem.n_outer)
+    norms, floor = history["hypergrad_norm_sq"], gradient_floor(problem, completed)
+    return Progress(history["step"], queries, reached, allowed, completed, completed_allowed, norms, floor)
 
 
 def _check_problem(problem: BilevelProblem, turned_too: bool = False) -> None:
     if not isinstance(problem.oracles, WorstCaseOracles):
         raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
     if not (turned_too or isinstance(problem.oracles, CoordinateChains)):
-        raise ValueError(
-            "`problem`: its chains lie along a random basis, where rounding reaches every coordinate; build it with "
-            "rotation='coordinates', on which the iterates are the same but for the turn."
-        )
+        message = "`problem`: its chains lie along a random basis, where rounding reaches every coordinate;"
+        raise ValueError(f"{message} build it with rotation='coordinates': the same iterates but for the turn.")

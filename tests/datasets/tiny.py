@@ -7,9 +7,8 @@ import struct
 
 import numpy as np
 
-from bilevel.datasets import parsers
-from bilevel.datasets.parsers import ArraySpec
-from bilevel.datasets.registry import FileSet, RemoteFile
+from bilevel.datasets import registry
+from bilevel.datasets.registry import ArraySpec, FileSet, RemoteFile
 
 RNG = np.random.default_rng(0)
 SPLIT = {
@@ -72,21 +71,21 @@ def remote(url, parse, arrays, **limits):
 
 def libsvm_set(host, **limits):
     files = (
-        remote(f"{host}/tiny.bz2", parsers.libsvm, specs(SPLIT)[:2], **limits),
-        remote(f"{host}/tiny.t.bz2", parsers.libsvm, specs(SPLIT)[2:], **limits),
+        remote(f"{host}/tiny.bz2", registry.libsvm, specs(SPLIT)[:2], **limits),
+        remote(f"{host}/tiny.t.bz2", registry.libsvm, specs(SPLIT)[2:], **limits),
     )
     return FileSet("tiny", files, digest(SPLIT), (-1, 1), "nobody")
 
 
 def image_set(host):
-    files = tuple(remote(f"{host}/{spec.name}.gz", parsers.idx, (spec,)) for spec in specs(IMAGES))
+    files = tuple(remote(f"{host}/{spec.name}.gz", registry.idx, (spec,)) for spec in specs(IMAGES))
     return FileSet("tiny", files, digest(IMAGES), tuple(range(5)), "nobody")
 
 
 def table_set(host):
     return FileSet(
         "tiny",
-        (remote(f"{host}/table.gz", parsers.csv, specs(TABLE)),),
+        (remote(f"{host}/table.gz", registry.csv, specs(TABLE)),),
         digest(TABLE),
         (1, 2, 3, 7),
         "nobody",
