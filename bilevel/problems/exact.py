@@ -129,10 +129,10 @@ class IterativeExactSolver:
             return self._solve(trees.cast(Point(near.inner_var, outer_var, near.v), np.float64))
 
     def _solve(self, point: Point) -> ExactSolution:
-        point, solved = self._correct(point, _inner_residual, _newton_step, self.shortest)
+        point, solved = self._correct(point, "inner_var", _inner_residual, self.shortest)
         if not solved:
-            point, _ = self._correct(self._approach(point), _inner_residual, _newton_step, self.shortest)
-        point, _ = self._correct(point, _v_residual, _v_step)
+            point, _ = self._correct(self._approach(point), "inner_var", _inner_residual, self.shortest)
+        point, _ = self._correct(point, "v", _v_residual)
         value, direction = _value_and_direction(self._in_float64, point)
         return ExactSolution(
             inner_var=trees.to_numpy(point.inner_var),
@@ -143,8 +143,8 @@ class IterativeExactSolver:
             v_residual=float(_norm(direction.v)),
         )
 
-    def _correct(self, point: Point, residual: Callable, step: Callable, shortest: float = 1.0) -> tuple[Point, bool]:
-        """Take steps as long as they halve the residual, or shorter ones help; return whether it became small."""
+    def _correct(self, point: Point, name: str, residual: Callable, shortest: float = 1.0) -> tuple[Point, bool]:
+        """Move a variable as long as that halves the residual, or shorter steps help; return if it became small."""
         left, size, scale = residual(self._in_float64, point)
         oracles = self._oracles
         for _ in range(self.max_corrections):
@@ -152,7 +152,9 @@ class IterativeExactSolver:
                 return point, True
             # A system is solved no further than this step can use.
             accuracy = max(min(size / scale, 0.1), 1e-4, self.residual * scale / size / 2)
-            trial = step(oracles, point, left, accuracy)
+            # As an array: a Python number would be a program of its own.
+            moved = _newton_step(oracles, point, getattr(point, name), left, np.float64(accuracy))
+            trial = point._replace(**{name: moved})
             found = residual(self._in_float64, trial)
             if found[1] < size / 2:
                 point, (left, size, scale) = trial, found
@@ -209,14 +211,9 @@ def _v_residual(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
 
 
 @jax.jit
-def _newton_step(oracles: Oracles, point: Point, grad: PyTree, accuracy: Array) -> Point:
-    move = _solve_by_cg(oracles, point, grad, accuracy)
-    return point._replace(inner_var=trees.subtract(point.inner_var, move))
-
-
-@jax.jit
-def _v_step(oracles: Oracles, point: Point, left: PyTree, accuracy: Array) -> Point:
-    return point._replace(v=trees.subtract(point.v, _solve_by_cg(oracles, point, left, accuracy)))
+def _newton_step(oracles: Oracles, point: Point, variable: PyTree, residual: PyTree, accuracy: Array) -> PyTree:
+    """Return the variable, z or v, less the solution of (∇²zz G) w = its residual."""
+    return trees.subtract(variable, _solve_by_cg(oracles, point, residual, accuracy))
 
 
 def _solve_by_cg(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array) -> PyTree:
