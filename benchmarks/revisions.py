@@ -2,6 +2,7 @@
 
     git worktree add ../before REVISION
     python benchmarks/revisions.py ../before [--rounds 20]
+    python benchmarks/revisions.py . --plain      # this revision beside itself without fused loops
 
 One process per revision lives through the whole measurement. They take turns, one round at a time, so that what slows
 the machine slows both. Full-batch passes and draws are included, evaluations are not.
@@ -22,11 +23,12 @@ SECONDS = 0.2  # of one solver in one round
 HERE = Path(__file__).resolve()
 
 
-def worker():
+def worker(fused):
     """Answer each line of standard input with the microseconds per step of every solver on every problem."""
     import bilevel
 
-    if fuse := getattr(bilevel, "fuse_cpu_loops", None):
+    fuse = getattr(bilevel, "fuse_cpu_loops", None)  # earlier revisions do it by themselves
+    if fused and fuse is not None:
         fuse()
     contenders = {
         f"{name} {solver}": Contender(problem, bilevel.SOLVERS[solver](step, 1.0, 64))
@@ -80,9 +82,9 @@ class Contender:
         return 1e6 * (clock[-1] - clock[0]) / self.steps
 
 
-def start(tree):
+def start(tree, fused):
     process = subprocess.Popen(
-        [sys.executable, str(HERE), "--worker"],
+        [sys.executable, str(HERE), "--worker", *([] if fused else ["--plain"])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -98,9 +100,9 @@ def one_round(process):
     return json.loads(process.stdout.readline())
 
 
-def compare(other, rounds):
+def compare(other, rounds, fused):
     """Print a table of best and median times and the ratio of both."""
-    before, now = start(other), start(HERE.parents[1])
+    before, now = start(other, fused), start(HERE.parents[1], True)
     pairs = [(one_round(before), one_round(now)) for _ in range(rounds)]
     for process in (before, now):
         process.stdin.close()
@@ -117,11 +119,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", nargs="?", type=Path, help="a checkout of the revision to compare with")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--plain", action="store_true", help="the other one without fused loops")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        worker()
+        worker(not arguments.plain)
     elif arguments.other is None:
         parser.error("name a checkout of the revision to compare with")
     else:
-        compare(arguments.other.resolve(), arguments.rounds)
+        compare(arguments.other.resolve(), arguments.rounds, not arguments.plain)
