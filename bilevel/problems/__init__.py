@@ -14,29 +14,10 @@ from bilevel.problems.worst_case import worst_case
 
 # Those that need no data to be handed over.
 PROBLEMS: dict[str, Callable[..., BilevelProblem]] = {
-    "quadratic": quadratic,
-    "ijcnn1": ijcnn1,
-    "mnist_cleaning": mnist_cleaning,
-    "covtype": covtype,
-    "breast_cancer": breast_cancer,
-    "digits_cleaning": digits_cleaning,
-    "worst_case": worst_case,
+    builder.__name__: builder
+    for builder in (quadratic, ijcnn1, mnist_cleaning, covtype, breast_cancer, digits_cleaning, worst_case)
 }
 
-__all__ = [
-    "PROBLEMS",
-    "BilevelProblem",
-    "ExactSolution",
-    "breast_cancer",
-    "corrupted_labels",
-    "covtype",
-    "data_cleaning",
-    "digits_cleaning",
-    "ijcnn1",
-    "logistic_selection",
-    "mnist_cleaning",
-    "quadratic",
-    "ridge_selection",
-    "softmax_selection",
-    "worst_case",
-]
+__all__ = ["PROBLEMS", "BilevelProblem", "ExactSolution", "corrupted_labels"]
+__all__ += ["data_cleaning", "logistic_selection", "quadratic", "ridge_selection", "softmax_selection", "worst_case"]
+__all__ += ["breast_cancer", "covtype", "digits_cleaning", "ijcnn1", "mnist_cleaning"]

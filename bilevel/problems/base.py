@@ -16,10 +16,9 @@ from bilevel.oracles.autodiff import Loss
 from bilevel.oracles.samples import NARROW
 from bilevel.oracles.sharding import digest, shard, shard_own
 from bilevel.problems.certificate import Certifier, PointBounds
-from bilevel.problems.checks import check_bounds, check_data, check_derivatives, check_start, check_variable
-from bilevel.problems.constants import Constants, ConstantsRule, complete
+from bilevel.problems.checks import check_bounds, check_data, check_derivatives, check_variable
+from bilevel.problems.constants import Constants, ConstantsRule, SampledBounds, complete, sample_constants
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
-from bilevel.problems.sampled import SampledBounds, sample_constants
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,13 @@ class BilevelProblem:
 
         Parameters
         ----------
-        inner_loss, outer_loss : ``loss(inner_var, outer_var, sample) -> scalar``, written with jax.numpy;
-            ``sample`` is one row of the data, a pytree like it
+        inner_loss, outer_loss : ``loss(inner_var, outer_var, sample) -> scalar``, in jax.numpy, of one row of the data
         inner_data, outer_data : pytrees of arrays, first axis = samples; integer leaves stay integers
         inner_var, outer_var : the start, pytrees of floats
         v : start of the auxiliary variable, like ``inner_var``; zero by default
         outer_bounds : (lower, upper), each None, a number, or like ``outer_var``
-        strongly_convex : say True when the inner loss is strongly convex in ``inner_var``: runs are then
-            evaluated by exact hypergradients, computed by Newton's method and conjugate gradients in float64
+        strongly_convex : say True when the inner loss is so in ``inner_var``: runs are then evaluated by exact
+            hypergradients, computed by Newton's method and conjugate gradients in float64
         metrics : more numbers to follow, name -> function of the point
         dtype : "float32" or "float64", what runs compute in; by default what JAX makes of the data
         seed : of the one shuffle of the rows
@@ -86,18 +84,16 @@ class BilevelProblem:
         """
         dtype = resolve_dtype(dtype, inner_data, outer_data)
         data = check_data("inner_data", inner_data), check_data("outer_data", outer_data)
-        inner_var = check_variable("inner_var", inner_var, dtype)
-        outer_var = check_variable("outer_var", outer_var, dtype)
-        v = jax.tree.map(np.zeros_like, inner_var) if v is None else check_variable("v", v, dtype)
-        if jax.tree.map(np.shape, v) != jax.tree.map(np.shape, inner_var):
+        z, x = check_variable("inner_var", inner_var, dtype), check_variable("outer_var", outer_var, dtype)
+        v = jax.tree.map(np.zeros_like, z) if v is None else check_variable("v", v, dtype)
+        if jax.tree.map(np.shape, v) != jax.tree.map(np.shape, z):
             raise ValueError("`v` must have the structure and shapes of `inner_var`.")
-        start = Point(inner_var, outer_var, v)
-        bounds = check_bounds(outer_bounds, outer_var)
-        parts = _lay_out_rows(data, dtype, np.random.default_rng(seed))
+        bounds, start, rng = check_bounds(outer_bounds, x), Point(z, x, v), np.random.default_rng(seed)
         with arithmetic(dtype):
-            _check_loss("inner_loss", inner_loss, start, parts["inner_samples"])
-            _check_loss("outer_loss", outer_loss, start, parts["outer_samples"])
-        oracles = AutodiffOracles(**parts, outer_bounds=bounds, inner_loss=inner_loss, outer_loss=outer_loss)
+            inner, outer = (Samples.from_rows(level, dtype, rng) for level in data)
+            _check_loss("inner_loss", inner_loss, start, inner)
+            _check_loss("outer_loss", outer_loss, start, outer)
+        oracles = AutodiffOracles(inner, outer, outer_bounds=bounds, inner_loss=inner_loss, outer_loss=outer_loss)
         problem = cls(oracles, start, name=name, metrics=metrics or {})
         if not strongly_convex:
             return problem
@@ -111,12 +107,10 @@ class BilevelProblem:
 
     @property
     def n_inner(self) -> int:
-        """Number of inner samples."""
         return self.oracles.n_inner
 
     @property
     def n_outer(self) -> int:
-        """Number of outer samples."""
         return self.oracles.n_outer
 
     def sharded(self, devices: Sequence[jax.Device] | None = None, *, own_rows: bool = False) -> "BilevelProblem":
@@ -136,10 +130,7 @@ class BilevelProblem:
         return BilevelProblem(oracles, self.start, solver, self.name, self.metrics, is_certified=self.is_certified)
 
     def check(self, *, seed: int = 0) -> dict[str, float]:
-        """Return the relative error of every derivative against finite differences in float64, near the start.
-
-        A derivative that disagrees or is not finite is named by a ValueError.
-        """
+        """Return the relative errors of derivatives against finite differences near the start; refuse a wrong one."""
         return check_derivatives(self.oracles, self.start, seed)
 
     def constants(self, *, radius: float | None = None, box: tuple[Any, Any] | None = None, seed: int = 0) -> Constants:
@@ -157,14 +148,10 @@ class BilevelProblem:
         seed : of the samples, where the constants are sampled
         """
         if self.exact_solver is None:
-            raise ValueError(
-                "the problem has no exact solution, so its inner level may not be strongly convex and mu_G not exist; "
-                "build it with `strongly_convex=True` if it is."
-            )
+            raise ValueError("the inner level may not be strongly convex; if it is, build with `strongly_convex=True`.")
         if radius is not None and not 0 < radius < inf:
             raise ValueError(f"`radius={radius!r}`: must be above 0 and finite, or None.")
-        find = self.find_constants or sample_constants
-        return complete(*find(self, radius, box, seed))
+        return complete(*(self.find_constants or sample_constants)(self, radius, box, seed))
 
     def certifier(self) -> Certifier:
         """Return the function from a point to its certificate; making it may take a pass over all rows."""
@@ -176,13 +163,12 @@ class BilevelProblem:
 
 
 def _check_loss(name: str, loss: Loss, start: Point, samples: Samples) -> None:
-    sample = samples.one()
+    arguments = start.inner_var, start.outer_var, samples.one()
     try:
-        out = jax.eval_shape(loss, start.inner_var, start.outer_var, sample)
+        leaves = jax.tree.leaves(jax.eval_shape(loss, *arguments))
     except Exception as error:
-        shapes = jax.tree.map(lambda leaf: leaf.shape, (start.inner_var, start.outer_var, sample))
+        shapes = jax.tree.map(np.shape, arguments)
         raise ValueError(f"`{name}` failed on one sample; its arguments have shapes {shapes}: {error}") from error
-    leaves = jax.tree.leaves(out)
     if len(leaves) != 1 or leaves[0].shape != () or leaves[0].dtype.kind != "f":
         got = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
         raise ValueError(f"`{name}` must return one real scalar for one sample, got {got}; sum or average it.")
@@ -199,24 +185,16 @@ def lay_out(
 ) -> tuple[dict[str, Any], Point]:
     """Return what every oracles class takes, from the checked rows of both levels, and the start of a run.
 
-    Parameters
-    ----------
-    data : pytrees of arrays, first axis = samples, of the inner and the outer level
-    starts, defaults : of z and x; a default stands for None and says what shape is due
-    outer_bounds : (lower, upper) for x, each None, a number or like x
-    dtype : what runs compute in
-    rng : of the one shuffle of the rows
-    narrow : how many numbers a row has at most where the samples go last
+    A default of z or x stands for None and says what shape is due. Rows of at most ``narrow`` numbers are laid out with
+    the samples last. Other parameters as for `BilevelProblem.from_losses`; ``rng`` shuffles the rows.
     """
-    z = check_start("inner_var", starts[0], defaults[0], dtype)
-    x = check_start("outer_var", starts[1], defaults[1], dtype)
+    variables = []
+    for name, given, default in zip(("inner_var", "outer_var"), starts, defaults, strict=True):
+        variables.append(check_variable(name, default if given is None else given, dtype))
+        if np.shape(variables[-1]) != default.shape:
+            raise ValueError(f"`{name}` has shape {np.shape(variables[-1])}; this problem needs {default.shape}.")
+    z, x = variables
     bounds = check_bounds(outer_bounds, x)
-    return _lay_out_rows(data, dtype, rng, narrow) | {"outer_bounds": bounds}, Point(z, x, np.zeros_like(z))
-
-
-def _lay_out_rows(
-    data: tuple[PyTree, PyTree], dtype: np.dtype, rng: np.random.Generator, narrow: int = NARROW
-) -> dict[str, Any]:
     with arithmetic(dtype):
         inner, outer = (Samples.from_rows(level, dtype, rng, narrow) for level in data)
-    return {"inner_samples": inner, "outer_samples": outer}
+    return {"inner_samples": inner, "outer_samples": outer, "outer_bounds": bounds}, Point(z, x, np.zeros_like(z))

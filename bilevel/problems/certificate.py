@@ -52,7 +52,6 @@ class Bounds(NamedTuple):
 
     @property
     def epsilon(self) -> float:
-        """The bound of ||v - v*|| in the metric."""
         return (self.v_residual + (self.a + self.b) * self.delta) / self.mu
 
     @property
@@ -61,14 +60,11 @@ class Bounds(NamedTuple):
         error = self.c * self.delta + self.e * self.epsilon
         return error if isfinite(error) else inf
 
-    @property
-    def distances(self) -> tuple[float, float]:
-        """The bounds of the Euclidean ||z - z*|| and ||v - v*||."""
-        root = sqrt(self.least)
-        return self.delta / root, self.epsilon / root
-
 
 NOTHING = Bounds(inf, 1.0, inf, 0.0, 0.0, 1.0, 1.0)
+
+# Up to this many numbers per row, eigenvalues of mean dd' are computed; above, their sum bounds them.
+DENSE = 1024
 
 
 @dataclass(frozen=True)
@@ -98,16 +94,9 @@ class Certificate:
         if not isfinite(self.error_bound):
             return f"No bound: {self.why}"
         kind = "certified" if self.certified else "estimated, not certified"
-        return (
-            f"||∇h(x)|| <= {self.hypergrad_norm_bound:.3g}, {kind}: D_x is within {self.error_bound:.3g} of ∇h(x), "
-            f"z within {self.inner_distance_bound:.3g} of z*(x), v within {self.v_distance_bound:.3g} of v*(x). "
-            f"{self.why}"
-        )
-
-
-# Up to this many numbers per row, eigenvalues of mean dd' are computed; above, their sum bounds them.
-DENSE = 1024
-_SMALLEST = 1e-10  # eigenvalue, relative to the largest, that is known to some six digits
+        near = f"z within {self.inner_distance_bound:.3g} of z*(x), v within {self.v_distance_bound:.3g} of v*(x)"
+        norm, error = self.hypergrad_norm_bound, self.error_bound
+        return f"||∇h(x)|| <= {norm:.3g}, {kind}: D_x is within {error:.3g} of ∇h(x), {near}. {self.why}"
 
 
 @dataclass(frozen=True)
@@ -121,13 +110,12 @@ class Metric:
     def dense(cls, matrix: np.ndarray) -> "Metric":
         """Return the metric of a matrix; LinAlgError where float64 cannot tell it from a singular one."""
         eigenvalues = np.linalg.eigvalsh(matrix)
-        if not eigenvalues[0] > _SMALLEST * eigenvalues[-1]:
+        if not eigenvalues[0] > 1e-10 * eigenvalues[-1]:  # such a one is known to some six digits
             raise np.linalg.LinAlgError("not positive definite")
         return cls(np.linalg.inv(np.linalg.cholesky(matrix)), float(eigenvalues[0]))
 
     @classmethod
     def diagonal(cls, values: np.ndarray) -> "Metric":
-        """Return the metric with this diagonal."""
         return cls(1 / np.sqrt(values), float(values.min()))
 
     def dual_norm(self, residual: np.ndarray) -> float:
@@ -181,19 +169,9 @@ def second_moment(rows: Array, weights: Array) -> Array:
 
 def penalty_bounds(metric: Metric, point: Point, direction: Point, groups: np.ndarray, **bounds: float) -> Bounds:
     """Return the bounds where G holds ½ sum exp(x_g) z², from those of the fit: delta, mu, a and b."""
-    penalties = np.exp(point.outer_var)[groups]
-    return Bounds(
-        v_residual=metric.dual_norm(direction.v.ravel()),
-        c=metric.grouped_norm(penalties * point.v.ravel(), groups),
-        e=metric.grouped_norm(penalties * point.inner_var.ravel(), groups) + bounds["delta"],
-        least=metric.least,
-        **bounds,
-    )
-
-
-_TRIALS = 12
-_LEAST = 1e-3  # so far from z, the metric of z is of no use
-_SLACK = 1.02  # t f(t) would never reach ||D_z||' if the next t were just ||D_z||'/f(t)
+    penalties, v_residual = np.exp(point.outer_var)[groups], metric.dual_norm(direction.v.ravel())
+    c, e = (metric.grouped_norm(penalties * part.ravel(), groups) for part in (point.v, point.inner_var))
+    return Bounds(v_residual=v_residual, c=c, e=e + bounds["delta"], least=metric.least, **bounds)
 
 
 def ball(metric: Metric, residual: float, least_hessian: Callable[[float], np.ndarray]) -> tuple[float, float] | None:
@@ -204,11 +182,11 @@ def ball(metric: Metric, residual: float, least_hessian: Callable[[float], np.nd
     inside. G is then f(t)-strongly convex between z and z*: δ = ||D_z||'/f(t), μ = f(t).
     """
     mu = 1.0
-    for _ in range(_TRIALS):
-        radius = _SLACK * residual / mu
+    for _ in range(12):
+        radius = 1.02 * residual / mu  # t f(t) would never reach ||D_z||' if the next t were just ||D_z||'/f(t)
         mu = metric.smallest(least_hessian(radius))
-        if not mu > _LEAST:
-            return None
+        if not mu > 1e-3:
+            return None  # so far from z, the metric of z is of no use
         if radius * mu >= residual:
             return residual / mu, mu
     return None
@@ -219,32 +197,23 @@ class PointBounds(Protocol):
 
     why: str
 
-    def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return them."""
+    def __call__(self, point: Point, direction: Point) -> Bounds: ...
 
 
 _SHARDED = "The rows lie on several devices; ask for a certificate with the problem before `sharded`."
 _UNKNOWN = "The inner loss is not known to be strongly convex; where it is, `strongly_convex=True` gives estimates."
 _TOO_FAR = "From the residuals and the curvature at this point no finite bound follows in float64."
 
-
 _direction = jax.jit(lambda oracles, point: oracles.direction(point))
 
 
 class Certifier:
-    """Certificates of one problem.
-
-    Attributes
-    ----------
-    certified : whether its certificates are proved
-    why : where the constants come from, or why there are none
-    """
+    """Certificates of one problem; `certified` and `why` are those of each of them."""
 
     def __init__(self, problem: "BilevelProblem") -> None:
-        self._problem = problem
+        make = problem.certificate_bounds
         with arithmetic(np.float64):
             self._oracles = problem.oracles.in_float64()
-            make = problem.certificate_bounds
             self._bounds_at = None if make is None else make(problem)
         self.certified = problem.is_certified and self._bounds_at is not None
         missing = _SHARDED if problem.oracles.is_sharded else _UNKNOWN
@@ -257,11 +226,13 @@ class Certifier:
         with arithmetic(np.float64), np.errstate(all="ignore"):
             point = trees.to_numpy(point, np.float64)
             direction = trees.to_numpy(_direction(self._oracles, point))
-            norm = float(np.sqrt(stationarity(self._problem.oracles, point.outer_var, direction.outer_var)))
+            norm = float(np.sqrt(stationarity(self._oracles, point.outer_var, direction.outer_var)))
             try:
                 bounds = self._bounds_at(point, direction)
             except np.linalg.LinAlgError:
                 bounds = NOTHING  # numbers that are not finite, or too far apart for float64
         if not np.isfinite(norm + bounds.error):
             return Certificate(inf, inf, inf, inf, False, _TOO_FAR)
-        return Certificate(bounds.error, norm + bounds.error, *bounds.distances, self.certified, self.why)
+        root = sqrt(bounds.least)  # from the metric to Euclidean distances
+        lengths = bounds.error, norm + bounds.error, bounds.delta / root, bounds.epsilon / root
+        return Certificate(*lengths, self.certified, self.why)

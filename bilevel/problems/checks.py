@@ -13,43 +13,37 @@ from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 
 
+def _arrays(name: str, tree: PyTree, kinds: str, encode: str, way_out: str) -> tuple[list[np.ndarray], Any]:
+    """Return the leaves, all of these kinds of dtype and finite, and the structure of a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        raise ValueError(f"`{name}` holds no array; give an array or a pytree of arrays.")
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    for array in arrays:
+        if array.dtype.kind not in kinds:
+            raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; {encode}.")
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"`{name}` holds NaN or infinite values; {way_out}.")
+    return arrays, structure
+
+
 def check_data(name: str, data: PyTree) -> PyTree:
     """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite."""
-    arrays, structure = _arrays(name, data, "give a pytree of arrays whose first axis is the samples")
-    for array in arrays:
-        if array.dtype.kind not in "fiub":
-            raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; encode it as numbers first.")
-        if array.ndim == 0:
-            raise ValueError(f"`{name}` has a leaf without axes; the first axis of each leaf is the samples.")
-    lengths = sorted({array.shape[0] for array in arrays})
+    arrays, structure = _arrays(name, data, "fiub", "encode it as numbers first", "remove or impute those rows")
+    if any(array.ndim == 0 for array in arrays):
+        raise ValueError(f"`{name}` has a leaf without axes; the first axis of each leaf is the samples.")
+    lengths = sorted({len(array) for array in arrays})
     if len(lengths) > 1:
         raise ValueError(f"`{name}`: leaves have {lengths} samples; the first axes must agree.")
     if lengths[0] == 0:
         raise ValueError(f"`{name}` is empty; at least one sample is needed.")
-    _check_finite(name, arrays, "remove or impute those rows")
     return jax.tree.unflatten(structure, arrays)
 
 
 def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     """Return the variable in ``dtype``, refusing integers and what is not finite."""
-    arrays, structure = _arrays(name, variable, "give the start as an array or a pytree of arrays")
-    for array in arrays:
-        if array.dtype.kind != "f":
-            raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; variables are real: use floats.")
-    _check_finite(name, arrays, "give a finite start")
+    arrays, structure = _arrays(name, variable, "f", "variables are real: use floats", "give a finite start")
     return jax.tree.unflatten(structure, [array.astype(dtype) for array in arrays])
-
-
-def _arrays(name: str, tree: PyTree, way_out: str) -> tuple[list[np.ndarray], Any]:
-    leaves, structure = jax.tree.flatten(tree)
-    if not leaves:
-        raise ValueError(f"`{name}` holds no array; {way_out}.")
-    return [np.asarray(leaf) for leaf in leaves], structure
-
-
-def _check_finite(name: str, arrays: list[np.ndarray], way_out: str) -> None:
-    if not all(np.all(np.isfinite(array)) for array in arrays):
-        raise ValueError(f"`{name}` holds NaN or infinite values; {way_out}.")
 
 
 def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
@@ -58,8 +52,7 @@ def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None
         return None
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise ValueError("`outer_bounds` must be a pair (lower, upper), each None, a number or like `outer_var`.")
-    lower = _spread(bounds[0], outer_var, -np.inf)
-    upper = _spread(bounds[1], outer_var, np.inf)
+    lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
     for low, high, start in zip(*map(jax.tree.leaves, (lower, upper, outer_var)), strict=True):
         if not np.all(low <= high):
             raise ValueError("`outer_bounds`: a lower bound exceeds its upper bound, or one is NaN.")
@@ -68,34 +61,21 @@ def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None
     return lower, upper
 
 
-def _spread(bound: Any, outer_var: PyTree, missing: float) -> PyTree:
-    if bound is None:
-        bound = missing
+def _spread(bound: Any, x: PyTree, missing: float) -> PyTree:
+    bound = missing if bound is None else bound
     if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
-        return jax.tree.map(lambda leaf: np.full_like(leaf, bound), outer_var)
+        return jax.tree.map(lambda leaf: np.full_like(leaf, bound), x)
     try:
-        return jax.tree.map(
-            lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), outer_var, bound
-        )
+        return jax.tree.map(lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), x, bound)
     except ValueError as error:
         raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
-
-
-def check_start(name: str, given: Any, default: np.ndarray, dtype: DTypeLike) -> np.ndarray:
-    """Return the start of a variable that is one array, refusing any shape but that of the default."""
-    start = check_variable(name, default if given is None else given, dtype)
-    if np.shape(start) != default.shape:
-        raise ValueError(f"`{name}` has shape {np.shape(start)}; this problem needs {default.shape}.")
-    return start
 
 
 def check_table(features_name: str, features: Any, targets_name: str, targets: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return features, (samples, features), and targets, one per row; what targets hold is not looked at."""
     rows, column = check_data(features_name, features), np.asarray(targets)
     if not isinstance(rows, np.ndarray) or rows.ndim != 2:
-        raise ValueError(
-            f"`{features_name}` must be an array with two axes, (samples, features), got shape {np.shape(rows)}."
-        )
+        raise ValueError(f"`{features_name}` must be an array with two axes, rows and features, got {np.shape(rows)}.")
     if column.ndim != 1:
         raise ValueError(f"`{targets_name}` must have one axis, got shape {column.shape}.")
     if len(rows) != len(column):
@@ -105,8 +85,7 @@ def check_table(features_name: str, features: Any, targets_name: str, targets: A
 
 def check_tables(X_train: Any, y_train: Any, X_val: Any, y_val: Any) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     """Return features and targets of both levels, with the same number of columns."""
-    train = check_table("X_train", X_train, "y_train", y_train)
-    validation = check_table("X_val", X_val, "y_val", y_val)
+    train, validation = check_table("X_train", X_train, "y_train", y_train), check_table("X_val", X_val, "y_val", y_val)
     check_same_features(("X_train", "X_val"), (train[0], validation[0]))
     return train, validation
 
@@ -130,9 +109,7 @@ def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -
     """Return classes 0, 1, … as int32, refusing others and those not below ``n_classes``."""
     if labels.dtype.kind not in "iub" or labels.min() < 0:
         seen = np.unique(labels)[:5].tolist()
-        raise ValueError(
-            f"`{name}` must hold classes 0, 1, 2, …, got {seen}; number them with np.unique(y, return_inverse=True)[1]."
-        )
+        raise ValueError(f"`{name}` must hold classes 0, 1, 2, …, got {seen}; see np.unique(y, return_inverse=True).")
     if n_classes is not None and labels.max() >= n_classes:
         raise ValueError(f"`{name}` holds the class {labels.max()}, but `y_train` only classes 0 to {n_classes - 1}.")
     return labels.astype(np.int32)
@@ -144,15 +121,12 @@ def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[
         return None, n_members
     numbers = np.asarray(groups)
     if numbers.shape != (n_members,) or numbers.dtype.kind not in "iu":
-        raise ValueError(
-            f"`groups` must hold one integer per {member} ({n_members}), got {numbers.dtype} of shape {numbers.shape}."
-        )
+        got = f"{numbers.dtype} of shape {numbers.shape}"
+        raise ValueError(f"`groups` must hold one integer per {member} ({n_members}), got {got}.")
     found = np.unique(numbers)
     if not np.array_equal(found, np.arange(len(found))):
-        raise ValueError(
-            f"`groups` must be numbered 0, 1, … without gaps, got {found[:5].tolist()}…; "
-            "number them with np.unique(groups, return_inverse=True)[1]."
-        )
+        got = f"got {found[:5].tolist()}…; see np.unique(groups, return_inverse=True)"
+        raise ValueError(f"`groups` must be numbered 0, 1, … without gaps, {got}.")
     return jnp.asarray(numbers.astype(np.int32)), len(found)
 
 
@@ -176,8 +150,7 @@ def check_choice(name: str, choice: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}={choice!r}`: must be one of {', '.join(map(repr, choices))}.")
 
 
-STEP = 1e-5
-TOLERANCE = 1e-5
+STEP = TOLERANCE = 1e-5
 NEGLIGIBLE = 1e-5  # rounding leaves about 1e-11 in a difference quotient, whatever the derivative's size
 
 # Of each derivative: what it is the derivative of, and along which part of a move.
@@ -192,10 +165,7 @@ _PRIMITIVES = {
 
 
 def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str, float]:
-    """Return the relative error of each derivative; raise ValueError where one is wrong or not finite.
-
-    Gradients are compared with differences of values, second derivatives with those of gradients, along random moves.
-    """
+    """Return the relative error of each derivative against differences of values or gradients; refuse a wrong one."""
     rng = np.random.default_rng(seed)
     with arithmetic(np.float64):
         exact = oracles.astype(np.float64)
@@ -205,25 +175,22 @@ def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str
         errors = {name: _derivative_error(exact, name, point, move) for name in _PRIMITIVES}
     for name, error in errors.items():
         if not error <= TOLERANCE:
-            raise ValueError(
-                f"`{name}` differs from finite differences by {error:.1e} of its size at a point near the start: "
-                "the loss is not smooth there, has a wrong custom derivative, or is not finite."
-            )
+            cause = "the loss is not smooth there, has a wrong custom derivative, or is not finite"
+            raise ValueError(f"`{name}` differs from finite differences by {error:.1e} of its size: {cause}.")
     return errors
 
 
 def _derivative_error(oracles: Oracles, name: str, point: Point, move: Point) -> float:
     """Return |claimed - measured| relative to their sizes, by a central difference in float64."""
     of, part = _PRIMITIVES[name]
-    along = trees.zeros_like(point)
     claimed = getattr(oracles, name)(point)
     if part == "v":
-        along = along._replace(inner_var=point.v)
+        changes = {"inner_var": point.v}
     else:
-        along = along._replace(**{part: getattr(move, part)})
-        claimed = trees.dot(claimed, getattr(move, part))
-    ahead = getattr(oracles, of)(trees.add(point, trees.scale(STEP, along)))
-    behind = getattr(oracles, of)(trees.subtract(point, trees.scale(STEP, along)))
+        changes = {part: getattr(move, part)}
+        claimed = trees.dot(claimed, changes[part])
+    along = trees.scale(STEP, trees.zeros_like(point)._replace(**changes))
+    ahead, behind = (getattr(oracles, of)(there) for there in (trees.add(point, along), trees.subtract(point, along)))
     measured = trees.scale(1 / (2 * STEP), trees.subtract(ahead, behind))
     gap, *sizes = (np.sqrt(trees.norm_sq(tree)) for tree in (trees.subtract(claimed, measured), claimed, measured))
     return float(gap / (sum(sizes) + NEGLIGIBLE))

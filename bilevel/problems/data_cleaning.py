@@ -65,36 +65,28 @@ def data_cleaning(
 
     Parameters
     ----------
-    X_train, X_val : (samples, features)
     y_train, y_val : classes 0, 1, 2, …
     X_test, y_test : rows for the metric ``test_error`` at the solver's z; none by default
     corrupted : which training rows are known to be wrong, one bool each, for the metric ``weight_auc``: the
         probability that a clean row has a larger weight than a corrupted one; solvers never see it
     regularization : C
-    inner_var : start of z, (features, classes); 0 by default
-    outer_var : start of x, one per training row; -2 by default
-    outer_bounds : (lower, upper) for x, each None, a number or like x
-    dtype : "float32" or "float64"; by default what JAX makes of the features
-    seed : of the one shuffle of the rows
+    inner_var, outer_var : the start; z = 0, (features, classes), and x = -2, one per training row, by default
+    X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
     if not 0 < regularization < np.inf:
         raise ValueError(f"`regularization={regularization!r}`: must be above 0, or the fit has no unique solution.")
-    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
-    defaults = np.zeros(shape), np.full(len(data[0].labels), -2.0)
-    rng = np.random.default_rng(seed)
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
+    defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), np.random.default_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
         oracles = CleaningOracles(**parts, regularization=jnp.asarray(regularization, dtype))
         metrics = _test_metrics(X_test, y_test, shape, dtype) | _weight_metrics(corrupted, len(start.outer_var))
     longest = float(np.linalg.norm(oracles.outer_samples.leaves.features, axis=1).max())
-    info = {
-        "inner_strong_convexity": 2 * regularization,
-        "v_radius": float(np.sqrt(2) * longest / (2 * regularization)),
-    }
+    info = {"inner_strong_convexity": 2 * regularization}
+    info["v_radius"] = float(np.sqrt(2) * longest / (2 * regularization))
     solver = IterativeExactSolver(oracles, start, residual=1e-10)
-    known: dict[str, Any] = {"find_constants": cleaning_constants, "certificate_bounds": CleaningBounds}
-    return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, **known)
+    return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, cleaning_constants, CleaningBounds)
 
 
 def _test_metrics(X_test: Any, y_test: Any, shape: tuple[int, int], dtype: np.dtype) -> dict[str, Partial]:
@@ -119,9 +111,8 @@ def _weight_metrics(corrupted: Any, n_rows: int) -> dict[str, Partial]:
         return {}
     marked = np.asarray(corrupted)
     if marked.shape != (n_rows,) or marked.dtype != bool:
-        raise ValueError(
-            f"`corrupted` must hold one bool per training row ({n_rows}), got {marked.dtype} of shape {marked.shape}."
-        )
+        got = f"{marked.dtype} of shape {marked.shape}"
+        raise ValueError(f"`corrupted` must hold one bool per training row ({n_rows}), got {got}.")
     if marked.all() or not marked.any():
         raise ValueError("`corrupted` must mark some rows and leave others; leave it out where nothing is to be told.")
     clean, wrong = (jnp.asarray(np.flatnonzero(mask).astype(np.int32)) for mask in (~marked, marked))
@@ -147,22 +138,19 @@ class CleaningOracles(SoftmaxOracles):
     wide_bounds = LOGITS
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(scores)
-        r = softmax.residuals(p, data.labels)
-        slopes = s * (1 - s) * jnp.sum(r * tangents, axis=1)
-        return s[:, None] * r, s[:, None] * softmax.bend(p, tangents), slopes
+        residuals, bends = super()._inner_terms_of(scores, tangents, point, data)
+        s = sigmoid(point.outer_var[data.index])
+        return s[:, None] * residuals, s[:, None] * bends, s * (1 - s) * jnp.sum(residuals * tangents, axis=1)
 
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
-        return InnerPass(grad, hvp, _place(terms[2], data.index, like.outer_var))
+        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var).at[data.index].add(terms[2]))
 
     def inner_regularization(self, point: Point) -> InnerPass:
-        """Return the derivatives of the penalty."""
         ridge = 2 * self.regularization
         return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
 
-    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        s, p = sigmoid(point.outer_var[data.index]), softmax.probabilities(data.features @ point.inner_var)
-        return softmax.row_diagonals(data.features, s[:, None] * softmax.curvatures(data, p, majorize), weights, power)
+    def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
+        return sigmoid(point.outer_var[data.index])[:, None] * super()._curvatures(point, data, majorize)
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return jnp.full_like(point.inner_var, 2 * self.regularization)
@@ -170,17 +158,12 @@ class CleaningOracles(SoftmaxOracles):
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         s = sigmoid(point.outer_var[data.index])
         losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
-        return _place(weights * s * (1 - s) * losses, data.index, point.outer_var)
+        return jnp.zeros_like(point.outer_var).at[data.index].add(weights * s * (1 - s) * losses)
 
     def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
         losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
         fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
         return fit + self.regularization * jnp.sum(point.inner_var**2)
-
-
-def _place(values: Array, index: Array, like: Array) -> Array:
-    """Return zeros but for the values of the rows at ``index``."""
-    return jnp.zeros_like(like).at[index].add(values)
 
 
 def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
@@ -193,10 +176,8 @@ def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     assert isinstance(oracles, CleaningOracles)
     ridge, n_classes = float(oracles.regularization), problem.start.inner_var.shape[1]
     radius = radius or radius_with_start(problem, sqrt(log(n_classes) / ridge))
-    train, validation = (
-        Moments.of(np.asarray(level.leaves.features, np.float64))
-        for level in (oracles.inner_samples, oracles.outer_samples)
-    )
+    levels = oracles.inner_samples, oracles.outer_samples
+    train, validation = (Moments.of(np.asarray(level.leaves.features, np.float64)) for level in levels)
     values: Values = {"mu_G": 2 * ridge}
     values |= {f"L{k - 1}_F": _cumulant(k, validation.longest) for k in (1, 2, 3)}
     loss = float(np.logaddexp(0, log(n_classes - 1) + sqrt(2) * train.longest * radius))
@@ -222,11 +203,8 @@ def _constants_of_solution(mu: float, train: Moments, validation: Moments) -> Va
     curvature = validation.second / 2 + train.third * _cumulant(3, 1) * R
     mixed = SIGMOID[1] / 2 * spread * train.longest * R
     pure = SIGMOID[2] * sqrt(2) * train.longest * R / train.n
-    return {
-        "L_z_star": L_z_star,
-        "L_v_star": (curvature * L_z_star + mixed) / mu,
-        "L_h": curvature * L_z_star**2 + 2 * mixed * L_z_star + pure,
-    }
+    L_v_star = (curvature * L_z_star + mixed) / mu
+    return {"L_z_star": L_z_star, "L_v_star": L_v_star, "L_h": curvature * L_z_star**2 + 2 * mixed * L_z_star + pure}
 
 
 class CleaningBounds:
@@ -240,11 +218,9 @@ class CleaningBounds:
         self._oracles, self._mu = oracles.in_float64(), 2 * float(oracles.regularization)
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds at a point."""
         delta = float(np.linalg.norm(direction.inner_var)) / self._mu
         a, b, c_sq, e_sq = (largest(matrix) for matrix in _moves(self._oracles, point, np.float64(delta)))
-        v_residual = float(np.linalg.norm(direction.v))
-        return Bounds(delta, self._mu, v_residual, a, b, sqrt(c_sq), sqrt(e_sq))
+        return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), a, b, sqrt(c_sq), sqrt(e_sq))
 
 
 @jax.jit

@@ -1,8 +1,7 @@
 """Exact solutions at a given outer variable, in float64, and every numerical solve that they take.
 
 `newton_to_rounding` has a dense Hessian, `IterativeExactSolver` needs products only. Their loops stay apart: the one
-remembers its damping and goes on to rounding, the other tries a whole step first and stops at a residual, so that
-either in place of the other would give other iterates.
+remembers its damping and goes on to rounding, the other tries a whole step first and stops at a residual.
 """
 
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
-
-_SMALL = 1e-10  # a gradient this small is in the region of quadratic convergence
 
 
 class ExactSolution(NamedTuple):
@@ -40,11 +37,7 @@ ExactSolver: TypeAlias = Callable[[PyTree, ExactSolution | None], ExactSolution]
 
 
 def stationarity(oracles: Oracles, outer_var: PyTree, hypergrad: PyTree) -> float:
-    """Return ||∇h||², without the components that push against an active bound.
-
-    What is left is the projection of ∇h onto a cone that x alone decides, so that gradients at one x that are ε apart
-    have norms that differ by at most ε.
-    """
+    """Return ||∇h||² without what pushes against active bounds: the projection onto a cone of x, so nonexpansive."""
     if oracles.outer_bounds is None:
         return norm_sq(hypergrad)
 
@@ -79,20 +72,16 @@ def lbfgs(value_and_grad: Callable, start: np.ndarray, callback: Callable | None
 def newton_to_rounding(
     derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], z: np.ndarray, max_steps: int = 100
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Take Newton steps, halved where the gradient does not fall, until rounding stops it.
-
-    ``derivatives`` gives gradient and Hessian; those at the last z are returned with it.
-    """
-    grad, hessian = derivatives(z)
-    damping = 1.0
+    """Take Newton steps, halved where the gradient does not fall, to rounding; return z, gradient and Hessian there."""
+    (grad, hessian), damping = derivatives(z), 1.0
     for _ in range(max_steps):
         trial = z - damping * cholesky(hessian)(grad)
         trial_grad, trial_hessian = derivatives(trial)
         fell = np.linalg.norm(trial_grad) / np.linalg.norm(grad)
         if fell < 1:
             z, grad, hessian = trial, trial_grad, trial_hessian
-        # Newton's method squares a small gradient; one that falls no further is at rounding.
-        if not fell < 0.5 and np.linalg.norm(grad) < _SMALL:
+        # Newton's method squares a gradient this small; one that falls no further is at rounding.
+        if not fell < 0.5 and np.linalg.norm(grad) < 1e-10:
             break
         damping = min(1.0, 2 * damping) if fell < 1 else damping / 2
     return z, grad, hessian
@@ -102,9 +91,8 @@ class IterativeExactSolver:
     """Exact solutions of any strongly convex inner problem, from its oracles.
 
     Newton steps go from the guess to z*, shortened where a whole one does not halve the gradient; where that fails too,
-    L-BFGS comes nearer first. v* solves a linear system. Gradients and residuals are computed in float64; the systems
-    are solved by conjugate gradients in the dtype of the problem as long as that brings the residuals down, then in
-    float64.
+    L-BFGS comes nearer first. Gradients and residuals are computed in float64; linear systems are solved by conjugate
+    gradients in the dtype of the problem as long as that brings the residuals down, then in float64.
 
     Parameters
     ----------
@@ -112,72 +100,55 @@ class IterativeExactSolver:
     residual : where to stop: ||D_z|| relative to ||(∇²zz G) z||, and ||D_v|| relative to ||∇z F||
     """
 
-    max_corrections = 100
-    shortest = 1 / 64
-
     def __init__(self, oracles: Oracles, start: Point, residual: float = 1e-12) -> None:
-        self._oracles = oracles
+        self._oracles, self._start, self.residual = oracles, start, residual
         with arithmetic(np.float64):
             self._in_float64 = oracles.in_float64()
-        self._start = start
-        self.residual = residual
 
     def __call__(self, outer_var: PyTree, guess: ExactSolution | None = None) -> ExactSolution:
-        """Solve the inner problem and the linear system at ``outer_var``."""
         near = self._start if guess is None else guess
         with arithmetic(np.float64):
-            return self._solve(trees.cast(Point(near.inner_var, outer_var, near.v), np.float64))
+            point = trees.cast(Point(near.inner_var, outer_var, near.v), np.float64)
+            point, solved = self._correct(point, "inner_var")
+            if not solved:
+                point, _ = self._correct(self._approach(point), "inner_var")
+            point, _ = self._correct(point, "v")
+            value, direction = _value_and_direction(self._in_float64, point)
+            z, v, hypergrad = trees.to_numpy((point.inner_var, point.v, direction.outer_var))
+            residuals = [float(_norm(part)) for part in (direction.inner_var, direction.v)]
+        return ExactSolution(z, v, float(value), hypergrad, *residuals)
 
-    def _solve(self, point: Point) -> ExactSolution:
-        point, solved = self._correct(point, "inner_var", _inner_residual, self.shortest)
-        if not solved:
-            point, _ = self._correct(self._approach(point), "inner_var", _inner_residual, self.shortest)
-        point, _ = self._correct(point, "v", _v_residual)
-        value, direction = _value_and_direction(self._in_float64, point)
-        return ExactSolution(
-            inner_var=trees.to_numpy(point.inner_var),
-            v=trees.to_numpy(point.v),
-            value=float(value),
-            hypergrad=trees.to_numpy(direction.outer_var),
-            inner_residual=float(_norm(direction.inner_var)),
-            v_residual=float(_norm(direction.v)),
-        )
-
-    def _correct(self, point: Point, name: str, residual: Callable, shortest: float = 1.0) -> tuple[Point, bool]:
-        """Move a variable as long as that halves the residual, or shorter steps help; return if it became small."""
-        left, size, scale = residual(self._in_float64, point)
+    def _correct(self, point: Point, part: str) -> tuple[Point, bool]:
+        """Take steps as long as they halve the residual, or shorter ones of z help; return whether it became small."""
+        left, size, scale = _residual(self._in_float64, point, part)
         oracles = self._oracles
-        for _ in range(self.max_corrections):
+        for _ in range(100):
             if size <= self.residual * scale:
                 return point, True
             # A system is solved no further than this step can use.
             accuracy = max(min(size / scale, 0.1), 1e-4, self.residual * scale / size / 2)
-            # As an array: a Python number would be a program of its own.
-            moved = _newton_step(oracles, point, getattr(point, name), left, np.float64(accuracy))
-            trial = point._replace(**{name: moved})
-            found = residual(self._in_float64, trial)
+            # A typed number: a Python float, now and then, would be a program of its own.
+            moved = _step(oracles, point, getattr(point, part), left, np.float64(accuracy))
+            trial = point._replace(**{part: moved})
+            found = _residual(self._in_float64, trial, part)
             if found[1] < size / 2:
                 point, (left, size, scale) = trial, found
             elif oracles is not self._in_float64:
                 oracles = self._in_float64
             else:
-                shortened = self._shorten(point, trial, residual, size, shortest)
+                shortened = self._shorten(point, trial, size) if part == "inner_var" else None
                 if shortened is None:
                     return point, bool(size <= 1e3 * self.residual * scale)
                 point, (left, size, scale) = shortened
         return point, False
 
-    def _shorten(
-        self, point: Point, trial: Point, residual: Callable, size: Array, shortest: float
-    ) -> tuple[Point, Any] | None:
-        """Return a part of the way to the trial that lowers the residual by half of that part, and the residual."""
-        part = 0.5
-        while part >= shortest:
-            between = trees.add(trees.scale(1 - part, point), trees.scale(part, trial))
-            found = residual(self._in_float64, between)
-            if found[1] < (1 - part / 2) * size:
+    def _shorten(self, point: Point, trial: Point, size: Array) -> tuple[Point, Any] | None:
+        """Return a fraction of the way to the trial that lowers the residual by half of it, and the residual."""
+        for fraction in (0.5**halvings for halvings in range(1, 7)):
+            between = trees.add(trees.scale(1 - fraction, point), trees.scale(fraction, trial))
+            found = _residual(self._in_float64, between, "inner_var")
+            if found[1] < (1 - fraction / 2) * size:
                 return between, found
-            part /= 2
         return None
 
     def _approach(self, point: Point) -> Point:
@@ -195,34 +166,26 @@ _inner_value_and_grad = jax.jit(lambda oracles, point: (oracles.inner_value(poin
 _value_and_direction = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.direction(point)))
 
 
-@jax.jit
-def _inner_residual(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
-    """Return ∇z G, its norm, and ||(∇²zz G) z||."""
-    inner = oracles.inner(point._replace(v=point.inner_var))
-    return inner.grad, _norm(inner.grad), _norm(inner.hvp)
+@partial(jax.jit, static_argnames="part")
+def _residual(oracles: Oracles, point: Point, part: str) -> tuple[PyTree, Array, Array]:
+    """Return ∇z G, its norm and ||(∇²zz G) z||, or D_v, its norm and ||∇z F||."""
+    if part == "inner_var":
+        inner = oracles.inner(point._replace(v=point.inner_var))
+        left, scale = inner.grad, inner.hvp
+    else:
+        scale = oracles.outer_grad(point)
+        left = trees.add(oracles.hvp(point), scale)
+    return left, _norm(left), _norm(scale)
 
 
 @jax.jit
-def _v_residual(oracles: Oracles, point: Point) -> tuple[PyTree, Array, Array]:
-    """Return D_v, its norm, and ||∇z F||."""
-    outer_grad = oracles.outer_grad(point)
-    left = trees.add(oracles.hvp(point), outer_grad)
-    return left, _norm(left), _norm(outer_grad)
-
-
-@jax.jit
-def _newton_step(oracles: Oracles, point: Point, variable: PyTree, residual: PyTree, accuracy: Array) -> PyTree:
-    """Return the variable, z or v, less the solution of (∇²zz G) w = its residual."""
-    return trees.subtract(variable, _solve_by_cg(oracles, point, residual, accuracy))
-
-
-def _solve_by_cg(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array) -> PyTree:
-    """Return the solution of (∇²zz G) w = right side in the arithmetic of the oracles, as float64."""
+def _step(oracles: Oracles, point: Point, variable: PyTree, left: PyTree, accuracy: Array) -> PyTree:
+    """Return the variable, z or v, less the solution of (∇²zz G) w = left, in the arithmetic of the oracles."""
     dtype = oracles.inner_samples.dtype
     z, x, v = trees.cast(point, dtype)
-    size = _norm(right_side)
+    size = _norm(left)
     # Scaled, because a float32 of a tiny residual may be no normal number.
-    scaled = trees.cast(trees.scale(1 / size, right_side), dtype)
+    scaled = trees.cast(trees.scale(1 / size, left), dtype)
     if oracles.inner_samples.is_cast_when_taken:
         # What a linearization would keep of each piece is as large as the rows.
         def product(w: PyTree) -> PyTree:
@@ -234,7 +197,7 @@ def _solve_by_cg(oracles: Oracles, point: Point, right_side: PyTree, accuracy: A
         # In closed form the diagonal costs little, and penalties may be of many sizes.
         precondition = partial(jax.tree.map, lambda d, r: r / d, oracles.inner_diagonal(Point(z, x, v)))
     solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=precondition)
-    return trees.scale(size, trees.cast(solution, np.float64))
+    return trees.subtract(variable, trees.scale(size, trees.cast(solution, np.float64)))
 
 
 def _norm(tree: PyTree) -> Array:

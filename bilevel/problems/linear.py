@@ -21,7 +21,7 @@ z a score stays within ||d̃|| t. Two metrics are tried, and the smaller error i
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +29,14 @@ import numpy as np
 
 from bilevel._precision import arithmetic
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
-from bilevel.oracles.rowwise import RowwiseOracles
+from bilevel.oracles import RowwiseOracles
 from bilevel.problems import certificate
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
 from bilevel.problems.exact import ExactSolution, cholesky
 from bilevel.problems.losses import Curve
 
-# Beside curvatures of data near 1, a penalty below the lower one is as good as none, and one above the upper as good
-# as leaving the feature out.
-LOG_PENALTIES = (-20.0, 20.0)
+LOG_PENALTIES = (-20.0, 20.0)  # beside curvatures near 1, as good as no penalty, and as leaving the feature out
 EVERY_WIDTH = 2**62  # the closed form wants features first, however many there are
 
 
@@ -84,10 +82,6 @@ class LinearOracles(RowwiseOracles):
         """Return the penalty of each feature."""
         return expand_groups(jnp.exp(outer_var), self.groups)
 
-    def sum_groups(self, per_feature: Array, outer_var: Array) -> Array:
-        """Return the sum over the features that share a penalty."""
-        return sum_groups(per_feature, self.groups, outer_var.size)
-
     def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> Array:
         features = self._features(data)
         slopes, curvatures = self._slopes(point.inner_var @ features, data)
@@ -108,13 +102,13 @@ class LinearOracles(RowwiseOracles):
         return InnerPass(features @ (weights * slopes), features @ (weights * bends), jnp.zeros_like(like.outer_var))
 
     def inner_regularization(self, point: Point) -> InnerPass:
-        """Return the derivatives of the penalty."""
         z, x, v = point
         penalties = self.penalties(x)
-        return InnerPass(penalties * z, penalties * v, self.sum_groups(penalties * z * v, x))
+        return InnerPass(penalties * z, penalties * v, sum_groups(penalties * z * v, self.groups, x.size))
 
     def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self.sum_groups(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
+        z, x, _ = point
+        return sum_groups(self.penalties(x) * z**2 / 2, self.groups, x.size)
 
     def _outer_terms(self, point: Point, data: PyTree) -> Array:
         return self._slopes(point.inner_var @ self._features(data), data)[0]
@@ -130,14 +124,7 @@ class LinearOracles(RowwiseOracles):
         return jnp.sum(weights * self._losses(point.inner_var @ self._features(data), data))
 
 
-class Fit(NamedTuple):
-    """z*, with ∇z G and ∇²zz G there, and F and ∇z F."""
-
-    z: np.ndarray
-    grad: np.ndarray
-    hessian: np.ndarray
-    value: Any
-    outer_grad: np.ndarray
+Fit: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, Any, np.ndarray]  # z*; ∇z G, ∇²zz G, F and ∇z F there
 
 
 class LinearExactSolver(ABC):
@@ -151,62 +138,60 @@ class LinearExactSolver(ABC):
         """Fit the model, in float64 on the rows that runs use."""
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        """Return the solution at ``outer_var``."""
         with arithmetic(np.float64):
             x = jnp.asarray(outer_var, np.float64)
             penalties = np.asarray(self._oracles.penalties(x))
             z, grad, hessian, value, outer_grad = self._fit(penalties, guess)
             v = -cholesky(hessian)(outer_grad)
-            return ExactSolution(
-                inner_var=z,
-                v=v,
-                value=float(value),
-                hypergrad=np.asarray(self._oracles.sum_groups(jnp.asarray(penalties * z * v), x)),
-                inner_residual=float(np.linalg.norm(grad)),
-                v_residual=float(np.linalg.norm(hessian @ v + outer_grad)),
-            )
+            hypergrad = np.asarray(sum_groups(jnp.asarray(penalties * z * v), self._oracles.groups, x.size))
+            residuals = float(np.linalg.norm(grad)), float(np.linalg.norm(hessian @ v + outer_grad))
+            return ExactSolution(z, v, float(value), hypergrad, *residuals)
 
 
 class LinearBounds:
-    """Bounds at points of logistic or ridge selection."""
+    """Bounds at points of logistic or ridge selection; softmax selection measures rows in other ways."""
 
     why = "Penalties and curvature of the rows are known."
 
     def __init__(self, problem: BilevelProblem) -> None:
-        oracles = problem.oracles
+        oracles, size = problem.oracles, problem.start.inner_var.size
         assert isinstance(oracles, LinearOracles)
-        self._oracles = oracles.in_float64()
-        size = problem.start.inner_var.size
         self._groups = np.arange(size) if oracles.groups is None else np.asarray(oracles.groups)
+        self._oracles: Any = oracles.in_float64()
+        self._is_dense = size <= certificate.DENSE
+
+    def _measure(self, metric: Metric | None, z: np.ndarray) -> np.ndarray:
+        """Return what gives the length of a row in a metric; None is for a radius of 0, where lengths do not count."""
+        return np.ones(z.size) if metric is None else metric.inverse_root
+
+    def _least_curvature(self, point: Point, measure: np.ndarray, radius: Any) -> Array:
+        return _least_fit_curvature(self._oracles, point.inner_var, measure, radius)
+
+    def _moves(self, metric: Metric, point: Point, delta: Any) -> list[float]:
+        moves = _moves(self._oracles, point.inner_var, point.v, metric.inverse_root, delta)
+        return [certificate.largest(matrix) for matrix in moves]
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds at a point."""
         penalties = np.exp(point.outer_var)[self._groups]
         plain = Metric.diagonal(penalties)
-        found = self._bounds(plain, point, direction, plain.dual_norm(direction.inner_var), 1.0)
-        if penalties.size > certificate.DENSE:
-            return found
+        found = self._bounds(plain, point, direction, plain.dual_norm(direction.inner_var.ravel()), 1.0)
         try:
-            local = self._local(point, direction, penalties)
+            local = self._local(point, direction, penalties) if self._is_dense else found
         except np.linalg.LinAlgError:
             return found
         return min(found, local, key=lambda bounds: bounds.error)
 
     def _local(self, point: Point, direction: Point, penalties: np.ndarray) -> Bounds:
-        metric = Metric.dense(self._least_hessian(point.inner_var, penalties, np.ones(len(penalties)), 0.0))
-        within = partial(self._least_hessian, point.inner_var, penalties, metric.inverse_root)
-        found = certificate.ball(metric, metric.dual_norm(direction.inner_var), within)
+        def least_hessian(measure: np.ndarray, radius: float) -> np.ndarray:
+            return np.asarray(self._least_curvature(point, measure, np.float64(radius))) + np.diag(penalties)
+
+        metric = Metric.dense(least_hessian(self._measure(None, point.inner_var), 0.0))
+        within = partial(least_hessian, self._measure(metric, point.inner_var))
+        found = certificate.ball(metric, metric.dual_norm(direction.inner_var.ravel()), within)
         return certificate.NOTHING if found is None else self._bounds(metric, point, direction, *found)
 
-    def _least_hessian(
-        self, z: np.ndarray, penalties: np.ndarray, inverse_root: np.ndarray, radius: float
-    ) -> np.ndarray:
-        fit = _least_fit_curvature(self._oracles, z, inverse_root, np.float64(radius))
-        return np.asarray(fit) + np.diag(penalties)
-
     def _bounds(self, metric: Metric, point: Point, direction: Point, delta: float, mu: float) -> Bounds:
-        moves = _moves(self._oracles, point.inner_var, point.v, metric.inverse_root, np.float64(delta))
-        a, b = map(certificate.largest, moves)
+        a, b = self._moves(metric, point, np.float64(delta))
         return certificate.penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
 
 

@@ -4,6 +4,7 @@ The rows held are y d: the label is part of the data. Constants are proved on a 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, log, sqrt
 from typing import Any
 
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _tree as trees
 from bilevel._precision import resolve_dtype
 from bilevel._types import Array
-from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_groups, check_signs, check_tables
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
@@ -56,11 +57,9 @@ def logistic_selection(
     (rows, labels), (outer_rows, outer_labels) = check_tables(X_train, y_train, X_val, y_val)
     train = rows * check_signs("y_train", labels)[:, None]
     validation = outer_rows * check_signs("y_val", outer_labels)[:, None]
-    rng = np.random.default_rng(seed)
-    dim = rows.shape[1]
+    rng, dim, starts = np.random.default_rng(seed), rows.shape[1], (inner_var, outer_var)
     groups, n_penalties = check_groups(groups, dim)
     defaults = rng.standard_normal((dim,)), np.log(rng.uniform(size=(n_penalties,)))
-    starts = inner_var, outer_var
     parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = LogisticOracles(**parts, groups=groups)
     known: dict[str, Any] = {"find_constants": logistic_constants, "certificate_bounds": LinearBounds}
@@ -92,32 +91,26 @@ class LogisticOracles(LinearOracles):
 class LogisticExactSolver(LinearExactSolver):
     """Exact solutions by damped Newton steps, from the last one or from zero.
 
-    The passes over rows are JAX's and not NumPy's: threads of a BLAS go on spinning after a call, and would
-    slow down the steps that follow an evaluation.
+    The passes over rows are JAX's and not NumPy's: threads of a BLAS go on spinning after a call, and would slow down
+    the steps that follow an evaluation.
     """
 
-    def __init__(self, oracles: LinearOracles) -> None:
-        self._oracles = oracles
-        self._rows: tuple[Array, ...] | None = None
+    @cached_property
+    def _rows(self) -> list[Array]:
+        levels = self._oracles.inner_samples, self._oracles.outer_samples
+        return [level.leaves.astype(np.float64) for level in levels]
 
     def _fit(self, penalties: np.ndarray, guess: ExactSolution | None) -> Fit:
-        if self._rows is None:
-            samples = self._oracles.inner_samples, self._oracles.outer_samples
-            self._rows = tuple(level.leaves.astype(np.float64) for level in samples)
         train, validation = self._rows
-
-        def derivatives(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            grad, hessian = _gradient_and_hessian(train, penalties, z)
-            return np.asarray(grad), np.asarray(hessian)
-
         start = np.zeros_like(penalties) if guess is None else guess.inner_var
-        z, grad, hessian = newton_to_rounding(derivatives, start)
+        z, grad, hessian = newton_to_rounding(lambda z: trees.to_numpy(_derivatives(train, penalties, z)), start)
         value, outer_grad = _mean_loss_and_gradient(validation, z)
-        return Fit(z, grad, hessian, value, np.asarray(outer_grad))
+        return z, grad, hessian, value, np.asarray(outer_grad)
 
 
 @jax.jit
-def _gradient_and_hessian(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
+def _derivatives(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
+    """Return ∇z G and ∇²zz G."""
     n = rows.shape[1]
     residuals = sigmoid(-(z @ rows))
     hessian = (rows * (residuals * (1 - residuals))) @ rows.T / n + jnp.diag(penalty)
@@ -135,7 +128,8 @@ def logistic_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     lower, upper = box_around(problem, box)
     weakest, strongest = float(np.exp(lower.min())), float(np.exp(upper.max()))
     radius = radius or radius_with_start(problem, sqrt(2 * log(2) / weakest))
-    train, validation = (_rows_of(level) for level in (problem.oracles.inner_samples, problem.oracles.outer_samples))
+    levels = problem.oracles.inner_samples, problem.oracles.outer_samples
+    train, validation = (np.asarray(level.leaves, np.float64).T for level in levels)
     longest, outer_longest = (float(np.linalg.norm(rows, axis=1).max()) for rows in (train, validation))
     values: Values = {
         "mu_G": weakest + _least_fit_curvature(train, radius),
@@ -145,13 +139,16 @@ def logistic_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     }
     steepest = SIGMOID[1], _steepest_curvature(radius * longest), SIGMOID[3]
     for order, slope in zip((2, 3, 4), steepest, strict=True):
-        terms = strongest * _penalty_terms(order, radius)
+        # Along (a, b), ½ sum exp(x) z² has derivatives up to sum_j t_j |b|^j |a|^(order - j) at x = 0.
+        terms = np.zeros(order + 1)
+        terms[-3:] = order * (order - 1) / 2, order * radius, radius**2 / 2
+        terms *= strongest
         terms[0] += longest**order * slope
         values[f"L{order - 1}_G"] = largest_on_circle(terms)
-    exact = dict.fromkeys(("L0_F", "L1_F", "L2_F"), "exact")
     fitted = min(sqrt(2 * log(2)), sqrt(strongest) * radius)
     values |= _constants_of_solution(values["mu_G"], fitted, Moments.of(train), Moments.of(validation))
-    return values, dict.fromkeys(values, "bound") | exact, Region(radius, lower, upper)
+    how = dict.fromkeys(values, "bound") | dict.fromkeys(("L0_F", "L1_F", "L2_F"), "exact")
+    return values, how, Region(radius, lower, upper)
 
 
 def _constants_of_solution(mu: Any, fitted: float, train: Moments, validation: Moments) -> Values:
@@ -161,15 +158,8 @@ def _constants_of_solution(mu: Any, fitted: float, train: Moments, validation: M
     """
     L_z_star, slope = fitted / sqrt(mu), sqrt(validation.second)
     curvature = validation.second * SIGMOID[1] + train.third * SIGMOID[2] * slope / mu
-    return {
-        "L_z_star": L_z_star,
-        "L_v_star": (curvature * L_z_star + slope) / mu,
-        "L_h": curvature * L_z_star**2 + 3 * fitted * slope / sqrt(mu),
-    }
-
-
-def _rows_of(samples: Samples) -> np.ndarray:
-    return np.asarray(samples.leaves, np.float64).T
+    L_v_star = (curvature * L_z_star + slope) / mu
+    return {"L_z_star": L_z_star, "L_v_star": L_v_star, "L_h": curvature * L_z_star**2 + 3 * fitted * slope / sqrt(mu)}
 
 
 def _least_fit_curvature(rows: np.ndarray, radius: float) -> float:
@@ -184,10 +174,3 @@ def _steepest_curvature(margin: float) -> float:
         return SIGMOID[2]
     slope = 1 / (1 + exp(margin))
     return slope * (1 - slope) * (1 - 2 * slope)
-
-
-def _penalty_terms(order: int, radius: float) -> np.ndarray:
-    """Return t_j: along (a, b), ½ sum exp(x) z² has derivatives up to sum_j t_j |b|^j |a|^(order - j) at x = 0."""
-    terms = np.zeros(order + 1)
-    terms[-3:] = order * (order - 1) / 2, order * radius, radius**2 / 2
-    return terms

@@ -26,8 +26,7 @@ from numpy.typing import DTypeLike
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, OuterPass, Point, Rows
-from bilevel.oracles import Samples
-from bilevel.oracles.base import Oracles, join
+from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
@@ -53,9 +52,9 @@ def quadratic(
 ) -> BilevelProblem:
     """Draw a quadratic problem.
 
-    Each sample is ½ z'A_z z + ½ x'A_x x + x'B z + d_z'z + d_x'x with random matrices of rank one. Their
-    means tend to matrices whose eigenvalues are spread evenly on a log scale between the two given, and
-    to a B whose singular values are all ``coupling``.
+    Each sample is ½ z'A_z z + ½ x'A_x x + x'B z + d_z'z + d_x'x with random matrices of rank one. Their means tend to
+    matrices whose eigenvalues are evenly spaced on a log scale, and to a B whose singular values are all ``coupling``.
+    A draw that is not strongly convex on both levels is refused.
 
     Parameters
     ----------
@@ -66,12 +65,6 @@ def quadratic(
     coupling : singular values of the limit of B
     common_linear : linear terms are N(0, I) per sample, plus this times one N(0, I) common to all
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
-
-    Raises
-    ------
-    ValueError
-        When the drawn problem is not strongly convex on both levels; another seed, more samples or a
-        smaller ``coupling`` will do.
     """
     rng = np.random.default_rng(seed)
     dtype = resolve_dtype(dtype, np.float64(0))  # as the drawn numbers
@@ -80,34 +73,24 @@ def quadratic(
         raise ValueError("`smallest_eigenvalue` must be above 0 and at most `largest_eigenvalue`.")
     if not (np.isfinite(coupling) and np.isfinite(common_linear)):
         raise ValueError("`coupling` and `common_linear` must be finite.")
-    spectrum = (smallest_eigenvalue, largest_eigenvalue)
-
-    def level(n: int) -> tuple[Samples, Means]:
-        factors = _draw_factors(rng, n, dim_inner, dim_outer, spectrum, coupling, common_linear, dtype)
-        return Samples(factors, n, axes=(0,) * len(factors), dtype=dtype), Means.of(factors)
-
+    spectra = [np.geomspace(smallest_eigenvalue, largest_eigenvalue, size) for size in (dim_inner, dim_outer)]
     with arithmetic(dtype):
-        inner_samples, inner_means = level(n_inner)
-        outer_samples, outer_means = level(n_outer)
+        factors = [_draw_factors(rng, n, spectra, coupling, common_linear, dtype) for n in (n_inner, n_outer)]
+        inner_samples, outer_samples = (Samples(level, len(level.a), axes=(0,) * 6, dtype=dtype) for level in factors)
+    inner, outer = map(Means.of, factors)
+    exact_solver = QuadraticExactSolver(inner, outer)
+    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=float(np.linalg.eigvalsh(inner.a_inner)[-1]))
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
-    exact_solver = QuadraticExactSolver(inner_means, outer_means)
-    curvature = float(np.linalg.eigvalsh(inner_means.a_inner)[-1])
-    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=curvature)
     known: dict[str, Any] = {"find_constants": quadratic_constants, "certificate_bounds": QuadraticBounds}
     return BilevelProblem(oracles, start, exact_solver, "quadratic", **known)
 
 
 def _draw_factors(
-    rng: np.random.Generator,
-    n: int,
-    p: int,
-    d: int,
-    spectrum: tuple[float, float],
-    coupling: float,
-    common_linear: float,
-    dtype: np.dtype,
+    rng: np.random.Generator, n: int, spectra: list[np.ndarray], coupling: float, common_linear: float, dtype: np.dtype
 ) -> "Factors":
-    root_inner, root_outer = _random_root(rng, p, spectrum), _random_root(rng, d, spectrum)
+    p, d = map(len, spectra)
+    rotations = [_random_rotation(rng, size) for size in (p, d)]
+    root_inner, root_outer = ((q * np.sqrt(values)) @ q.T for q, values in zip(rotations, spectra, strict=True))
     left, right = _random_rotation(rng, d), _random_rotation(rng, p)
     singular = np.zeros((d, p))
     np.fill_diagonal(singular, coupling)
@@ -134,12 +117,6 @@ def _random_rotation(rng: np.random.Generator, size: int) -> np.ndarray:
     return rotation * np.sign(np.diag(triangle))
 
 
-def _random_root(rng: np.random.Generator, size: int, spectrum: tuple[float, float]) -> np.ndarray:
-    """Return the square root of a symmetric matrix with log-spaced eigenvalues and random eigenvectors."""
-    rotation = _random_rotation(rng, size)
-    return (rotation * np.sqrt(np.geomspace(*spectrum, size))) @ rotation.T
-
-
 class Factors(NamedTuple):
     """Per-sample vectors: a, f, d_z of size p; c, e, d_x of size d; (samples, size)."""
 
@@ -162,21 +139,20 @@ class QuadraticOracles(Oracles):
 
     @property
     def largest_curvature(self) -> float | None:
-        """The largest eigenvalue of ∇²zz G."""
         return self.curvature
 
     def _row_diagonals(self, point: Point, data: Factors, weights: Array, *, power: int, majorize: bool) -> Array:
         return weights @ data.a ** (2 * power)
 
     def _inner(self, point: Point, data: Factors, weights: Array) -> InnerPass:
-        inner = _inner_products(point, data, weights)
+        inner, _ = _products(point, data, weights)
         return inner._replace(grad=inner.grad + weights @ data.linear_inner)
 
     def _inner_grad_outer(self, point: Point, data: Factors, weights: Array) -> Array:
-        return _outer_products(point, data, weights).grad_outer + weights @ data.linear_outer
+        return self._outer(point, data, weights).grad_outer
 
     def _outer(self, point: Point, data: Factors, weights: Array) -> OuterPass:
-        grad, grad_outer = _outer_products(point, data, weights)
+        _, (grad, grad_outer) = _products(point, data, weights)
         return OuterPass(grad + weights @ data.linear_inner, grad_outer + weights @ data.linear_outer)
 
     def _inner_value(self, point: Point, data: Factors, weights: Array) -> Array:
@@ -189,28 +165,17 @@ class QuadraticOracles(Oracles):
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
         """Return D(point) - D(previous): D is affine, so one product with the move gives it."""
         move = trees.subtract(point, previous)
-        inner = _inner_products(move, *self.inner_samples.take(rows.inner))
-        outer = _outer_products(move, *self.outer_samples.take(rows.outer))
+        inner, _ = _products(move, *self.inner_samples.take(rows.inner))
+        _, outer = _products(move, *self.outer_samples.take(rows.outer))
         return join(inner, outer)
 
 
-def _inner_products(point: Point, data: Factors, weights: Array) -> InnerPass:
-    """Return A_z z + B'x, A_z v and B v."""
+def _products(point: Point, data: Factors, weights: Array) -> tuple[InnerPass, OuterPass]:
+    """Return A_z z + B'x, A_z v and B v, and A_z z + B'x again with A_x x + B z; one of them is left uncomputed."""
     z, x, v = point
-    return InnerPass(
-        grad=(weights * (data.a @ z)) @ data.a + (weights * (data.e @ x)) @ data.f,
-        hvp=(weights * (data.a @ v)) @ data.a,
-        cross=(weights * (data.f @ v)) @ data.e,
-    )
-
-
-def _outer_products(point: Point, data: Factors, weights: Array) -> OuterPass:
-    """Return A_z z + B'x and A_x x + B z."""
-    z, x, _ = point
-    return OuterPass(
-        grad=(weights * (data.a @ z)) @ data.a + (weights * (data.e @ x)) @ data.f,
-        grad_outer=(weights * (data.c @ x)) @ data.c + (weights * (data.f @ z)) @ data.e,
-    )
+    grad = (weights * (data.a @ z)) @ data.a + (weights * (data.e @ x)) @ data.f
+    inner = InnerPass(grad, hvp=(weights * (data.a @ v)) @ data.a, cross=(weights * (data.f @ v)) @ data.e)
+    return inner, OuterPass(grad, (weights * (data.c @ x)) @ data.c + (weights * (data.f @ z)) @ data.e)
 
 
 class Means(NamedTuple):
@@ -247,21 +212,15 @@ class QuadraticExactSolver:
         self.minimizer = -np.linalg.solve(self.hessian, self._gradient(np.zeros(len(self.hessian))))
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        """Return the solution at ``outer_var``."""
         x = np.asarray(outer_var, np.float64)
         z, v = self._solutions(x)
-        inner, outer = self.inner, self.outer
+        inner, outer, move = self.inner, self.outer, x - self.minimizer
         value = z @ outer.a_inner @ z / 2 + x @ outer.a_outer @ x / 2 + x @ outer.b @ z
-        move = x - self.minimizer
-        return ExactSolution(
-            inner_var=z,
-            v=v,
-            value=float(value + outer.linear_inner @ z + outer.linear_outer @ x),
-            hypergrad=self._gradient(x),
-            inner_residual=float(np.linalg.norm(inner.a_inner @ z + inner.b.T @ x + inner.linear_inner)),
-            v_residual=float(np.linalg.norm(inner.a_inner @ v + self._outer_grad(z, x))),
-            value_gap=float(move @ self.hessian @ move / 2),
-        )
+        value = float(value + outer.linear_inner @ z + outer.linear_outer @ x)
+        inner_residual = float(np.linalg.norm(inner.a_inner @ z + inner.b.T @ x + inner.linear_inner))
+        v_residual = float(np.linalg.norm(inner.a_inner @ v + self._outer_grad(z, x)))
+        value_gap = float(move @ self.hessian @ move / 2)
+        return ExactSolution(z, v, value, self._gradient(x), inner_residual, v_residual, value_gap)
 
     def _outer_grad(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
         return self.outer.a_inner @ z + self.outer.b.T @ x + self.outer.linear_inner
@@ -278,10 +237,9 @@ class QuadraticExactSolver:
 def _require_positive(matrix: np.ndarray, what: str) -> None:
     smallest = np.linalg.eigvalsh(matrix)[0]
     if smallest <= 1e-10 * np.linalg.norm(matrix, 2):
-        raise ValueError(
-            f"this draw is not strongly convex: the Hessian of {what} has the eigenvalue {smallest:.2g}; "
-            "take another `seed`, more samples, or a smaller `coupling`."
-        )
+        found = f"the Hessian of {what} has the eigenvalue {smallest:.2g}"
+        way_out = "take another `seed`, more samples, or a smaller `coupling`"
+        raise ValueError(f"this draw is not strongly convex: {found}; {way_out}.")
 
 
 def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
@@ -290,18 +248,12 @@ def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any,
     inner, outer = (Factors(*trees.to_numpy(level.leaves, np.float64)) for level in levels)
     exact = QuadraticExactSolver(Means.of(inner), Means.of(outer))
     outer_norms = _hessian_norms(outer)
+    values: Values = {"mu_G": float(np.linalg.eigvalsh(exact.inner.a_inner)[0])}
+    values |= {"L1_F": float(outer_norms.max()), "L1_G": float(_hessian_norms(inner).max())}
+    values |= dict.fromkeys(("L2_F", "L2_G", "L3_G"), 0.0)
     v_jacobian = np.linalg.solve(exact.inner.a_inner, exact.outer.a_inner @ exact.jacobian + exact.outer.b.T)
-    values: Values = {
-        "mu_G": float(np.linalg.eigvalsh(exact.inner.a_inner)[0]),
-        "L1_F": float(outer_norms.max()),
-        "L1_G": float(_hessian_norms(inner).max()),
-        "L2_F": 0.0,
-        "L2_G": 0.0,
-        "L3_G": 0.0,
-        "L_z_star": float(np.linalg.norm(exact.jacobian, 2)),
-        "L_v_star": float(np.linalg.norm(v_jacobian, 2)),
-        "L_h": float(np.linalg.norm(exact.hessian, 2)),
-    }
+    of_solution = {"L_z_star": exact.jacobian, "L_v_star": v_jacobian, "L_h": exact.hessian}
+    values |= {name: float(np.linalg.norm(matrix, 2)) for name, matrix in of_solution.items()}
     how = dict.fromkeys(values, "exact")
     if radius is None:
         return values | {"L0_F": None}, how | {"L0_F": "exact", "R": "exact"}, Region()
@@ -335,11 +287,9 @@ class QuadraticBounds:
         oracles = problem.oracles
         inner, outer = Means.of(oracles.inner_samples.leaves), Means.of(oracles.outer_samples.leaves)
         self._metric = Metric.dense(inner.a_inner)
-        root = self._metric.inverse_root
-        self._b = self._metric.operator_norm(root @ outer.a_inner)
+        self._b = self._metric.operator_norm(self._metric.inverse_root @ outer.a_inner)
         self._c, self._e = self._metric.operator_norm(outer.b), self._metric.operator_norm(inner.b)
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds at a point."""
         delta, v_residual = self._metric.dual_norm(direction.inner_var), self._metric.dual_norm(direction.v)
         return Bounds(delta, 1.0, v_residual, 0.0, self._b, self._c, self._e, self._metric.least)

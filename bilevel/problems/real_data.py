@@ -1,12 +1,13 @@
 """The problems of the literature on real data, ready to run."""
 
-from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import datasets
 from bilevel._precision import resolve_dtype
+from bilevel.datasets import Dataset, load
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.data_cleaning import data_cleaning
 from bilevel.problems.logistic import logistic_selection
@@ -22,21 +23,18 @@ def ijcnn1(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     Parameters
     ----------
     dtype : "float32" or "float64"; by default what JAX makes of the data
-    seed : of the start and the shuffle
+    seed : of the start and the shuffle, and in the other problems of the choice of rows
     """
-    data = datasets.load("ijcnn1")
+    data = load("ijcnn1")
     return logistic_selection(data.X_train, data.y_train, data.X_test, data.y_test, dtype=dtype, seed=seed)
 
 
 def breast_cancer(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build logistic penalty selection on the breast-cancer set of scikit-learn: 341 training, 228 validation rows.
 
-    Parameters
-    ----------
-    dtype : "float32" or "float64"; by default what JAX makes of the data
-    seed : of the split, the start and the shuffle
+    Parameters as for `ijcnn1`.
     """
-    data = datasets.load("breast_cancer")
+    data = load("breast_cancer")
     train, val = _split(len(data.X_train), (0.6, 0.4), seed)
     X_train, X_val = _standardize(dtype, data.X_train[train], data.X_train[val])
     signs = np.where(data.y_train == 1, 1, -1)
@@ -51,10 +49,9 @@ def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0
     Parameters
     ----------
     per : "class" or "feature"; what shares a penalty
-    dtype : "float32" or "float64"; by default what JAX makes of the data
-    seed : of the split and the shuffle
+    dtype, seed : as for `ijcnn1`
     """
-    data = datasets.load("covtype")
+    data = load("covtype")
     train, val, _ = _split(len(data.X_train), (0.6, 0.2, 0.2), seed)
     X_train, X_val = _standardize(dtype, data.X_train[train], data.X_train[val])
     labels = data.y_train.astype(np.int32) - 1
@@ -70,33 +67,23 @@ def mnist_cleaning(
     ----------
     corruption : the probability that a training label is redrawn, uniformly among the ten; 0 leaves them clean
     n_train, n_val : rows of the training file on each level
-    dtype : "float32" or "float64"; by default what JAX makes of the data
-    seed : of the choice of rows, the corruption and the shuffle
+    dtype, seed : as for `ijcnn1`; the seed corrupts labels too
     """
-    data = datasets.load("mnist")
-    assert data.X_test is not None and data.y_test is not None
-    return _cleaning(
-        (data.X_train, data.y_train), (data.X_test, data.y_test), 255, corruption, n_train, n_val, dtype, seed
-    )
+    return _cleaning(load("mnist"), 255, corruption, (n_train, n_val), dtype, seed)
 
 
 def digits_cleaning(
     *, corruption: float = 0.5, n_train: int = 1_000, n_val: int = 300, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
-    """Build data cleaning on the digits of scikit-learn; the rows of neither level are the test rows.
+    """Build data cleaning on the 1797 digits of scikit-learn; the rows of neither level are the test rows.
 
-    Parameters
-    ----------
-    corruption : the probability that a training label is redrawn, uniformly among the ten; 0 leaves them clean
-    n_train, n_val : rows on each level, of 1797
-    dtype : "float32" or "float64"; by default what JAX makes of the data
-    seed : of the choice of rows, the corruption and the shuffle
+    Parameters as for `mnist_cleaning`.
     """
-    data = datasets.load("digits")
+    data = load("digits")
     used, test = _split(len(data.X_train), (0.8, 0.2), seed)
-    source = data.X_train[used], data.y_train[used]
-    held_out = data.X_train[test], data.y_train[test]
-    return _cleaning(source, held_out, 16, corruption, n_train, n_val, dtype, seed)
+    X, y = data.X_train, data.y_train
+    data = replace(data, X_train=X[used], y_train=y[used], X_test=X[test], y_test=y[test])
+    return _cleaning(data, 16, corruption, (n_train, n_val), dtype, seed)
 
 
 def corrupted_labels(labels: np.ndarray, n_classes: int, probability: float, rng: np.random.Generator) -> np.ndarray:
@@ -106,41 +93,26 @@ def corrupted_labels(labels: np.ndarray, n_classes: int, probability: float, rng
 
 
 def _cleaning(
-    source: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    full_range: float,
-    corruption: float,
-    n_train: int,
-    n_val: int,
-    dtype: DTypeLike | None,
-    seed: int,
+    data: Dataset, full_range: float, corruption: float, sizes: tuple[int, int], dtype: DTypeLike | None, seed: int
 ) -> BilevelProblem:
+    assert data.X_test is not None and data.y_test is not None
     if not 0 <= corruption < 1:
         raise ValueError(f"`corruption={corruption!r}`: must be at least 0 and below 1.")
-    images, labels = source
-    for name, rows in (("n_train", n_train), ("n_val", n_val)):
-        if not isinstance(rows, int | np.integer) or not 1 <= rows < len(images):
-            raise ValueError(f"`{name}={rows!r}`: must be an integer of at least 1 and below {len(images)}.")
-    if n_train + n_val > len(images):
-        raise ValueError(f"`n_train` and `n_val` together exceed the {len(images)} rows of this data set.")
+    n = len(data.X_train)
+    for name, size in zip(("n_train", "n_val"), sizes, strict=True):
+        if not isinstance(size, int | np.integer) or not 1 <= size < n:
+            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1 and below {n}.")
+    if sum(sizes) > n:
+        raise ValueError(f"`n_train` and `n_val` together exceed the {n} rows of this data set.")
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(images))
-    train, val = order[:n_train], order[n_train : n_train + n_val]
-    truth = labels[train].astype(np.int32)
-    noisy = corrupted_labels(truth, 10, corruption, rng)
-    flat = [part.reshape(len(part), -1) for part in (images[train], images[val], test[0])]
+    train, val, _ = np.split(rng.permutation(n), np.cumsum(sizes))
+    labels = data.y_train.astype(np.int32)
+    noisy = corrupted_labels(labels[train], 10, corruption, rng)
+    flat = [part.reshape(len(part), -1) for part in (data.X_train[train], data.X_train[val], data.X_test)]
     X_train, X_val, X_test = _standardize(dtype, *flat, floor=_PIXEL_FLOOR * full_range)
-    return data_cleaning(
-        X_train,
-        noisy,
-        X_val,
-        labels[val].astype(np.int32),
-        X_test=X_test,
-        y_test=test[1].astype(np.int32),
-        corrupted=noisy != truth if corruption > 0 else None,
-        dtype=dtype,
-        seed=seed,
-    )
+    corrupted = noisy != labels[train] if corruption > 0 else None
+    known: dict[str, Any] = {"X_test": X_test, "y_test": data.y_test.astype(np.int32), "corrupted": corrupted}
+    return data_cleaning(X_train, noisy, X_val, labels[val], **known, dtype=dtype, seed=seed)
 
 
 def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:
@@ -149,23 +121,15 @@ def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:
     return np.split(np.random.default_rng(seed).permutation(n), ends)
 
 
-def _standardize(
-    dtype: DTypeLike | None, train: np.ndarray, *others: np.ndarray, floor: float = 0.0
-) -> list[np.ndarray]:
-    """Center and scale columns by mean and deviation of the training rows; a constant column becomes 0.
-
-    No copy of a whole table in float64 is made.
-    """
+def _standardize(dtype: DTypeLike | None, *tables: np.ndarray, floor: float = 0.0) -> list[np.ndarray]:
+    """Center and scale columns by the first table, without a float64 copy of any; a constant column becomes 0."""
+    train, dtype = tables[0], resolve_dtype(dtype, tables[0])
     mean = train.mean(0, dtype=np.float64)
-    deviation = np.sqrt(sum(np.square(train[part] - mean).sum(0) for part in _chunks(len(train))) / len(train))
-    deviation = np.maximum(deviation, floor)
+    squares = sum(np.square(train[i : i + _CHUNK] - mean).sum(0) for i in range(0, len(train), _CHUNK))
+    deviation = np.maximum(np.sqrt(squares / len(train)), floor)
     scale = np.where(deviation > 0, deviation, 1.0)
-    tables = [np.empty(rows.shape, resolve_dtype(dtype, train)) for rows in (train, *others)]
-    for table, rows in zip(tables, (train, *others), strict=True):
-        for part in _chunks(len(rows)):
-            table[part] = (rows[part] - mean) / scale
-    return tables
-
-
-def _chunks(n: int) -> Iterator[slice]:
-    return (slice(begin, begin + _CHUNK) for begin in range(0, n, _CHUNK))
+    scaled = [np.empty(rows.shape, dtype) for rows in tables]
+    for table, rows in zip(scaled, tables, strict=True):
+        for i in range(0, len(rows), _CHUNK):
+            table[i : i + _CHUNK] = (rows[i : i + _CHUNK] - mean) / scale
+    return scaled

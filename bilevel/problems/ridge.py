@@ -40,24 +40,18 @@ def ridge_selection(
 
     Parameters
     ----------
-    X_train, X_val : (samples, features)
     y_train, y_val : real targets
-    inner_var : start of z; 0 by default
-    outer_var : start of x, the logarithms of the penalties; -2 by default
-    outer_bounds : (lower, upper) for x, each None, a number or like x
-    groups : the group of each feature, 0, 1, …; features of a group share a penalty; one each by default
-    dtype : "float32" or "float64"; by default what JAX makes of the features
-    seed : of the one shuffle of the rows
+    inner_var, outer_var : the start; z = 0 and x = -2 by default
+    X_train, X_val, outer_bounds, groups, dtype, seed : as for `logistic_selection`
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
-    targets = check_data("y_train", y_train), check_data("y_val", y_val)
-    tables = check_tables(X_train, targets[0], X_val, targets[1])
+    tables = check_tables(X_train, check_data("y_train", y_train), X_val, check_data("y_val", y_val))
     train, validation = (Regression(*(part.astype(np.float64, copy=False) for part in table)) for table in tables)
     dim = train.features.shape[1]
     groups, n_penalties = check_groups(groups, dim)
     defaults, rng = (np.zeros(dim), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
-    starts = inner_var, outer_var
-    parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
+    data, starts = (train, validation), (inner_var, outer_var)
+    parts, start = lay_out(data, starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = RidgeOracles(**parts, groups=groups)
     solver = RidgeExactSolver(oracles)
     return BilevelProblem(oracles, start, solver, "ridge_selection", certificate_bounds=LinearBounds)
@@ -99,7 +93,7 @@ class RidgeExactSolver(LinearExactSolver):
         hessian = self.gram + np.diag(penalties)
         z = cholesky(hessian)(self.right_side)
         value = z @ self.outer_gram @ z / 2 - self.outer_right_side @ z + self.outer_square / 2
-        return Fit(z, hessian @ z - self.right_side, hessian, value, self.outer_gram @ z - self.outer_right_side)
+        return z, hessian @ z - self.right_side, hessian, value, self.outer_gram @ z - self.outer_right_side
 
 
 def _moments(samples: Samples) -> tuple[np.ndarray, np.ndarray, float]:

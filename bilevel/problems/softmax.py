@@ -11,7 +11,6 @@ its Hessian is the covariance S = diag(p) - pp', its third derivative κ(t, u, w
                 where its arguments agree, and there it is the third cumulant of a variable of range up to √2 ||u||
 """
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, NamedTuple
@@ -23,8 +22,8 @@ from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point
+from bilevel.oracles import RowwiseOracles
 from bilevel.oracles.base import estimate
-from bilevel.oracles.rowwise import RowwiseOracles
 from bilevel.problems.checks import check_classes, check_tables
 from bilevel.problems.losses import SIGMOID
 
@@ -37,21 +36,16 @@ class Labeled(NamedTuple):
     index: AnyArray
 
 
-def check_labeled(
-    X_train: Any, y_train: Any, X_val: Any, y_val: Any, dtype: DTypeLike
-) -> tuple[tuple[Labeled, Labeled], tuple[int, int]]:
-    """Return the checked rows of both levels, and the shape of z."""
-    (rows, labels), (outer_rows, outer_labels) = check_tables(X_train, y_train, X_val, y_val)
+def check_labeled(*tables: Any, dtype: DTypeLike) -> tuple[tuple[Labeled, Labeled], tuple[int, int]]:
+    """Return the rows of both levels, from what `check_tables` takes, and the shape of z."""
+    (rows, labels), (outer_rows, outer_labels) = check_tables(*tables)
     labels = check_classes("y_train", labels)
     n_classes = int(labels.max()) + 1
     if n_classes < 2:
         raise ValueError("`y_train` holds the class 0 alone; a softmax problem needs at least two.")
-    outer_labels = check_classes("y_val", outer_labels, n_classes)
-
-    def labeled(rows: np.ndarray, labels: np.ndarray) -> Labeled:
-        return Labeled(rows.astype(dtype, copy=False), labels, np.arange(len(rows), dtype=np.int32))
-
-    return (labeled(rows, labels), labeled(outer_rows, outer_labels)), (rows.shape[1], n_classes)
+    tables = (rows, labels), (outer_rows, check_classes("y_val", outer_labels, n_classes))
+    train, validation = (Labeled(X.astype(dtype, copy=False), y, np.arange(len(X), dtype=np.int32)) for X, y in tables)
+    return (train, validation), (rows.shape[1], n_classes)
 
 
 def cross_entropies(scores: Array, labels: Array) -> Array:
@@ -75,20 +69,6 @@ def bend(p: Array, tangents: Array) -> Array:
     return p * (tangents - jnp.sum(p * tangents, axis=1, keepdims=True))
 
 
-def curvatures(data: Labeled, p: Array, majorize: bool) -> Array:
-    """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual.
-
-    Both are alike in the mean; where a row is fitted badly, only the residual is not 0.
-    """
-    plain = p * (1 - p)
-    return jnp.maximum(plain, residuals(p, data.labels) ** 2) if majorize else plain
-
-
-def row_diagonals(features: Array, curvatures: Array, weights: Array, power: int) -> Array:
-    """Return sum(weights * h_i**power) with h_i the squared features times the curvatures of a row."""
-    return (features ** (2 * power)).T @ (weights[:, None] * curvatures**power)
-
-
 def products(features: Array, *matrices: Array) -> list[Array]:
     """Return features @ matrix for each matrix, reading the features once; none can be left uncomputed."""
     return jnp.split(features @ jnp.concatenate(matrices, axis=1), len(matrices), axis=1)
@@ -101,7 +81,7 @@ def weight(terms: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class SoftmaxOracles(RowwiseOracles):
-    """F = mean CE(d'z), whatever the inner problem is.
+    """F = mean CE(d'z), and the same rows in G; a subclass adds penalties, or weights of its rows.
 
     The first two terms of a row are numbers per class, for ∇z G and (∇²zz G) v. Rows are long, so that they are
     multiplied by all that is asked for at once; a derivative that is asked for alone has products of its own.
@@ -109,13 +89,14 @@ class SoftmaxOracles(RowwiseOracles):
 
     diagonal_passes = 1
 
-    @abstractmethod
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
         """Return the terms of each row from its products with z and v."""
+        p = probabilities(scores)
+        return residuals(p, data.labels), bend(p, tangents)
 
-    @abstractmethod
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
         """Return the sums over rows, two of which are given; the terms are weighted."""
+        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
 
     def _inner_terms(self, point: Point, data: Labeled) -> tuple[Array, ...]:
         scores, tangents = products(data.features, point.inner_var, point.v)
@@ -139,16 +120,26 @@ class SoftmaxOracles(RowwiseOracles):
         return trees.add(total, self.inner_regularization(point))
 
     def inner_grad(self, point: Point, rows: Any = None) -> Array:
-        """Return ∇z G."""
         return estimate(self._inner_apart, point, self.inner_samples, rows).grad
 
     def hvp(self, point: Point, rows: Any = None) -> Array:
-        """Return (∇²zz G) v."""
         return estimate(self._inner_apart, point, self.inner_samples, rows).hvp
 
     def cross(self, point: Point, rows: Any = None) -> Array:
-        """Return (∇²xz G) v."""
         return estimate(self._inner_apart, point, self.inner_samples, rows).cross
+
+    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
+        curvatures = self._curvatures(point, data, majorize)
+        return (data.features ** (2 * power)).T @ (weights[:, None] * curvatures**power)
+
+    def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
+        """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual.
+
+        Both are alike in the mean; where a row is fitted badly, only the residual is not 0.
+        """
+        p = probabilities(data.features @ point.inner_var)
+        plain = p * (1 - p)
+        return jnp.maximum(plain, residuals(p, data.labels) ** 2) if majorize else plain
 
     def _outer_terms(self, point: Point, data: Labeled) -> Array:
         return residuals(probabilities(data.features @ point.inner_var), data.labels)

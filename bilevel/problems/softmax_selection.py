@@ -36,13 +36,13 @@ from bilevel.oracles import Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems import certificate, softmax
 from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.certificate import Bounds, Metric
+from bilevel.problems.certificate import Metric
 from bilevel.problems.checks import check_choice, check_groups
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import LOG_PENALTIES, expand_groups, sum_groups
+from bilevel.problems.linear import LOG_PENALTIES, LinearBounds, expand_groups, sum_groups
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
-PENALTIES = ("class", "feature")
+PENALTIES = ("class", "feature")  # each stands at the axis of z along which its penalties are shared
 
 
 def softmax_selection(
@@ -66,21 +66,16 @@ def softmax_selection(
 
     Parameters
     ----------
-    X_train, X_val : (samples, features)
     y_train, y_val : classes 0, 1, 2, …
     per : "class" or "feature"; what shares a penalty
     groups : the group of each class or feature, 0, 1, …; those of a group share a penalty; one each by default
-    inner_var : start of z, (features, classes); 0 by default
-    outer_var : start of x, the logarithms of the penalties; -2 by default
-    outer_bounds : (lower, upper) for x, each None, a number or like x
-    dtype : "float32" or "float64"; by default what JAX makes of the features
-    seed : of the one shuffle of the rows
+    inner_var, outer_var : the start; z = 0, (features, classes), and x = -2 by default
+    X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
     check_choice("per", per, PENALTIES)
-    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype)
-    n_members = shape[1] if per == "class" else shape[0]
-    groups, n_penalties = check_groups(groups, n_members, per)
+    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
+    groups, n_penalties = check_groups(groups, shape[1] if per == "class" else shape[0], per)
     defaults, rng = (np.zeros(shape), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     oracles = SoftmaxSelectionOracles(**parts, per=per, groups=groups)
@@ -99,34 +94,18 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
     holds_only_rows = True
     wide_bounds = LOG_PENALTIES
 
-    @property
-    def _shared_axis(self) -> int:
-        return PENALTIES.index(self.per)
-
     def penalties(self, outer_var: Array) -> Array:
         """Return the penalties in a shape that broadcasts to that of z."""
-        return jnp.expand_dims(expand_groups(jnp.exp(outer_var), self.groups), self._shared_axis)
+        return jnp.expand_dims(expand_groups(jnp.exp(outer_var), self.groups), PENALTIES.index(self.per))
 
     def _sum_shared(self, per_entry: Array, outer_var: Array) -> Array:
         """Return the sum over the entries of z that share a penalty."""
-        return sum_groups(jnp.sum(per_entry, axis=self._shared_axis), self.groups, outer_var.size)
-
-    def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        p = softmax.probabilities(scores)
-        return softmax.residuals(p, data.labels), softmax.bend(p, tangents)
-
-    def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
-        return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var))
+        return sum_groups(jnp.sum(per_entry, axis=PENALTIES.index(self.per)), self.groups, outer_var.size)
 
     def inner_regularization(self, point: Point) -> InnerPass:
-        """Return the derivatives of the penalty."""
         z, x, v = point
         penalties = self.penalties(x)
         return InnerPass(penalties * z, penalties * v, self._sum_shared(penalties * z * v, x))
-
-    def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
-        bends = softmax.curvatures(data, softmax.probabilities(data.features @ point.inner_var), majorize)
-        return softmax.row_diagonals(data.features, bends, weights, power)
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
@@ -142,42 +121,36 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
 _MOST_WORK = 2e10  # multiplications in one pass that makes a matrix like H
 
 
-class SoftmaxSelectionBounds:
+class SoftmaxSelectionBounds(LinearBounds):
     """Bounds at points of softmax selection."""
 
-    why = "Penalties and curvature of the rows are known."
-
     def __init__(self, problem: BilevelProblem) -> None:
-        oracles = problem.oracles
+        oracles, z = problem.oracles, problem.start.inner_var
         assert isinstance(oracles, SoftmaxSelectionOracles)
-        self._oracles = oracles.in_float64()
         # Of each number of z: which penalty it has.
-        members = np.indices(problem.start.inner_var.shape)[1 - PENALTIES.index(oracles.per)].ravel()
+        members = np.indices(z.shape)[1 - PENALTIES.index(oracles.per)].ravel()
         self._groups = members if oracles.groups is None else np.asarray(oracles.groups)[members]
-        size = problem.start.inner_var.size
-        self._dense = size <= certificate.DENSE and max(oracles.n_inner, oracles.n_outer) * size**2 <= _MOST_WORK
+        self._oracles = oracles.in_float64()
+        most_rows = max(oracles.n_inner, oracles.n_outer)
+        self._is_dense = z.size <= certificate.DENSE and most_rows * z.size**2 <= _MOST_WORK
 
-    def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds at a point."""
-        found = self._among_penalties(point, direction)
-        if not self._dense:
-            return found
-        try:
-            local = LocalMetric(self._oracles, point, np.exp(point.outer_var)[self._groups])
-            a, b, delta, mu = local.moves(direction)
-        except np.linalg.LinAlgError:
-            return found
-        near = certificate.penalty_bounds(local.metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
-        return min(found, near, key=lambda bounds: bounds.error)
+    def _measure(self, metric: Metric | None, z: np.ndarray) -> np.ndarray:
+        n_features, n_classes = z.shape
+        if metric is None:
+            return np.zeros((n_classes, n_features, n_features))
+        blocks = metric.inverse_root.reshape(-1, n_features, n_classes).transpose(2, 0, 1)
+        return np.stack([np.linalg.cholesky(block.T @ block).T for block in blocks])
 
-    def _among_penalties(self, point: Point, direction: Point) -> Bounds:
-        penalties = np.exp(point.outer_var)[self._groups]
-        weakest = penalties.reshape(point.inner_var.shape).min(axis=1)
-        metric = Metric.diagonal(penalties)
-        delta = metric.dual_norm(direction.inner_var.ravel())
-        moves = _moves(self._oracles, point, 1 / np.sqrt(weakest), np.float64(delta))
-        a, b = map(certificate.largest, moves)
-        return certificate.penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=1.0, a=a, b=b)
+    def _least_curvature(self, point: Point, measure: np.ndarray, radius: Any) -> Array:
+        return _curvature(self._oracles.inner_samples, point, measure, radius, "least")
+
+    def _moves(self, metric: Metric, point: Point, delta: Any) -> list[float]:
+        if metric.inverse_root.ndim == 1:
+            longest = metric.inverse_root.reshape(point.inner_var.shape).max(axis=1)
+            return [certificate.largest(matrix) for matrix in _moves(self._oracles, point, longest, delta)]
+        roots = self._measure(metric, point.inner_var)
+        levels = ("bend", self._oracles.inner_samples), ("slope", self._oracles.outer_samples)
+        return [metric.largest(np.asarray(_curvature(rows, point, roots, delta, kind))) for kind, rows in levels]
 
 
 @jax.jit
@@ -200,49 +173,19 @@ def _moves(oracles: SoftmaxSelectionOracles, point: Point, inverse_root: Array, 
     return oracles.inner_samples.mean(inner), oracles.outer_samples.mean(outer)
 
 
-class LocalMetric:
-    """The metric of the Hessian at a point; LinAlgError where it is not positive definite."""
-
-    def __init__(self, oracles: SoftmaxSelectionOracles, point: Point, penalties: np.ndarray) -> None:
-        self._oracles, self._point, self._penalties = oracles, point, penalties
-        n_features, n_classes = point.inner_var.shape
-        self._roots = np.zeros((n_classes, n_features, n_features))
-        self.metric = Metric.dense(self._least_hessian(0.0))
-        blocks = self.metric.inverse_root.reshape(-1, n_features, n_classes).transpose(2, 0, 1)
-        self._roots = np.stack([np.linalg.cholesky(block.T @ block).T for block in blocks])
-
-    def moves(self, direction: Point) -> tuple[float, float, float, float]:
-        """Return a, b, δ and μ; LinAlgError where no ball is known to hold z*."""
-        found = certificate.ball(self.metric, self.metric.dual_norm(direction.inner_var.ravel()), self._least_hessian)
-        if found is None:
-            raise np.linalg.LinAlgError("no ball")
-        a, b = (self.metric.largest(self._curvature(kind, found[0])) for kind in ("bend", "slope"))
-        return a, b, *found
-
-    def _least_hessian(self, radius: float) -> np.ndarray:
-        return self._curvature("least", radius) + np.diag(self._penalties)
-
-    def _curvature(self, kind: str, radius: float) -> np.ndarray:
-        samples = self._oracles.outer_samples if kind == "slope" else self._oracles.inner_samples
-        return np.asarray(_curvature(samples, self._point, self._roots, np.float64(radius), kind))
-
-
 @partial(jax.jit, static_argnames="kind")
 def _curvature(samples: Samples, point: Point, roots: Array, radius: Array, kind: str) -> Array:
     """Return mean exp(-w) dd' ⊗ S ("least"), exp(w) for it ("slope") or range(d'v) exp(w) ("bend")."""
     z, _, v = point
     same_class = jnp.eye(z.shape[1], dtype=z.dtype)[None, :, None, :]
 
-    def factors(data: Labeled) -> Array:
-        lengths = jnp.sqrt(jnp.max(jnp.sum((roots @ data.features.T) ** 2, axis=1), axis=0))
-        if kind == "least":
-            return jnp.exp(-2 * radius * lengths)
-        grown = jnp.exp(2 * radius * lengths)
-        return grown * jnp.ptp(data.features @ v, axis=1) if kind == "bend" else grown
-
     def of_piece(data: Labeled, weights: Array) -> Array:
         rows, p = data.features, softmax.probabilities(data.features @ z)
-        scaled = weights * factors(data)
+        lengths = jnp.sqrt(jnp.max(jnp.sum((roots @ rows.T) ** 2, axis=1), axis=0))
+        factors = jnp.exp((-2 if kind == "least" else 2) * radius * lengths)
+        if kind == "bend":
+            factors = factors * jnp.ptp(rows @ v, axis=1)
+        scaled = weights * factors
         joint = (rows[:, :, None] * p[:, None, :]).reshape(len(rows), -1)
         weighted = (joint * scaled[:, None]).T
         own = (weighted @ rows).reshape(*z.shape, len(z), 1)

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import floor, log, pi, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,10 +62,15 @@ def worst_case(
     exceeds epsilon as long as half of the chains are not reached to the end. Queries are calls of ``outer_grad``. The
     bound is for methods that start at 0 and stay in the span of the gradients they have seen.
 
+    The ``info`` of the problem holds ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
+    ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness``, ``value_smoothness`` (of h), each the smallest that
+    holds; ``initial_gap``, h(0) - inf h exactly; ``query_bound`` = m T / 2.
+
     Parameters
     ----------
     n_outer : m, outer samples
-    epsilon : the squared norm of ∇h below which a point is stationary; it sets T, see Raises
+    epsilon : the squared norm of ∇h below which a point is stationary; it sets T, and one that leaves T < 14 is
+        refused: h(0) - inf h <= gap is then not proved
     normalization : "individual": each F_j is L-smooth, and the bound does not depend on m. "mean_squared":
         mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the bound grows as √m
     n_inner : n, inner samples, all alike; as many as outer ones by default
@@ -77,18 +82,6 @@ def worst_case(
         then reaches every coordinate a little. The bound is the same
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     seed : of the random basis
-
-    Returns
-    -------
-    BilevelProblem
-        Its ``info``: ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
-        ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness``, ``value_smoothness`` (of h), each the smallest
-        that holds; ``initial_gap``, h(0) - inf h exactly; ``query_bound`` = m T / 2.
-
-    Raises
-    ------
-    ValueError
-        When ``epsilon`` leaves a chain shorter than 14: h(0) - inf h <= gap is then not proved.
     """
     dtype = resolve_dtype(dtype, np.float64(0))  # as the numbers below
     n_inner = n_outer if n_inner is None else n_inner
@@ -97,60 +90,45 @@ def worst_case(
     check_choice("normalization", normalization, NORMALIZATIONS)
     check_choice("rotation", rotation, ROTATIONS)
     each = smoothness if normalization == "individual" else sqrt(n_outer) * smoothness
-    scales = _scales(n_outer, epsilon, each, gap)
-    dim = n_outer * (scales.length + 1)
+    amplitude, width, length = _scales(n_outer, epsilon, each, gap)
+    dim = n_outer * (length + 1)
     curvature = float(dtype.type(inner_curvature))  # as the rows hold it
     with arithmetic(dtype):
         kind, outer_rows = _chains(rotation, n_outer, dim, dtype, seed)
         inner = Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype)
         outer = Samples(outer_rows, n_outer, axes=(0,), dtype=dtype)
-    amplitude, width, _ = scales
     oracles = kind(inner, outer, alpha=ALPHA, amplitude=amplitude, width=width, curvature=curvature)
     start = Point(*(np.zeros(dim, dtype) for _ in Point._fields))
-    info = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon} | _numbers(n_outer, scales)
-    known: dict[str, Any] = {"find_constants": worst_case_constants, "certificate_bounds": WorstCaseBounds}
+    info = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon}
+    info |= {"alpha": ALPHA, "lambda": amplitude, "beta": width, "T": length}
+    info |= _numbers(n_outer, amplitude, width, length)
     solver, name = WorstCaseExactSolver(oracles), f"worst_case ({normalization})"
-    return BilevelProblem(oracles, start, solver, name, info=info, **known)
+    return BilevelProblem(oracles, start, solver, name, {}, info, worst_case_constants, WorstCaseBounds)
 
 
-class Scales(NamedTuple):
-    """λ, β and T."""
-
-    amplitude: float
-    width: float
-    length: int
-
-
-def _scales(m: int, epsilon: float, each: float, gap: float) -> Scales:
-    """Return the scales for F_j that are ``each``-smooth."""
+def _scales(m: int, epsilon: float, each: float, gap: float) -> tuple[float, float, int]:
+    """Return λ, β and T for F_j that are ``each``-smooth."""
     budget = gap * each * sqrt(ALPHA) / (1760 * m)
     if not budget / epsilon >= SHORTEST_CHAIN:
-        # Rounded down: what the message names must be accepted.
-        largest = f"{0.9995 * budget / SHORTEST_CHAIN:.3e}"
-        raise ValueError(
-            f"`epsilon={epsilon!r}` leaves chains of T = {floor(budget / epsilon)} < {SHORTEST_CHAIN}; "
-            f"take `epsilon` <= {largest}, or a larger `gap` or `smoothness`."
-        )
+        largest = f"{0.9995 * budget / SHORTEST_CHAIN:.3e}"  # rounded down: what the message names must be accepted
+        found = f"`epsilon={epsilon!r}` leaves chains of T = {floor(budget / epsilon)} < {SHORTEST_CHAIN}"
+        raise ValueError(f"{found}; take `epsilon` <= {largest}, or a larger `gap` or `smoothness`.")
     if not m * (budget / epsilon + 1) <= INT32_MAX:
         raise ValueError(f"`epsilon={epsilon!r}` asks for more than {INT32_MAX} coordinates; take a larger one.")
     amplitude = 160 * m * epsilon / (each * ALPHA**1.5)
-    return Scales(amplitude, sqrt(5 * amplitude / each), floor(budget / epsilon))
+    return amplitude, sqrt(5 * amplitude / each), floor(budget / epsilon)
 
 
-def _numbers(m: int, scales: Scales) -> dict[str, float]:
+def _numbers(m: int, amplitude: float, width: float, length: int) -> dict[str, float]:
     """Return what is known in closed form of m chains with these scales."""
-    smoothness = scales.amplitude / scales.width**2 * _chain_smoothness(scales.length)
-    chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * scales.length * GAMMA_AT_0
+    smoothness = amplitude / width**2 * _chain_smoothness(length)
+    chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * length * GAMMA_AT_0
     return {
-        "alpha": ALPHA,
-        "lambda": scales.amplitude,
-        "beta": scales.width,
-        "T": scales.length,
         "outer_smoothness": smoothness,
         "mean_squared_smoothness": smoothness / sqrt(m),
         "value_smoothness": smoothness / m,
-        "initial_gap": scales.amplitude * chain_at_0,
-        "query_bound": m * scales.length / 2,
+        "initial_gap": amplitude * chain_at_0,
+        "query_bound": m * length / 2,
     }
 
 
@@ -166,7 +144,6 @@ def _chain_smoothness(length: int) -> float:
 
 
 def _chains(rotation: str, m: int, dim: int, dtype: np.dtype, seed: int) -> "tuple[type[WorstCaseOracles], Array]":
-    """Return the kind of oracles and their outer rows."""
     if rotation == "coordinates":
         return CoordinateChains, jnp.arange(m, dtype=jnp.int32)
     from scipy.stats import ortho_group
@@ -219,7 +196,6 @@ class WorstCaseOracles(Oracles):
 
     @property
     def largest_curvature(self) -> float:
-        """The one eigenvalue of ∇²zz G."""
         return self.curvature
 
     def _inner(self, point: Point, data: Array, weights: Array) -> InnerPass:
@@ -278,21 +254,13 @@ class WorstCaseExactSolver:
         self._in_float64 = cache(partial(oracles.astype, np.float64))  # made when first asked for
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        """Return the solution at ``outer_var``."""
         x = np.asarray(outer_var, np.float64)
         with arithmetic(np.float64):
             value, outer = _outer_value_and_grads(self._in_float64(), Point(x, x, x))
-        grad = np.asarray(outer.grad)
+        grad, h = np.asarray(outer.grad), float(value)
         v = -grad / self._oracles.curvature
-        return ExactSolution(
-            inner_var=x,
-            v=v,
-            value=float(value),
-            hypergrad=grad,
-            inner_residual=0.0,
-            v_residual=float(np.linalg.norm(self._oracles.curvature * v + grad)),
-            value_gap=float(value),
-        )
+        v_residual = float(np.linalg.norm(self._oracles.curvature * v + grad))
+        return ExactSolution(x, v, h, grad, inner_residual=0.0, v_residual=v_residual, value_gap=h)
 
 
 def worst_case_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
@@ -300,23 +268,15 @@ def worst_case_constants(problem: BilevelProblem, radius: float | None, box: Any
     oracles = problem.oracles
     assert isinstance(oracles, WorstCaseOracles)
     mu, smoothness = oracles.curvature, problem.info["outer_smoothness"]
-    slope = oracles.amplitude / oracles.width
-    values: Values = {
-        "mu_G": mu,
-        "L1_F": smoothness,
-        "L2_F": slope / oracles.width**2 * oracles.alpha * _largest_third_derivative(),
-        "L1_G": 2 * mu,
-        "L2_G": 0.0,
-        "L3_G": 0.0,
-        "L_z_star": 1.0,
-        "L_v_star": problem.info["value_smoothness"] / mu,
-        "L_h": problem.info["value_smoothness"],
-    }
+    slope, value_smoothness = oracles.amplitude / oracles.width, problem.info["value_smoothness"]
+    third = slope / oracles.width**2 * oracles.alpha * _largest_third_derivative()
+    values: Values = {"mu_G": mu, "L1_F": smoothness, "L2_F": third, "L1_G": 2 * mu, "L2_G": 0.0, "L3_G": 0.0}
+    values |= {"L_z_star": 1.0, "L_v_star": value_smoothness / mu, "L_h": value_smoothness}
     how = dict.fromkeys(values, "exact")
     if radius is None:
         return values | {"L0_F": None}, how | {"L0_F": "exact", "R": "exact"}, Region()
-    at_0 = slope * sqrt(oracles.alpha)
-    return values | {"L0_F": smoothness * radius + at_0}, how | {"L0_F": "bound"}, Region(radius)
+    steepest = smoothness * radius + slope * sqrt(oracles.alpha)  # the slope at 0 is the second term
+    return values | {"L0_F": steepest}, how | {"L0_F": "bound"}, Region(radius)
 
 
 def _largest_third_derivative() -> float:
@@ -337,6 +297,5 @@ class WorstCaseBounds:
         self._mu, self._smoothness = problem.oracles.curvature, problem.info["outer_smoothness"]
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
-        """Return the bounds at a point."""
         delta = float(np.linalg.norm(direction.inner_var)) / self._mu
         return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), 0.0, self._smoothness, 0.0, self._mu)
