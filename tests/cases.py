@@ -115,12 +115,13 @@ def indices(samples, rows):
     return np.arange(begin, min(begin + samples.batch_size, samples.n))
 
 
-def trajectory(problem, solver, steps, seed=0, page_length=PAGE_LENGTH):
+def trajectory(problem, solver, steps, seed=0, page=None):
     """Iterates, states and draws of the first steps, one compiled step at a time."""
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
         traced = solver.resolve(oracles).cast(problem.dtype)
-        page = draw_page(traced, oracles, run_key(seed), np.int32(0), page_length)
+        # As long as in a run, which then needs no other program.
+        page = page or draw_page(traced, oracles, run_key(seed), np.int32(0), PAGE_LENGTH)
         states = [initial_state(traced, oracles, problem.start)]
         for position in range(steps):
             at = np.int32(position), np.int32(position + 1)
@@ -128,6 +129,13 @@ def trajectory(problem, solver, steps, seed=0, page_length=PAGE_LENGTH):
         on_host = jax.tree.map(_numpy_unless_keys, page.draws)
         draws = [jax.tree.map(lambda leaf, i=i: leaf[i], on_host) for i in range(steps)]
     return SimpleNamespace(oracles=oracles, solver=traced, page=page, states=states[1:], draws=draws)
+
+
+def lowered_steps(problem, solver, oracles):
+    """The loop of a solver, lowered; nothing else is compiled."""
+    page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH))
+    state = jax.eval_shape(initial_state, solver, oracles, problem.start)
+    return advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9))
 
 
 # Each in one program: taken one by one, the operations of an oracle are dozens of programs.

@@ -127,7 +127,9 @@ class IterativeExactSolver:
                 return point, True
             # A system is solved no further than this step can use.
             accuracy = max(min(size / scale, 0.1), 1e-4, self.residual * scale / size / 2)
-            trial = _step(oracles, point, part, left, accuracy)
+            # A typed number: a Python float, now and then, would be a program of its own.
+            moved = _step(oracles, point, getattr(point, part), left, np.float64(accuracy))
+            trial = point._replace(**{part: moved})
             found = _residual(self._in_float64, trial, part)
             if found[1] < size / 2:
                 point, (left, size, scale) = trial, found
@@ -176,9 +178,9 @@ def _residual(oracles: Oracles, point: Point, part: str) -> tuple[PyTree, Array,
     return left, _norm(left), _norm(scale)
 
 
-@partial(jax.jit, static_argnames="part")
-def _step(oracles: Oracles, point: Point, part: str, left: PyTree, accuracy: Array) -> Point:
-    """Move z or v by the solution of (∇²zz G) w = left, in the arithmetic of the oracles."""
+@jax.jit
+def _step(oracles: Oracles, point: Point, variable: PyTree, left: PyTree, accuracy: Array) -> PyTree:
+    """Return the variable, z or v, less the solution of (∇²zz G) w = left, in the arithmetic of the oracles."""
     dtype = oracles.inner_samples.dtype
     z, x, v = trees.cast(point, dtype)
     size = _norm(left)
@@ -195,8 +197,7 @@ def _step(oracles: Oracles, point: Point, part: str, left: PyTree, accuracy: Arr
         # In closed form the diagonal costs little, and penalties may be of many sizes.
         precondition = partial(jax.tree.map, lambda d, r: r / d, oracles.inner_diagonal(Point(z, x, v)))
     solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=precondition)
-    move = trees.scale(size, trees.cast(solution, np.float64))
-    return point._replace(**{part: trees.subtract(getattr(point, part), move)})
+    return trees.subtract(variable, trees.scale(size, trees.cast(solution, np.float64)))
 
 
 def _norm(tree: PyTree) -> Array:

@@ -13,7 +13,7 @@ import pytest
 import bilevel
 from bilevel._cpu_loops import may_be_fused
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import COMPARED_WHEN_FUSED, advance, draw_page, initial_state, run_key
+from bilevel.engine.loop import COMPARED_WHEN_FUSED, advance
 from bilevel.solvers import Solver
 from tests import cases
 
@@ -22,11 +22,11 @@ FUSED = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=104
 IN_PIECES = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
 
 
-def printed(script, environment):
+def printed(script, environment, given=None):
     kept = {name: value for name, value in os.environ.items() if name.startswith("JAX_COMPILATION_CACHE")}
     command = [sys.executable, "-c", script]
     environment = kept | {"PATH": "", "JAX_ENABLE_X64": "1"} | environment
-    return subprocess.run(command, capture_output=True, check=True, env=environment, cwd=ROOT).stdout
+    return subprocess.run(command, input=given, capture_output=True, check=True, env=environment, cwd=ROOT).stdout
 
 
 def flags_after(call, environment):
@@ -85,16 +85,14 @@ def programs():
         with arithmetic(problem.dtype):
             oracles = problem.oracles.with_batches(64, "blocks")
             solver = bilevel.SOLVERS[name]().resolve(oracles).cast(problem.dtype)
-            page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
-            state = initial_state(solver, oracles, problem.start)
-            lowered = advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9))
-            found[name] = lowered.compile().as_text()
+            found[name] = cases.lowered_steps(problem, solver, oracles).compile().as_text()
     return found
 
 
-def dumped(function, flags):
+def dumped(function, flags, *arguments):
     script = f"import pickle, sys; from tests.engine.test_cpu_loops import {function} as of\n"
-    return pickle.loads(printed(script + "pickle.dump(of(), sys.stdout.buffer)", {"XLA_FLAGS": flags}))
+    script += "pickle.dump(of(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"
+    return pickle.loads(printed(script, {"XLA_FLAGS": flags}, pickle.dumps(arguments)))
 
 
 def test_fused_steps_of_a_linear_model_run_as_one_kernel():
@@ -108,23 +106,36 @@ SETTINGS = cases.SOLVERS | {
 }
 
 
-def ends():
-    """The last state of every solver on two small problems, whose loops are compiled whole with their passes."""
+# The settings on two small problems, whose loops are compiled whole with their passes.
+CASES = {(problem, name): solver for problem in cases.PROBLEMS for name, solver in SETTINGS.items()} | {
+    ("logistic", "SABA, rows"): bilevel.SABA(0.05, 20.0, cases.BATCH, memory="rows", rebuild_every=7)
+}
+
+
+def pages():
+    """The draws of every case, save those that hold keys: each is a compilation, and fused or not they are the same."""
     found = {}
-    for problem_name, problem_of in cases.PROBLEMS.items():
-        for name, solver in SETTINGS.items():
-            states = cases.trajectory(problem_of(), solver, 20).states
-            found[problem_name, name] = [np.asarray(leaf) for leaf in jax.tree.leaves(states[-1])]
-    rows = bilevel.SABA(0.05, 20.0, cases.BATCH, memory="rows", rebuild_every=7)
-    last = cases.trajectory(cases.logistic_selection(), rows, 20).states[-1]
-    found["logistic", "SABA, rows"] = [np.asarray(leaf) for leaf in jax.tree.leaves(last)]
+    for (problem, name), solver in CASES.items():
+        page = cases.trajectory(cases.PROBLEMS[problem](), solver, 0).page
+        if not any(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(page)):
+            found[problem, name] = jax.tree.map(np.asarray, page)
+    return found
+
+
+def ends(pages):
+    """The last state of every case."""
+    found = {}
+    for (problem, name), solver in CASES.items():
+        states = cases.trajectory(cases.PROBLEMS[problem](), solver, 20, page=pages.get((problem, name))).states
+        found[problem, name] = [np.asarray(leaf) for leaf in jax.tree.leaves(states[-1])]
     return found
 
 
 @pytest.mark.slow
 def test_fused_loops_compute_what_their_pieces_compute():
     """XLA has been seen to miscompile nested loops when they are compiled whole and copies are placed differently."""
-    whole, in_pieces = dumped("ends", FUSED), dumped("ends", IN_PIECES)
+    drawn = pages()
+    whole, in_pieces = dumped("ends", FUSED, drawn), dumped("ends", IN_PIECES, drawn)
     assert whole.keys() == in_pieces.keys()
     for name, leaves in whole.items():
         for ours, theirs in zip(leaves, in_pieces[name], strict=True):

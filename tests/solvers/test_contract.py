@@ -68,7 +68,7 @@ def test_declared_cost_equals_counted_cost(name, sampling):
     with arithmetic("float64"):
         oracles = problem.oracles.with_batches(cases.BATCH, sampling)
         solver = solver.resolve(oracles).cast("float64")
-        page = draw_page(solver, oracles, run_key(0), np.int32(0), STEPS)
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         counting = CountingOracles(oracles)
         with jax.disable_jit():
             state = solver.init(counting, problem.start)
@@ -178,9 +178,7 @@ def test_sabas_tables_are_not_copied_in_the_loop(memory, table):
     with arithmetic("float32"):
         oracles = problem.oracles.with_batches(5, "blocks")
         solver = bilevel.SABA(batch_size=5, memory=memory).resolve(oracles).cast("float32")
-        page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
-        state = initial_state(solver, oracles, problem.start)
-        program = advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9)).compile().as_text()
+        program = cases.lowered_steps(problem, solver, oracles).compile().as_text()
     hot_bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and table in text]
     loops = [text for text in hot_bodies if "while/body/while/body" in text and "ROOT" in text]
     assert loops, "the hot loop was not found"

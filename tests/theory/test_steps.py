@@ -129,7 +129,7 @@ def test_full_batch_runs_descend_at_every_step(quadratic_case):
     problem, found = quadratic_case
     steps = step_sizes(found, problem.n_inner, problem.n_outer, 1)
     solver = dataclasses.replace(steps.solver(), sampling="full")
-    states = cases.trajectory(problem, solver, 60, page_length=60).states
+    states = cases.trajectory(problem, solver, 60).states
     values = [lyapunov(problem, point, steps) for point in (problem.start, *(state.point for state in states))]
     totals = np.array([value.total for value in values])
     promised = steps.gamma / 4 * np.array([value.hypergrad_norm_sq for value in values[:-1]])
