@@ -72,27 +72,21 @@ def _int32(calls: Calls) -> Calls:
 def take_steps(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
     """Return the state after the steps at positions start, …, stop - 1 of the page."""
 
-    def draw_at(position: Array) -> Any:
-        return jax.tree.map(lambda leaf: leaf[position], page.draws)
+    def take(method: Callable[..., State], position: Array, state: State) -> State:
+        index = page.first + position
+        return method(oracles, state, index, jax.tree.map(lambda leaf: leaf[position], page.draws))
 
-    def step(position: Array, state: State) -> State:
-        return solver.step(oracles, state, page.first + position, draw_at(position))
-
-    def refresh(position: Array, state: State) -> State:
-        return solver.refresh(oracles, state, page.first + position, draw_at(position))
-
-    def steps(start: Array, stop: Array, state: State) -> State:
-        return jax.lax.fori_loop(start, stop, step, state)
+    step, refresh = partial(take, solver.step), partial(take, solver.refresh)
 
     def segment(carry: tuple[Array, State]) -> tuple[Array, State]:
         position, state = carry
         due = page.refreshes[position]
         state = jax.lax.cond(due, refresh, lambda _, state: state, position, state)
         end = jnp.minimum(page.next_refresh[position], stop)
-        return end, steps(position + due.astype(jnp.int32), end, state)
+        return end, jax.lax.fori_loop(position + due.astype(jnp.int32), end, step, state)
 
     if not solver.restarts:
-        return steps(start, stop, state)
+        return jax.lax.fori_loop(start, stop, step, state)
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]
 
 
@@ -118,7 +112,6 @@ class Compiled:
         return self._in_place if in_place else self._plain
 
     def __call__(self, solver: Solver, *arguments: Any) -> Any:
-        """Call it."""
         return self.of(solver)(solver, *arguments)
 
 
@@ -164,14 +157,8 @@ _init_settings = jax.vmap(_initial, in_axes=(0, None, None, None))
 _advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
-SETTINGS = Programs(
-    1,
-    jax.jit(_init_settings),
-    _draw,
-    Compiled(_advance_settings),
-    jax.jit(_evaluate_settings),
-    jax.jit(_point_settings),
-)
+_evaluations = jax.jit(_evaluate_settings), jax.jit(_point_settings)
+SETTINGS = Programs(1, jax.jit(_init_settings), _draw, Compiled(_advance_settings), *_evaluations)
 
 _axes_of: Callable[..., Any] = Page
 # Draws and costs belong to a seed; full-batch passes must come at the same steps for all seeds of a program.
@@ -190,11 +177,8 @@ def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first
     return pages._replace(refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
 
 
-SEEDS_AND_SETTINGS = Programs(
-    axes=2,
-    init=_init_seeds,
-    draw=_draw_seeds,
-    advance=Compiled(jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_AXES, None, None))),
-    evaluate=jax.jit(jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))),
-    points=jax.jit(jax.vmap(_point_settings, in_axes=(None, 0))),
-)
+_advance_seeds = jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_AXES, None, None))
+_evaluate_seeds = jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))
+_point_seeds = jax.vmap(_point_settings, in_axes=(None, 0))
+_evaluations = jax.jit(_evaluate_seeds), jax.jit(_point_seeds)
+SEEDS_AND_SETTINGS = Programs(2, _init_seeds, _draw_seeds, Compiled(_advance_seeds), *_evaluations)

@@ -1,5 +1,6 @@
 """Running a solver on a problem: to its end, by hand, or on from where a saved run stopped."""
 
+from contextlib import closing
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -12,9 +13,9 @@ from bilevel import _tree as trees
 from bilevel._optional import progress_bar
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
-from bilevel.engine.checkpoint import SavedRun, load
+from bilevel.engine.checkpoint import load
 from bilevel.engine.driver import Budget, Driver
-from bilevel.engine.logs import About, Log, recording, warn_user
+from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.result import RunResult, Status, columns
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, Steps, prepare
 from bilevel.problems import BilevelProblem
@@ -65,7 +66,16 @@ class Run:
         """Return a run where a saved one stopped; parameters as for `bilevel.resume`."""
         saved = load(Path(path), problem, solver)
         run = cls(problem, saved.solver, seed=saved.seed)
-        run._restore(saved)
+        expected, structure = jax.tree.flatten(run.state)
+        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state]:
+            raise ValueError("the saved state does not fit this solver and problem.")
+        with arithmetic(run._steps.dtype):
+            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state])
+        columns = [column.tolist() for column in saved.history.values()]
+        rows = [dict(zip(saved.history, values, strict=True)) for values in zip(*columns, strict=True)]
+        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
+        run._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
+        run._driver.rows[0][0], run._driver.best = rows, saved.best
         return run
 
     @property
@@ -105,12 +115,7 @@ class Run:
             self._driver = Driver(self.problem, self._steps, exact=True)
 
     def advance(self, n_steps: int) -> None:
-        """Take so many steps; fewer where the iterates become non-finite before.
-
-        Parameters
-        ----------
-        n_steps : how many; no evaluation comes between them
-        """
+        """Take ``n_steps`` steps without an evaluation; fewer where the iterates become non-finite before."""
         if isinstance(n_steps, bool) or not isinstance(n_steps, Integral) or n_steps < 0:
             raise ValueError(f"`n_steps={n_steps!r}`: must be an integer of at least 0.")
         stop = self.step + int(n_steps)
@@ -134,31 +139,8 @@ class Run:
         sentence = self.solver.warning(rows[-1], self.problem.dtype)
         if sentence and status is not Status.diverged:
             warn_user(sentence)
-        return RunResult(
-            status=status,
-            point=self.point,
-            history=columns(rows),
-            solver=self.solver,
-            seed=self.seed,
-            compile_seconds=self.compile_seconds,
-            problem=self.problem,
-            state=self.state,
-            best_point=best.point,
-            best_value=best.value,
-            best_row=best.row,
-        )
-
-    def _restore(self, saved: SavedRun) -> None:
-        expected, structure = jax.tree.flatten(self.state)
-        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state]:
-            raise ValueError("the saved state does not fit this solver and problem.")
-        with arithmetic(self._steps.dtype):
-            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state])
-        columns = [column.tolist() for column in saved.history.values()]
-        rows = [dict(zip(saved.history, values, strict=True)) for values in zip(*columns, strict=True)]
-        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
-        self._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
-        self._driver.rows[0][0], self._driver.best = rows, saved.best
+        ran = self.solver, self.seed, self.compile_seconds, self.problem, self.state
+        return RunResult(status, self.point, columns(rows), *ran, *best)
 
     def _finish(self, budget: Budget, certifier: Certifier | None, progress: bool, log: Log | None) -> RunResult:
         driver, oracles = self._driver, self._steps.oracles
@@ -169,7 +151,7 @@ class Run:
         log = log if oracles.n_processes == 1 or jax.process_index() == 0 else None
         with (
             arithmetic(self._steps.dtype),
-            recording(log, about, tuple(driver.rows[0][0])) as driver.recorder,
+            closing(Recorder(log, about, tuple(driver.rows[0][0]))) as driver.recorder,
             progress_bar(f"{about.solver} on {about.problem}", progress) as report,
         ):
             try:
@@ -218,8 +200,7 @@ def run(
     Returns
     -------
     RunResult
-        Also when the iterates diverge (status "diverged", the last finite point kept), and after Ctrl-C (status
-        "interrupted").
+        Also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted").
     """
     budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
     _check_input(problem, solver, seed)
@@ -266,15 +247,9 @@ def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> C
     if log is not None and not isinstance(log, Log):
         raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
     if budget.max_seconds is not None and problem.oracles.n_processes > 1:
-        raise ValueError(
-            f"`max_seconds={budget.max_seconds!r}`: the {problem.oracles.n_processes} processes of this run have "
-            "clocks of their own and would stop at different steps; use `max_steps` or `max_calls`."
-        )
+        raise ValueError("`max_seconds`: each process has its own clock; use `max_steps` or `max_calls`.")
     if budget.tolerance is not None and problem.exact_solver is None:
-        raise ValueError(
-            "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
-            "strongly_convex=True if its inner loss is, or leave `tolerance` out."
-        )
+        raise ValueError("`tolerance` needs exact hypergradients: strongly_convex=True, where the inner loss is.")
     certifier = None if budget.certified_tolerance is None else Certifier(problem)
     if certifier is not None and not certifier.certified:
         raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")

@@ -16,6 +16,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
 from bilevel.engine.loop import ONE_RUN, Evaluation, Page, Programs, run_key
+from bilevel.engine.metrics import check_metrics
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Solver, SolverBase, State
@@ -38,12 +39,12 @@ class Prepared(NamedTuple):
 
 def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
     """Lay out the batches, fill in the defaults of the solver, and refuse what does not fit the problem."""
+    check_metrics(problem.metrics)
     smallest = min(problem.n_inner, problem.n_outer)
     if solver.sampling != "full" and solver.batch_size > smallest:
-        raise ValueError(
-            f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: there are {problem.n_inner} "
-            f"inner and {problem.n_outer} outer samples. Use batch_size <= {smallest}, or sampling='full'."
-        )
+        there = f"{problem.n_inner} inner and {problem.n_outer} outer samples"
+        use = f"use batch_size <= {smallest}, or sampling='full'"
+        raise ValueError(f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: {there}; {use}.")
     dtype = np.dtype(np.float64) if isinstance(solver, HostSolver) else problem.dtype
     with arithmetic(dtype):
         oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
@@ -128,17 +129,14 @@ class HostSteps(Steps):
         self.begin()
 
     def begin(self) -> None:
-        """Go to the start."""
         state = self.solver.init(self.oracles, self.start)
         self.position, self.diverged = Position(state, 0, np.array([state.calls]), 0.0), False
 
     def last_steps(self, max_calls: int | None) -> np.ndarray:
-        """Return the next step, whose cost is known once it is taken."""
         _, step, calls, _ = self.position
         return np.array([step if max_calls is not None and calls.sum() >= max_calls else step + 1])
 
     def advance(self, stop: int, due: NextEvaluation | None) -> bool:
-        """Take one step, and tell whether an evaluation is due."""
         before, began = self.position, time.perf_counter()
         state = self.solver.step(self.oracles, before.state, before.step)
         seconds = before.seconds + time.perf_counter() - began
@@ -185,16 +183,14 @@ class CompiledSteps(Steps):
         jax.block_until_ready(self._take(page, self.position.state, 0, 0))
 
     def begin(self) -> None:
-        """Go to the start."""
         began = time.perf_counter()
-        arguments = self._settings, self.oracles, self.start, self._keys
-        state = jax.block_until_ready(self.programs.init(*arguments))
+        state = self.programs.init(self._settings, self.oracles, self.start, self._keys)
+        jax.block_until_ready(state)
         seconds = time.perf_counter() - began
         calls = np.tile(np.array(self.solver.init_calls(self.oracles), np.int64), (self.shape[0], 1))
         self.position, self._page, self.diverged = Position(state, 0, calls, seconds), None, False
 
     def last_steps(self, max_calls: int | None) -> np.ndarray:
-        """Return the last affordable steps on the page."""
         page = self._open_page()
         if max_calls is None:
             return np.full(self.shape[0], page.last)
@@ -202,7 +198,6 @@ class CompiledSteps(Steps):
         return page.first + np.array([np.searchsorted(total, max_calls, side="right") for total in page.totals])
 
     def advance(self, stop: int, due: NextEvaluation | None) -> bool:
-        """Go to ``stop``, the next evaluation or the end of the page, or to the last finite state before it."""
         page, before = self._open_page(), self.position
         evaluation = page.last + 1
         if due is not None:
@@ -213,7 +208,7 @@ class CompiledSteps(Steps):
         elapsed = time.perf_counter() - began
         self.steps_per_second = (stop - before.step) / elapsed
         # Of many runs each is looked at when it is evaluated: the others go on.
-        if self.alone and not self._is_finite(state):
+        if self.alone and not trees.is_finite(self.solver.evaluation_point(state)):
             state, stop = self._last_finite(page, before, stop)
             self.diverged = True
         self.position = Position(state, stop, page.calls[:, stop - page.first], before.seconds + elapsed)
@@ -238,16 +233,13 @@ class CompiledSteps(Steps):
         positions = np.int32(start), np.int32(stop)
         return jax.block_until_ready(self.programs.advance(self._settings, self.oracles, state, page, *positions))
 
-    def _is_finite(self, state: State) -> bool:
-        return trees.is_finite(self.solver.evaluation_point(state))
-
     def _last_finite(self, page: _OpenPage, before: Position, diverged: int) -> tuple[State, int]:
         """Return the last finite state and its step, by bisection; steps repeat bit for bit."""
         state, step = before.state, before.step
         while diverged - step > 1:
             middle = (step + diverged) // 2
             trial = self._take(page.draws, state, step - page.first, middle - page.first)
-            if self._is_finite(trial):
+            if trees.is_finite(self.solver.evaluation_point(trial)):
                 state, step = trial, middle
             else:
                 diverged = middle
