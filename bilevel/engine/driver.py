@@ -15,11 +15,10 @@ import numpy as np
 from bilevel import _tree as trees
 from bilevel._optional import Reporter
 from bilevel._types import INT32_MAX, Calls, Point
-from bilevel.engine.checkpoint import Best
 from bilevel.engine.logs import Recorder, warn_user
 from bilevel.engine.loop import Evaluation
 from bilevel.engine.metrics import default_metric, exact_metrics
-from bilevel.engine.result import Status
+from bilevel.engine.result import Best, Status
 from bilevel.engine.steps import Steps
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
@@ -57,10 +56,6 @@ class Budget:
     def seconds_left(self, seconds: float) -> float:
         return math.inf if self.max_seconds is None else self.max_seconds - seconds
 
-    def fraction(self, step: int, calls: int, seconds: float) -> float:
-        used = ((step, self.max_steps), (calls, self.max_calls), (seconds, self.max_seconds))
-        return max(now / limit if limit else 1.0 for now, limit in used if limit is not None)
-
     def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
         """Return the position on a page at whose end an evaluation is due: `steps.NextEvaluation` once epoch is given.
 
@@ -69,10 +64,9 @@ class Budget:
         """
         if self.eval_every is not None:
             return step - step % self.eval_every + self.eval_every - page_first
-        first = epoch / 64
-        if calls < first:
-            return int(np.searchsorted(calls_after, first)) + 1
-        target = first * 2 ** (math.floor(math.log2(calls / first) * _PER_DOUBLING) / _PER_DOUBLING)
+        target = epoch / 64
+        if calls >= target:
+            target *= 2 ** (math.floor(math.log2(calls / target) * _PER_DOUBLING) / _PER_DOUBLING)
         while target <= calls:
             target *= 2 ** (1 / _PER_DOUBLING)
         return int(np.searchsorted(calls_after, target)) + 1
@@ -92,9 +86,8 @@ class Driver:
         self.kept = steps.points()
         self.running = np.ones(steps.shape, bool)
         self.diverged, self.converged = np.zeros(steps.shape, bool), np.zeros(steps.shape, bool)
-        self.best = Best()
+        self.best, self.recorder, self.interrupted = Best(), Recorder(), False
         self.certifier: Certifier | None = None
-        self.recorder = Recorder()
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
         own = problem.metrics.items()
@@ -205,15 +198,16 @@ class Driver:
             row |= exact
 
     def status(self, i: int, j: int) -> Status:
-        if self.diverged[i, j]:
-            return Status.diverged
+        if self.interrupted or self.diverged[i, j]:
+            return Status.interrupted if self.interrupted else Status.diverged
         return Status.converged if self.converged[i, j] else Status.out_of_budget
 
     def _report(self, report: Reporter, budget: Budget) -> None:
         row, (_, step, calls, seconds) = self.rows[0][0][-1], self.steps.position
         total, metric = int(calls[0].sum()), default_metric(row)
         text = f"{total / self.epoch:.3g} epochs, {metric.label} {row[metric.name]:.3g}"
-        report(budget.fraction(step, total, seconds), text)
+        used = (step, budget.max_steps), (total, budget.max_calls), (seconds, budget.max_seconds)
+        report(max(now / limit if limit else 1.0 for now, limit in used if limit is not None), text)
 
 
 def _is_traceable(metric: Any, start: Point) -> bool:

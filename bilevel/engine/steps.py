@@ -72,6 +72,7 @@ class Steps(ABC):
     """
 
     programs: Programs = ONE_RUN
+    alone = True  # a single run, with a clock of its own
     shape: tuple[int, int] = (1, 1)
     solver: SolverBase  # evaluates states
     position: Position
@@ -86,11 +87,6 @@ class Steps(ABC):
             self.evaluate({})
             self.compile_seconds = time.perf_counter() - began
         self.begin()
-
-    @property
-    def alone(self) -> bool:
-        """Whether this is a single run, with a clock of its own."""
-        return self.programs.axes == 0
 
     @abstractmethod
     def _warm_up(self) -> None:
@@ -174,13 +170,12 @@ class CompiledSteps(Steps):
             self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
             prepared = prepared._replace(solver=self._traced)
         self._page: _OpenPage | None = None
-        self.programs, self.shape = programs, (len(seeds), max(1, len(settings)))
+        self.programs, self.alone, self.shape = programs, programs.axes == 0, (len(seeds), max(1, len(settings)))
         super().__init__(prepared)
 
     def _warm_up(self) -> None:
         self.begin()
-        page = self.programs.draw(self._traced, self.oracles, self._keys, np.int32(0), PAGE_LENGTH)
-        jax.block_until_ready(self._take(page, self.position.state, 0, 0))
+        self._take(self._open_page().draws, self.position.state, 0, 0)
 
     def begin(self) -> None:
         began = time.perf_counter()
