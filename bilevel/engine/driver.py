@@ -1,7 +1,4 @@
-"""The driver of runs: one run, or all settings and seeds of a sweep, which take their steps together.
-
-It decides how far to go, evaluates off the clock, keeps the rows, and finds which runs have diverged.
-"""
+"""The driver of one run, or of all runs of a sweep: how far they go, their evaluations off the clock, how they end."""
 
 import math
 from dataclasses import dataclass, fields
@@ -18,7 +15,7 @@ from bilevel._types import INT32_MAX, Calls, Point
 from bilevel.engine.logs import Recorder, warn_user
 from bilevel.engine.loop import Evaluation
 from bilevel.engine.metrics import default_metric, exact_metrics
-from bilevel.engine.result import Best, Status
+from bilevel.engine.result import NO_BEST, Status
 from bilevel.engine.steps import Steps
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
@@ -29,10 +26,7 @@ _PER_DOUBLING = 4  # evaluations per doubling of the calls, from 1/64 of an epoc
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on a whole run, resumed or not, and how often it is evaluated.
-
-    The calls never exceed theirs: a step that would is not taken.
-    """
+    """Limits on a whole run, resumed or not, and how often it is evaluated."""
 
     max_steps: int | None = None
     max_calls: int | None = None
@@ -53,14 +47,10 @@ class Budget:
         if self.max_steps is None and self.max_calls is None and self.max_seconds is None:
             raise ValueError("no budget: give at least one of `max_steps`, `max_calls`, `max_seconds`.")
 
-    def seconds_left(self, seconds: float) -> float:
-        return math.inf if self.max_seconds is None else self.max_seconds - seconds
-
     def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
         """Return the position on a page at whose end an evaluation is due: `steps.NextEvaluation` once epoch is given.
 
-        Without `eval_every` it comes evenly on a log scale of calls, which makes curves of different solvers
-        comparable. No rule looks at the clock, so that the rows of a history are the same in every run.
+        No rule looks at the clock: the rows of a history are the same in every run, and comparable between solvers.
         """
         if self.eval_every is not None:
             return step - step % self.eval_every + self.eval_every - page_first
@@ -86,7 +76,7 @@ class Driver:
         self.kept = steps.points()
         self.running = np.ones(steps.shape, bool)
         self.diverged, self.converged = np.zeros(steps.shape, bool), np.zeros(steps.shape, bool)
-        self.best, self.recorder, self.interrupted = Best(), Recorder(), False
+        self.best, self.recorder, self.interrupted = NO_BEST, Recorder(), False
         self.certifier: Certifier | None = None
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
@@ -95,33 +85,28 @@ class Driver:
         self._host_metrics = {name: m for name, m in own if name not in self._compiled_metrics}
 
     def drive(self, budget: Budget, report: Reporter | None = None, *, watched: bool = False) -> None:
-        """Step and evaluate until every run has ended."""
         due = partial(budget.next_evaluation, self.epoch)
+        last = INT32_MAX if budget.max_steps is None else int(budget.max_steps)
+        max_seconds = math.inf if budget.max_seconds is None else budget.max_seconds
         self.running[:] = True
         self._look(self.running, budget)
         while self.running.any():
-            lasts = self._last_steps(budget)
-            ending = self.running & (lasts <= self.steps.position.step)[:, None]
+            _, step, _, seconds = self.steps.position
+            is_over = step >= last or seconds >= max_seconds
+            lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(budget.max_calls)
+            ending = self.running & (lasts <= step)[:, None]
             if ending.any():
                 self._look(ending, budget)
                 self.running &= ~ending
                 continue
-            stop = int(lasts[self.running.any(axis=1)].min())
+            stop = min(last, int(lasts[self.running.any(axis=1)].min()))
             if watched or budget.max_seconds is not None:
-                _, step, _, seconds = self.steps.position
-                seconds = min(_LOOK_SECONDS, budget.seconds_left(seconds))
+                seconds = min(_LOOK_SECONDS, max_seconds - self.steps.position.seconds)
                 stop = min(stop, step + max(1, int(self.steps.steps_per_second * seconds)))
             if self.steps.advance(stop, due) or self.steps.diverged:
                 self._look(self.running, budget)
             if report is not None and self.running.any():
                 self._report(report, budget)
-
-    def _last_steps(self, budget: Budget) -> np.ndarray:
-        _, step, _, seconds = self.steps.position
-        last = INT32_MAX if budget.max_steps is None else int(budget.max_steps)
-        if step >= last or budget.seconds_left(seconds) <= 0:
-            return np.full(self.steps.shape[0], step)
-        return np.minimum(self.steps.last_steps(budget.max_calls), last)
 
     def _look(self, runs: np.ndarray, budget: Budget) -> None:
         runs = runs.copy()
@@ -162,8 +147,8 @@ class Driver:
         exact = self._exact(point, sound=True) if self.exact else {}
         measured = {name: self._measure(name, point) for name in self._host_metrics}
         row = costs | cheap | exact | self.certified(point) | own | measured | diagnostics
-        if row.get("value", np.nan) < self.best.value:
-            self.best = Best(trees.to_numpy(point, self.problem.dtype), row["value"], len(self.rows[i][j]))
+        if row.get("value", np.nan) < self.best[1]:
+            self.best = trees.to_numpy(point, self.problem.dtype), row["value"], len(self.rows[i][j])
         self.rows[i][j].append(row)
 
     def _exact(self, point: Point, *, sound: bool) -> dict[str, float]:
@@ -190,12 +175,13 @@ class Driver:
             self._failed_metrics.add(name)
             return np.nan
 
-    def add_exact(self, i: int, j: int) -> None:
-        """Add the exact metrics of a run's last finite evaluation to its last row."""
+    def add_exact(self, i: int, j: int) -> list[dict[str, Any]]:
+        """Return the rows of a run, with the exact metrics of its last finite evaluation in the last one."""
         point = jax.tree.map(lambda leaf: leaf[i, j], self.kept)
         exact = self._exact(point, sound=not self.diverged[i, j])
         for row in self.rows[i][j][-1:]:
             row |= exact
+        return self.rows[i][j]
 
     def status(self, i: int, j: int) -> Status:
         if self.interrupted or self.diverged[i, j]:

@@ -33,11 +33,9 @@ class Log(ABC):
     """Base of all logs; derive from it and write `write` to have your own.
 
     A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends, all
-    off its clock. Of a run over several processes, only the first has its log called.
-
-    What `open` raises ends the run before it begins. What `write` or `close` raises does not: the run warns, goes on
-    without the log, and `result.history` still has every row. After Ctrl-C in the midst of `write`, the same row is
-    handed over once more.
+    off its clock; of several processes only the first does. What `open` raises ends the run before it begins. What
+    `write` or `close` raises does not: the run warns, goes on without the log, and `result.history` has every row.
+    After Ctrl-C in the midst of `write`, the same row is handed over once more.
     """
 
     def open(self, about: About, past: Sequence[Row]) -> None:

@@ -1,8 +1,4 @@
-"""The compiled part of a run: draws for many steps at once, then steps without a branch or a draw.
-
-`Programs` holds it in three forms: for one run, for all settings of a solver under one seed, and for all seeds and
-settings.
-"""
+"""The compiled part of a run: draws for many steps at once, then steps without a branch or a draw."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,16 +16,13 @@ from bilevel.solvers.saba import SABA
 
 
 class Page(NamedTuple):
-    """Draws and costs of consecutive steps, from step ``first`` on.
-
-    ``next_refresh[i]`` is the first position after i that refreshes, or the length of the page.
-    """
+    """Draws and costs of consecutive steps, from step ``first`` on."""
 
     first: Array
     draws: Draw
     calls: Calls
     refreshes: Array
-    next_refresh: Array
+    next_refresh: Array  # for each position, the first one after it that refreshes, or the length of the page
 
 
 def run_key(seed: int) -> Array:
@@ -107,7 +100,6 @@ class Compiled:
         self._in_place = jax.jit(function, compiler_options={"xla_cpu_copy_insertion_use_region_analysis": True})
 
     def of(self, solver: Solver) -> Any:
-        """Return the jitted function for solvers of this class."""
         in_place = solver.keeps_tables and (type(solver) in COMPARED_WHEN_FUSED or not may_be_fused())
         return self._in_place if in_place else self._plain
 
@@ -116,14 +108,12 @@ class Compiled:
 
 
 advance = Compiled(take_steps)
-
-
 # Numbers of a state by name: the cheap metrics, those of the problem that are compiled, those of the solver.
 Evaluation: TypeAlias = tuple[dict[str, Array], dict[str, Array], dict[str, Array]]
 
 
 class Programs(NamedTuple):
-    """The compiled parts of runs that step together; their states have ``axes`` axes in front."""
+    """The compiled parts of a run, or of runs that step together, whose states have ``axes`` axes in front."""
 
     axes: int
     init: Callable[..., State]

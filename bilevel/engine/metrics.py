@@ -1,7 +1,6 @@
-"""What is measured along a run, off its clock and its count of oracle calls; one registry for all who show it.
+"""What is measured along a run, off its clock and its count of oracle calls.
 
-`METRICS` describes every metric that the library computes: history, store, selection, tables and figures read it. A
-metric of a user's problem needs no entry: `metric` describes it by its name.
+History, store, selection, tables and figures read `METRICS`. A metric of a user's problem needs no entry there.
 """
 
 from collections.abc import Container, Iterable
@@ -67,8 +66,7 @@ def check_metrics(names: Iterable[str]) -> None:
     """Refuse metrics of a problem that would take the place of another column of the history."""
     columns = {"step", "seconds", "calls", *(f"calls_{kind}" for kind in Calls._fields), "epochs"}
     columns |= {name for name, entry in METRICS.items() if not entry.of_problem}
-    taken = sorted(columns.intersection(names))
-    if taken:
+    if taken := sorted(columns.intersection(names)):
         raise ValueError(f"`metrics`: {taken[0]!r} is the name of another column of the history; rename your metric.")
 
 

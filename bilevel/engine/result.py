@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -29,14 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = 1
-
-
-class Best(NamedTuple):
-    """The evaluated point with the smallest exact value h, and its row in the history; None without exact values."""
-
-    point: Point | None = None
-    value: float = np.inf
-    row: int = -1
+# The evaluated point with the smallest exact value h, that value, and its row in the history.
+Best: TypeAlias = tuple[Point | None, float, int]
+NO_BEST: Best = (None, np.inf, -1)  # without exact values
 
 
 class Status(StrEnum):
@@ -166,9 +161,9 @@ def load(
     if solver is not None and (type(solver).__name__, solver.parameters()) != (name, parameters):
         raise ValueError(f"`{path}` was made by {name} with {parameters}, not by {solver!r}.")
     solver = SOLVERS[name](**parameters) if solver is None else solver
-    history, best = dict(zip(about["columns"], groups["history"], strict=True)), Best()
-    if groups["best"]:  # there is none without exact values, or in files of older versions
-        best = Best(jax.tree.unflatten(jax.tree.structure(problem.start), groups["best"]), *about["best"])
+    history, best = dict(zip(about["columns"], groups["history"], strict=True)), NO_BEST
+    if groups["best"]:  # there is none in files of older versions
+        best = jax.tree.unflatten(jax.tree.structure(problem.start), groups["best"]), *about["best"]
     return solver, about["seed"], groups["state"], history, best
 
 

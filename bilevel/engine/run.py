@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
@@ -16,11 +15,10 @@ from bilevel._types import Calls, Point
 from bilevel.engine.driver import Budget, Driver
 from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.result import RunResult, Status, load
-from bilevel.engine.steps import CompiledSteps, HostSteps, Position, Steps, prepare
+from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certifier
-from bilevel.solvers.base import SolverBase, State
-from bilevel.solvers.host import HostSolver
+from bilevel.solvers.base import Solver, SolverBase, State
 
 
 class Run:
@@ -48,9 +46,8 @@ class Run:
         _check_input(problem, solver, seed)
         prepared = prepare(problem, solver)
         self.problem, self.solver, self.seed = problem, prepared.solver, seed
-        host = isinstance(prepared.solver, HostSolver)
         with arithmetic(prepared.dtype):
-            self._steps: Steps = HostSteps(prepared) if host else CompiledSteps(prepared, [seed])
+            self._steps = CompiledSteps(prepared, [seed]) if isinstance(solver, Solver) else HostSteps(prepared)
             self._driver = Driver(problem, self._steps, exact=True)
         self.compile_seconds = self._steps.compile_seconds
 
@@ -62,9 +59,7 @@ class Run:
         expected, structure = jax.tree.flatten(run.state)
         if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in leaves]:
             raise ValueError("the saved state does not fit this solver and problem.")
-        with arithmetic(run._steps.dtype):
-            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
-        columns = [column.tolist() for column in history.values()]
+        state, columns = jax.tree.unflatten(structure, leaves), [column.tolist() for column in history.values()]
         rows = [dict(zip(history, values, strict=True)) for values in zip(*columns, strict=True)]
         calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
         run._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
@@ -169,6 +164,8 @@ def run(
 ) -> RunResult:
     """Run a solver on a problem until a budget is used up or a tolerance is reached.
 
+    There is a result also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted").
+
     Parameters
     ----------
     problem, solver : what to solve, and how
@@ -183,11 +180,6 @@ def run(
     progress : show a bar
     log : gets each row of the history as soon as it is evaluated, off the clock: :class:`bilevel.CSVLog`,
         :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. Should it fail, the run warns and goes on
-
-    Returns
-    -------
-    RunResult
-        Also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted").
     """
     budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
     _check_input(problem, solver, seed)
@@ -211,8 +203,8 @@ def resume(
     path : written by ``result.save``
     problem : the same problem; data, start and values of the losses are compared
     solver : needed only for a solver that is not in ``bilevel.SOLVERS``
-    progress, **limits : as for `run`; budgets count the whole run, with what the file already holds
-    log : as for `run`; the log of the saved run goes on, one that is new gets the rows of the saved run first
+    progress, log : as for `run`; the log of the saved run goes on, a new one gets the rows of the saved run first
+    **limits : budgets, tolerances and ``eval_every``, as for `run`; budgets count the whole run
     """
     budget = Budget(**limits)
     certifier = _check_limits(problem, budget, log)

@@ -1,7 +1,6 @@
 """Taking steps, with the clock and the count of oracle calls.
 
-`Steps` sees an array of runs, seeds by settings, which step together; of a single run it is 1 by 1. A single run uses
-compiled programs that are not vmapped, a sweep those that are.
+`Steps` sees an array of runs, seeds by settings, which step together; of a single run it is 1 by 1, and not vmapped.
 """
 
 import time
@@ -83,6 +82,7 @@ class Steps(ABC):
         self.solver, self.oracles, self.start, self.dtype = prepared
         if self.alone:
             began = time.perf_counter()
+            self.begin()
             self._warm_up()
             self.evaluate({})
             self.compile_seconds = time.perf_counter() - began
@@ -90,7 +90,7 @@ class Steps(ABC):
 
     @abstractmethod
     def _warm_up(self) -> None:
-        """Call once what is compiled, so that it is not on the clock, and go to the start."""
+        """Call once what is compiled, so that it is not on the clock."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -122,7 +122,6 @@ class HostSteps(Steps):
 
     def _warm_up(self) -> None:
         self.solver.warm_up(self.oracles, self.start)
-        self.begin()
 
     def begin(self) -> None:
         state = self.solver.init(self.oracles, self.start)
@@ -174,7 +173,6 @@ class CompiledSteps(Steps):
         super().__init__(prepared)
 
     def _warm_up(self) -> None:
-        self.begin()
         self._take(self._open_page().draws, self.position.state, 0, 0)
 
     def begin(self) -> None:

@@ -46,15 +46,11 @@ def sweep(
         for group in groups:
             driver = Driver(problem, steps.CompiledSteps(prepared, group, solvers, programs), exact=False)
             driver.drive(Budget(max_calls=max_calls))
-            results += [[_result(driver, i, j) for j in range(len(solvers))] for i in range(len(group))]
+            memory = sum(leaf.nbytes // driver.running.size for leaf in jax.tree.leaves(driver.steps.position.state))
+            for i in range(len(group)):
+                ends = [(driver.add_exact(i, j), driver.status(i, j)) for j in range(len(solvers))]
+                results.append([CellResult(*end, memory) for end in ends])
     return results
-
-
-def _result(driver: Driver, i: int, j: int) -> CellResult:
-    driver.add_exact(i, j)
-    leaves = jax.tree.leaves(driver.steps.position.state)
-    memory = sum(leaf.nbytes // driver.running.size for leaf in leaves)
-    return CellResult(driver.rows[i][j], driver.status(i, j), memory)
 
 
 def _refreshes_agree(prepared: steps.Prepared, solver: Solver, seeds: Sequence[int]) -> bool:
