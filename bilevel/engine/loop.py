@@ -47,15 +47,13 @@ def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length
             return draw, jnp.array(False), _int32(cost)
         refreshes = solver.refreshes(index, draw)
         refresh_cost = solver.calls(oracles, draw, refresh=True)
-        cost = jax.tree.map(partial(jnp.where, refreshes), _int32(refresh_cost), _int32(cost))
-        return draw, refreshes, cost
+        return draw, refreshes, jax.tree.map(partial(jnp.where, refreshes), _int32(refresh_cost), _int32(cost))
 
     positions = jnp.arange(length, dtype=jnp.int32)
     draws, refreshes, calls = jax.vmap(one)(first + positions)
     # The minimum over positions >= i, then moved by one for positions > i.
     at_or_after = jax.lax.cummin(jnp.where(refreshes, positions, length), reverse=True)
-    next_refresh = jnp.append(at_or_after[1:], jnp.int32(length))
-    return Page(first, draws, calls, refreshes, next_refresh)
+    return Page(first, draws, calls, refreshes, jnp.append(at_or_after[1:], jnp.int32(length)))
 
 
 def _int32(calls: Calls) -> Calls:
@@ -123,12 +121,8 @@ class Programs(NamedTuple):
     points: Callable[..., Point]
 
 
-def _initial(solver: Solver, oracles: Oracles, start: Point, keys: Any) -> State:
+def _initial(solver: Solver, oracles: Oracles, start: Point, key: Array) -> State:
     return initial_state(solver, oracles, start)
-
-
-def _draw(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Any, length: int) -> Page:
-    return draw_page(solver, oracles, keys[0], first, length)
 
 
 def _evaluate(solver: SolverBase, oracles: Oracles, metrics: dict[str, Any], state: State) -> Evaluation:
@@ -141,14 +135,14 @@ def _point(solver: SolverBase, state: State) -> Point:
     return solver.evaluation_point(state)
 
 
-ONE_RUN = Programs(0, _initial, _draw, advance, _evaluate, _point)
+ONE_RUN = Programs(0, _initial, draw_page, advance, _evaluate, _point)
 
 _init_settings = jax.vmap(_initial, in_axes=(0, None, None, None))
 _advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
 _evaluations = jax.jit(_evaluate_settings), jax.jit(_point_settings)
-SETTINGS = Programs(1, jax.jit(_init_settings), _draw, Compiled(_advance_settings), *_evaluations)
+SETTINGS = Programs(1, jax.jit(_init_settings), draw_page, Compiled(_advance_settings), *_evaluations)
 
 _axes_of: Callable[..., Any] = Page
 # Draws and costs belong to a seed; full-batch passes must come at the same steps for all seeds of a program.

@@ -13,7 +13,7 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import Calls, Point
+from bilevel._types import Point
 from bilevel.engine.loop import ONE_RUN, Evaluation, Page, Programs, run_key
 from bilevel.engine.metrics import check_metrics
 from bilevel.oracles import Oracles
@@ -144,12 +144,10 @@ class HostSteps(Steps):
 
 
 class _OpenPage(NamedTuple):
-    """A page of draws on the host; ``calls[:, k]`` are the oracle calls after k of its steps, by seed and kind."""
-
     draws: Page
     first: int
     last: int
-    calls: np.ndarray
+    calls: np.ndarray  # [:, k] after k of its steps, by seed and kind
     totals: np.ndarray
 
 
@@ -161,7 +159,8 @@ class CompiledSteps(Steps):
     def __init__(
         self, prepared: Prepared, seeds: Sequence[int], settings: Sequence[Solver] = (), programs: Programs = ONE_RUN
     ) -> None:
-        self._keys = tuple(run_key(seed) for seed in seeds)
+        keys = tuple(run_key(seed) for seed in seeds)
+        self._key: Any = keys if programs.axes == 2 else keys[0]  # a seed's, or those of all seeds
         assert isinstance(prepared.solver, Solver)
         self._traced = self._settings = prepared.solver.cast(prepared.dtype)
         if settings:
@@ -177,7 +176,7 @@ class CompiledSteps(Steps):
 
     def begin(self) -> None:
         began = time.perf_counter()
-        state = self.programs.init(self._settings, self.oracles, self.start, self._keys)
+        state = self.programs.init(self._settings, self.oracles, self.start, self._key)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - began
         calls = np.tile(np.array(self.solver.init_calls(self.oracles), np.int64), (self.shape[0], 1))
@@ -213,12 +212,11 @@ class CompiledSteps(Steps):
         if self._page is not None and step < self._page.last:
             return self._page
         began = time.perf_counter()
-        draws = self.programs.draw(self._traced, self.oracles, self._keys, np.int32(step), PAGE_LENGTH)
+        draws = self.programs.draw(self._traced, self.oracles, self._key, np.int32(step), PAGE_LENGTH)
         jax.block_until_ready(draws)
         self.position = Position(state, step, calls, seconds + time.perf_counter() - began)
-        costs = np.stack([np.asarray(kind, np.int64) for kind in draws.calls], axis=-1)
-        costs = costs.reshape(self.shape[0], PAGE_LENGTH, len(Calls._fields))
-        after = np.concatenate([calls[:, None], calls[:, None] + np.cumsum(costs, axis=1)], axis=1)
+        costs = np.stack([np.asarray(kind, np.int64).reshape(self.shape[0], -1) for kind in draws.calls], axis=-1)
+        after = np.cumsum(np.concatenate([calls[:, None], costs], axis=1), axis=1)
         self._page = _OpenPage(draws, step, step + PAGE_LENGTH, after, after[:, 1:].sum(axis=2))
         return self._page
 
