@@ -74,8 +74,7 @@ class Driver:
         n_seeds, n_settings = steps.shape
         self.rows: list[list[list[dict[str, Any]]]] = [[[] for _ in range(n_settings)] for _ in range(n_seeds)]
         self.kept = steps.points()
-        self.running = np.ones(steps.shape, bool)
-        self.diverged, self.converged = np.zeros(steps.shape, bool), np.zeros(steps.shape, bool)
+        self.running, self.diverged, self.converged = (np.full(steps.shape, value) for value in (True, False, False))
         self.best, self.recorder, self.interrupted = NO_BEST, Recorder(), False
         self.certifier: Certifier | None = None
         self._reference: ExactSolution | None = None
@@ -109,7 +108,6 @@ class Driver:
                 self._report(report, budget)
 
     def _look(self, runs: np.ndarray, budget: Budget) -> None:
-        runs = runs.copy()
         self.evaluate(runs)
         limits = {"hypergrad_norm_sq": budget.tolerance, "certified_norm_sq": budget.certified_tolerance}
         for i, j in np.argwhere(runs & ~self.diverged):

@@ -117,13 +117,12 @@ class RunResult:
         if entry.name not in self.history:
             raise ValueError(f"`metric={metric!r}` is not in the history, which has {', '.join(self.history)}.")
         values, name = self.history[entry.name], type(self.solver).__name__
+        is_log = entry.log_scale and np.all(values[np.isfinite(values)] > 0)
         figure: Figure = figure_module.Figure(figsize=(9, 3.6), layout="constrained")
         for axes, scale in zip(figure.subplots(1, 2, sharey=True), ("calls", "seconds"), strict=True):
             axes.plot(self.history[scale], values, marker=".", label=name)
-            axes.set_xlabel(scale)
+            axes.set(xlabel=scale, yscale="log" if is_log else "linear")
             axes.grid(alpha=0.3)
-            if entry.log_scale and np.all(values[np.isfinite(values)] > 0):
-                axes.set_yscale("log")
         figure.axes[0].set_ylabel(entry.label)
         figure.suptitle(f"{name} on {self.problem.name}: {self.status}")
         return figure

@@ -41,9 +41,9 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
     check_metrics(problem.metrics)
     smallest = min(problem.n_inner, problem.n_outer)
     if solver.sampling != "full" and solver.batch_size > smallest:
-        there = f"{problem.n_inner} inner and {problem.n_outer} outer samples"
+        me, there = type(solver).__name__, f"{problem.n_inner} inner and {problem.n_outer} outer samples"
         use = f"use batch_size <= {smallest}, or sampling='full'"
-        raise ValueError(f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: {there}; {use}.")
+        raise ValueError(f"`{me}(batch_size={solver.batch_size})` exceeds the data: {there}; {use}.")
     dtype = np.dtype(np.float64) if isinstance(solver, HostSolver) else problem.dtype
     with arithmetic(dtype):
         oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
