@@ -224,7 +224,8 @@ def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> C
     if log is not None and not isinstance(log, Log):
         raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
     if budget.max_seconds is not None and problem.oracles.n_processes > 1:
-        raise ValueError("`max_seconds`: each process has its own clock; use `max_steps` or `max_calls`.")
+        given = f"`max_seconds={budget.max_seconds!r}`"
+        raise ValueError(f"{given}: each process has its own clock; use `max_steps` or `max_calls`.")
     if budget.tolerance is not None and problem.exact_solver is None:
         raise ValueError("`tolerance` needs exact hypergradients: strongly_convex=True, where the inner loss is.")
     certifier = None if budget.certified_tolerance is None else Certifier(problem)
