@@ -19,21 +19,6 @@ if TYPE_CHECKING:
         """Tell a type checker that the classes of `SOLVERS` are attributes."""
 
 
-__all__ = [
-    "SOLVERS",
-    "BilevelProblem",
-    "CSVLog",
-    "Log",
-    "Point",
-    "Run",
-    "RunResult",
-    "Status",
-    "TensorBoardLog",
-    "datasets",
-    "fuse_cpu_loops",
-    "problems",
-    "resume",
-    "run",
-]
-__all__ += list(SOLVERS)
+__all__ = ["SOLVERS", "BilevelProblem", "CSVLog", "Log", "Point", "Run", "RunResult", "Status", "TensorBoardLog"]
+__all__ += ["datasets", "fuse_cpu_loops", "problems", "resume", "run", *SOLVERS]
 __version__ = "0.1.0"

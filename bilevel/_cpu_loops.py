@@ -2,8 +2,7 @@
 
 On a CPU XLA runs the body of a loop as some dozens of pieces, each launched by its runtime: for small batches that
 costs more than the arithmetic. Loops that touch few bytes are compiled whole instead; XLA's own limit is 1 kB, and a
-step of a linear model touches a hundred. The limit can be raised only through the environment, before JAX starts its
-backends.
+step of a linear model touches a hundred. Only the environment can raise it, before JAX starts its backends.
 """
 
 import os
@@ -26,10 +25,8 @@ def fuse_cpu_loops() -> None:
     if any(_OPTION in flag for flag in flags):
         return
     if backends_are_initialized():
-        raise RuntimeError(
-            "`fuse_cpu_loops()` comes too late: JAX has started its backends. Call it right after the imports, before "
-            f"the first array, or start Python with XLA_FLAGS={_FLAG}{_OPTION}={_LIMIT_BYTES}"
-        )
+        or_so = f"or start Python with XLA_FLAGS={_FLAG}{_OPTION}={_LIMIT_BYTES}"
+        raise RuntimeError(f"`fuse_cpu_loops()` comes too late: JAX runs. Call it before the first array, {or_so}")
     if not all(flag.startswith("--") for flag in flags):
         raise RuntimeError(f"`fuse_cpu_loops()` cannot add to XLA_FLAGS={' '.join(flags)!r}; add {_OPTION} yourself.")
     own = [flag.removeprefix(_FLAG) for flag in flags if flag.startswith(_FLAG)]

@@ -10,12 +10,9 @@ from typing import BinaryIO, cast
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write to, which takes the place of ``path`` when the block ends well.
-
-    Until then its name begins with a dot, so that readers of the folder pass it over.
-    """
+    """Yield a file to write to, which takes the place of ``path`` when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{uuid.uuid4().hex}.part")
+    hidden = path.with_name(f".{uuid.uuid4().hex}.part")  # readers of the folder pass it over
     try:
         with hidden.open("xb") as file:
             yield cast(BinaryIO, file)

@@ -24,13 +24,12 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype:
 def resolve_dtype(dtype: DTypeLike | None, *data: PyTree) -> np.dtype:
     """Return ``dtype``, or where it is None the one that JAX would give to the data.
 
-    That is float64 where a floating leaf is float64 and JAX's x64 flag is on, else float32; for data without floating
-    leaves the flag alone decides.
+    That is float64 where JAX's x64 flag is on and a floating leaf is float64, or none is there; else float32.
     """
     if dtype is not None:
         return as_float_dtype(dtype)
     found = {np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)}
-    floats = {found_dtype for found_dtype in found if found_dtype.kind == "f"} or {np.dtype("float64")}
+    floats = {leaf_dtype for leaf_dtype in found if leaf_dtype.kind == "f"} or {np.dtype("float64")}
     return jax.dtypes.canonicalize_dtype(np.result_type("float32", *floats))
 
 

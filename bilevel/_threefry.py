@@ -11,7 +11,6 @@ import numpy as np
 from bilevel._types import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
 Words = tuple[Array, Array]
 
 

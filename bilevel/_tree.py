@@ -1,5 +1,7 @@
 """Vector algebra on pytrees of arrays."""
 
+import operator
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,30 +11,15 @@ from numpy.typing import DTypeLike
 
 from bilevel._types import Array, PyTree, Scalar
 
-
-def add(a: PyTree, b: PyTree) -> Any:
-    """Return a + b."""
-    return jax.tree.map(lambda s, t: s + t, a, b)
-
-
-def subtract(a: PyTree, b: PyTree) -> Any:
-    """Return a - b."""
-    return jax.tree.map(lambda s, t: s - t, a, b)
+add = partial(jax.tree.map, operator.add)
+subtract = partial(jax.tree.map, operator.sub)
+zeros_like = partial(jax.tree.map, jnp.zeros_like)
+ones_like = partial(jax.tree.map, jnp.ones_like)
 
 
 def scale(factor: Scalar, tree: PyTree) -> Any:
     """Return factor * tree."""
     return jax.tree.map(lambda leaf: factor * leaf, tree)
-
-
-def zeros_like(tree: PyTree) -> Any:
-    """Return a tree of zeros."""
-    return jax.tree.map(jnp.zeros_like, tree)
-
-
-def ones_like(tree: PyTree) -> Any:
-    """Return a tree of ones."""
-    return jax.tree.map(jnp.ones_like, tree)
 
 
 def dot(a: PyTree, b: PyTree) -> Array:
@@ -62,9 +49,5 @@ def flat(tree: PyTree) -> np.ndarray:
 
 def cast(tree: PyTree, dtype: DTypeLike) -> Any:
     """Return the tree with its floating leaves in ``dtype`` and the others as they are."""
-
-    def leaf(value: Any) -> Array:
-        array = jnp.asarray(value)
-        return array.astype(np.dtype(dtype)) if jnp.issubdtype(array.dtype, jnp.floating) else array
-
-    return jax.tree.map(leaf, tree)
+    arrays = jax.tree.map(jnp.asarray, tree)
+    return jax.tree.map(lambda a: a.astype(np.dtype(dtype)) if jnp.issubdtype(a.dtype, jnp.floating) else a, arrays)

@@ -25,6 +25,7 @@ AnyArray: TypeAlias = Any  # of JAX or of NumPy, as data are before they are lai
 PyTree: TypeAlias = Any
 Scalar: TypeAlias = Any  # a float, a 0-d array, or a tracer
 Count: TypeAlias = Any  # an int or an integer array
+INT32_MAX = int(np.iinfo(np.int32).max)
 
 
 class Point(NamedTuple):
@@ -68,6 +69,3 @@ class Calls(NamedTuple):
     outer_grad_outer: Count = 0
     inner_value: Count = 0
     outer_value: Count = 0
-
-
-INT32_MAX = int(np.iinfo(np.int32).max)

@@ -1,10 +1,6 @@
-"""The driver of runs: one run, or all settings and seeds of a sweep, which take their steps together.
-
-It decides how far to go, evaluates off the clock, keeps the rows, and finds which runs have diverged.
-"""
+"""The driver of one run, or of all runs of a sweep: how far they go, their evaluations off the clock, how they end."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
@@ -15,12 +11,11 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._optional import Reporter
-from bilevel._types import INT32_MAX, Calls, Point, PyTree
-from bilevel.engine.checkpoint import Best
+from bilevel._types import INT32_MAX, Calls, Point
 from bilevel.engine.logs import Recorder, warn_user
 from bilevel.engine.loop import Evaluation
 from bilevel.engine.metrics import default_metric, exact_metrics
-from bilevel.engine.result import Status
+from bilevel.engine.result import NO_BEST, Status
 from bilevel.engine.steps import Steps
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
@@ -31,10 +26,7 @@ _PER_DOUBLING = 4  # evaluations per doubling of the calls, from 1/64 of an epoc
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on a whole run, resumed or not, and how often it is evaluated.
-
-    The calls never exceed theirs: a step that would is not taken.
-    """
+    """Limits on a whole run, resumed or not, and how often it is evaluated."""
 
     max_steps: int | None = None
     max_calls: int | None = None
@@ -45,51 +37,26 @@ class Budget:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            self._check(field.name, Integral if field.type == int | None else Real)
+            value, least = getattr(self, field.name), 1 if field.name == "eval_every" else 0
+            kind, what = (Integral, "an integer") if field.type == int | None else (Real, "a finite number")
+            known = isinstance(value, kind) and not isinstance(value, bool)
+            if value is not None and not (known and least <= value < math.inf):
+                raise ValueError(f"`{field.name}={value!r}`: must be {what} of at least {least}, or None.")
         if self.max_steps is not None and self.max_steps > INT32_MAX:
             raise ValueError(f"`max_steps={self.max_steps}`: steps are counted in 32 bits, at most {INT32_MAX}.")
         if self.max_steps is None and self.max_calls is None and self.max_seconds is None:
             raise ValueError("no budget: give at least one of `max_steps`, `max_calls`, `max_seconds`.")
 
-    def _check(self, name: str, kind: Any) -> None:
-        value: Any = getattr(self, name)
-        least = 1 if name == "eval_every" else 0
-        if value is None or (isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf):
-            return
-        what = "an integer" if kind is Integral else "a finite number"
-        raise ValueError(f"`{name}={value!r}`: must be {what} of at least {least}, or None.")
-
-    @property
-    def last_step(self) -> int:
-        """The step at which a run ends at the latest."""
-        return INT32_MAX if self.max_steps is None else int(self.max_steps)
-
-    def seconds_left(self, seconds: float) -> float:
-        """Return how long the run may still step."""
-        return math.inf if self.max_seconds is None else self.max_seconds - seconds
-
-    def is_reached(self, row: Mapping[str, float]) -> bool:
-        """Tell whether an evaluation meets a tolerance."""
-        limits = {"hypergrad_norm_sq": self.tolerance, "certified_norm_sq": self.certified_tolerance}
-        return any(limit is not None and row[name] <= limit for name, limit in limits.items())
-
-    def fraction(self, step: int, calls: int, seconds: float) -> float:
-        """Return the share of the tightest budget that is used."""
-        used = ((step, self.max_steps), (calls, self.max_calls), (seconds, self.max_seconds))
-        return max(now / limit if limit else 1.0 for now, limit in used if limit is not None)
-
     def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
         """Return the position on a page at whose end an evaluation is due: `steps.NextEvaluation` once epoch is given.
 
-        Without `eval_every` it comes evenly on a log scale of calls, which makes curves of different solvers
-        comparable. No rule looks at the clock, so that the rows of a history are the same in every run.
+        No rule looks at the clock: the rows of a history are the same in every run, and comparable between solvers.
         """
         if self.eval_every is not None:
             return step - step % self.eval_every + self.eval_every - page_first
-        first = epoch / 64
-        if calls < first:
-            return int(np.searchsorted(calls_after, first)) + 1
-        target = first * 2 ** (math.floor(math.log2(calls / first) * _PER_DOUBLING) / _PER_DOUBLING)
+        target = epoch / 64
+        if calls >= target:
+            target *= 2 ** (math.floor(math.log2(calls / target) * _PER_DOUBLING) / _PER_DOUBLING)
         while target <= calls:
             target *= 2 ** (1 / _PER_DOUBLING)
         return int(np.searchsorted(calls_after, target)) + 1
@@ -98,25 +65,18 @@ class Budget:
 class Driver:
     """Runs on one problem, driven together: each to the end of its budget, to a tolerance, or until it diverges.
 
-    Parameters
-    ----------
-    problem : what is solved
-    steps : takes the steps
-    exact : evaluate exact metrics in every row; else `add_exact` does it at the last point
+    Exact metrics are in every row where ``exact`` is true; else `add_exact` adds them to the last one.
     """
 
     def __init__(self, problem: BilevelProblem, steps: Steps, *, exact: bool) -> None:
         self.problem, self.steps, self.exact = problem, steps, exact
         self.epoch = problem.n_inner + problem.n_outer
-        self.rows: list[list[list[dict[str, Any]]]] = [
-            [[] for _ in range(steps.shape[1])] for _ in range(steps.shape[0])
-        ]
+        n_seeds, n_settings = steps.shape
+        self.rows: list[list[list[dict[str, Any]]]] = [[[] for _ in range(n_settings)] for _ in range(n_seeds)]
         self.kept = steps.points()
-        self.running = np.ones(steps.shape, bool)
-        self.diverged, self.converged = np.zeros(steps.shape, bool), np.zeros(steps.shape, bool)
-        self.best = Best()
+        self.running, self.diverged, self.converged = (np.full(steps.shape, value) for value in (True, False, False))
+        self.best, self.recorder, self.interrupted = NO_BEST, Recorder(), False
         self.certifier: Certifier | None = None
-        self.recorder = Recorder()
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
         own = problem.metrics.items()
@@ -124,42 +84,35 @@ class Driver:
         self._host_metrics = {name: m for name, m in own if name not in self._compiled_metrics}
 
     def drive(self, budget: Budget, report: Reporter | None = None, *, watched: bool = False) -> None:
-        """Step and evaluate until every run has ended."""
         due = partial(budget.next_evaluation, self.epoch)
+        last = INT32_MAX if budget.max_steps is None else int(budget.max_steps)
+        max_seconds = math.inf if budget.max_seconds is None else budget.max_seconds
         self.running[:] = True
         self._look(self.running, budget)
         while self.running.any():
-            lasts = self._last_steps(budget)
-            ending = self.running & (lasts <= self.steps.position.step)[:, None]
+            _, step, _, seconds = self.steps.position
+            is_over = step >= last or seconds >= max_seconds
+            lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(budget.max_calls)
+            ending = self.running & (lasts <= step)[:, None]
             if ending.any():
                 self._look(ending, budget)
                 self.running &= ~ending
                 continue
-            stop = int(lasts[self.running.any(axis=1)].min())
+            stop = min(last, int(lasts[self.running.any(axis=1)].min()))
             if watched or budget.max_seconds is not None:
-                stop = min(stop, self._next_look(budget))
+                seconds = min(_LOOK_SECONDS, max_seconds - self.steps.position.seconds)
+                stop = min(stop, step + max(1, int(self.steps.steps_per_second * seconds)))
             if self.steps.advance(stop, due) or self.steps.diverged:
                 self._look(self.running, budget)
             if report is not None and self.running.any():
                 self._report(report, budget)
 
-    def _last_steps(self, budget: Budget) -> np.ndarray:
-        _, step, _, seconds = self.steps.position
-        if step >= budget.last_step or budget.seconds_left(seconds) <= 0:
-            return np.full(self.steps.shape[0], step)
-        return np.minimum(self.steps.last_steps(budget.max_calls), budget.last_step)
-
-    def _next_look(self, budget: Budget) -> int:
-        position = self.steps.position
-        seconds = min(_LOOK_SECONDS, budget.seconds_left(position.seconds))
-        return position.step + max(1, int(self.steps.steps_per_second * seconds))
-
     def _look(self, runs: np.ndarray, budget: Budget) -> None:
-        """Evaluate these runs, and end those that have diverged or converged."""
-        runs = runs.copy()
         self.evaluate(runs)
+        limits = {"hypergrad_norm_sq": budget.tolerance, "certified_norm_sq": budget.certified_tolerance}
         for i, j in np.argwhere(runs & ~self.diverged):
-            self.converged[i, j] = budget.is_reached(self.rows[i][j][-1])
+            row = self.rows[i][j][-1]
+            self.converged[i, j] = any(limit is not None and row[name] <= limit for name, limit in limits.items())
         self.running &= ~(self.diverged | self.converged)
 
     def evaluate(self, runs: np.ndarray) -> None:
@@ -174,8 +127,8 @@ class Driver:
     def _add_rows(self, runs: np.ndarray) -> None:
         found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
         # A point may be finite where F overflows.
-        numbers = [found[0]["outer_value"], found[0]["direction_norm_sq"]]
-        finite = np.isfinite(numbers).all(axis=0) & _is_finite(points)
+        parts = [found[0]["outer_value"], found[0]["direction_norm_sq"], *jax.tree.leaves(points)]
+        finite = np.all([np.isfinite(part).all(axis=tuple(range(2, part.ndim))) for part in parts], axis=0)
         for i, j in np.argwhere(runs & (finite | self.steps.alone)):
             self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
         for kept, new in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
@@ -183,21 +136,18 @@ class Driver:
         self.diverged |= runs & ~finite
 
     def _add_row(self, i: int, j: int, found: Evaluation, point: Point) -> None:
+        _, step, calls, seconds = self.steps.position
+        total, kinds = int(calls[i].sum()), zip(Calls._fields, calls[i].tolist(), strict=True)
+        # The seconds of a program of many runs belong to none of them.
+        costs: dict[str, Any] = {"step": step} | ({"seconds": seconds} if self.steps.alone else {})
+        costs |= {"calls": total} | {f"calls_{kind}": n for kind, n in kinds} | {"epochs": total / self.epoch}
         cheap, own, diagnostics = ({name: float(c[i, j]) for name, c in columns.items()} for columns in found)
         exact = self._exact(point, sound=True) if self.exact else {}
         measured = {name: self._measure(name, point) for name in self._host_metrics}
-        row = self._costs(i) | cheap | exact | self.certified(point) | own | measured | diagnostics
-        if row.get("value", np.nan) < self.best.value:
-            self.best = Best(trees.to_numpy(point, self.problem.dtype), row["value"], len(self.rows[i][j]))
+        row = costs | cheap | exact | self.certified(point) | own | measured | diagnostics
+        if row.get("value", np.nan) < self.best[1]:
+            self.best = trees.to_numpy(point, self.problem.dtype), row["value"], len(self.rows[i][j])
         self.rows[i][j].append(row)
-
-    def _costs(self, i: int) -> dict[str, Any]:
-        _, step, calls, seconds = self.steps.position
-        total = int(calls[i].sum())
-        # The seconds of a program of many runs belong to none of them.
-        row: dict[str, Any] = {"step": step} | ({"seconds": seconds} if self.steps.alone else {})
-        row |= {"calls": total, **{f"calls_{kind}": int(n) for kind, n in zip(Calls._fields, calls[i], strict=True)}}
-        return row | {"epochs": total / self.epoch}
 
     def _exact(self, point: Point, *, sound: bool) -> dict[str, float]:
         metrics, reference = exact_metrics(self.problem, point, self._reference)
@@ -223,24 +173,25 @@ class Driver:
             self._failed_metrics.add(name)
             return np.nan
 
-    def add_exact(self, i: int, j: int) -> None:
-        """Add the exact metrics of a run's last finite evaluation to its last row."""
+    def add_exact(self, i: int, j: int) -> list[dict[str, Any]]:
+        """Return the rows of a run, with the exact metrics of its last finite evaluation in the last one."""
         point = jax.tree.map(lambda leaf: leaf[i, j], self.kept)
         exact = self._exact(point, sound=not self.diverged[i, j])
         for row in self.rows[i][j][-1:]:
             row |= exact
+        return self.rows[i][j]
 
     def status(self, i: int, j: int) -> Status:
-        """Return how a run ended."""
-        if self.diverged[i, j]:
-            return Status.diverged
+        if self.interrupted or self.diverged[i, j]:
+            return Status.interrupted if self.interrupted else Status.diverged
         return Status.converged if self.converged[i, j] else Status.out_of_budget
 
     def _report(self, report: Reporter, budget: Budget) -> None:
         row, (_, step, calls, seconds) = self.rows[0][0][-1], self.steps.position
         total, metric = int(calls[0].sum()), default_metric(row)
         text = f"{total / self.epoch:.3g} epochs, {metric.label} {row[metric.name]:.3g}"
-        report(budget.fraction(step, total, seconds), text)
+        used = (step, budget.max_steps), (total, budget.max_calls), (seconds, budget.max_seconds)
+        report(max(now / limit if limit else 1.0 for now, limit in used if limit is not None), text)
 
 
 def _is_traceable(metric: Any, start: Point) -> bool:
@@ -249,9 +200,3 @@ def _is_traceable(metric: Any, start: Point) -> bool:
         return jax.eval_shape(lambda metric, point: metric(point), metric, start).shape == ()
     except Exception:  # a function of the user's may raise anything
         return False
-
-
-def _is_finite(points: PyTree) -> np.ndarray:
-    """Tell of each run whether all its numbers are finite."""
-    leaves = jax.tree.leaves(points)
-    return np.all([np.isfinite(leaf).all(axis=tuple(range(2, leaf.ndim))) for leaf in leaves], axis=0)

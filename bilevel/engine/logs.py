@@ -8,7 +8,7 @@ import time
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ from bilevel._io import replacing
 from bilevel._optional import require
 
 _PACKAGE = str(Path(__file__).parents[1])
-_EVENT_FILES = "events.out.tfevents.*"
+_GO_ON = "; a run that was saved goes on in its own by `bilevel.resume(..., log=...)`."
 Row: TypeAlias = Mapping[str, float]  # what `result.history` holds of one evaluation, by name of the column
 
 
@@ -33,21 +33,13 @@ class Log(ABC):
     """Base of all logs; derive from it and write `write` to have your own.
 
     A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends, all
-    off its clock. Of a run over several processes, only the first has its log called.
-
-    What `open` raises ends the run before it begins. What `write` or `close` raises does not: the run warns, goes on
-    without the log, and `result.history` still has every row. After Ctrl-C in the midst of `write`, the same row is
-    handed over once more.
+    off its clock; of several processes only the first does. What `open` raises ends the run before it begins. What
+    `write` or `close` raises does not: the run warns, goes on without the log, and `result.history` has every row.
+    After Ctrl-C in the midst of `write`, the same row is handed over once more.
     """
 
     def open(self, about: About, past: Sequence[Row]) -> None:
-        """Make ready for the rows to come.
-
-        Parameters
-        ----------
-        about : what runs
-        past : the rows that a resumed run begins with; empty for a new one
-        """
+        """Make ready for the rows of what `about` tells; a resumed run begins with the rows ``past``."""
         return None
 
     @abstractmethod
@@ -62,11 +54,12 @@ class Log(ABC):
 class Recorder:
     """Hands the rows of a history to a log, each once, and lets go of a log that fails."""
 
-    def __init__(self, log: Log | None = None, done: int = 0) -> None:
-        self._log, self._done = log, done
+    def __init__(self, log: Log | None = None, about: About | None = None, past: Sequence[Row] = ()) -> None:
+        self._log, self._done = log, len(past)
+        if log is not None and about is not None:
+            log.open(about, past)
 
     def catch_up(self, rows: Sequence[Row]) -> None:
-        """Hand over the rows that the log has not got yet."""
         try:
             while self._log is not None and self._done < len(rows):
                 self._log.write(dict(rows[self._done]))
@@ -75,7 +68,6 @@ class Recorder:
             self._let_go(error)
 
     def close(self) -> None:
-        """Close the log, unless it has failed."""
         try:
             if self._log is not None:
                 self._log.close()
@@ -86,8 +78,8 @@ class Recorder:
         failed, self._log = self._log, None
         with contextlib.suppress(Exception):
             failed.close()  # type: ignore[union-attr]
-        sentence = f"{type(failed).__name__} failed ({error!r}). The run goes on without it"
-        warn_user(f"`log`: {sentence}; `result.history` has every row.")
+        how = f"{type(failed).__name__} failed ({error!r})"
+        warn_user(f"`log`: {how}. The run goes on without it; `result.history` has every row.")
 
 
 def warn_user(sentence: str) -> None:
@@ -96,18 +88,6 @@ def warn_user(sentence: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, contextlib.__file__)):
         level, frame = level + 1, frame.f_back
     warnings.warn(sentence, RuntimeWarning, stacklevel=level)
-
-
-@contextlib.contextmanager
-def recording(log: Log | None, about: About, past: Sequence[Row]) -> Iterator[Recorder]:
-    """Open a log, yield what hands rows over to it, and close it however the block ends."""
-    if log is not None:
-        log.open(about, past)
-    recorder = Recorder(log, len(past))
-    try:
-        yield recorder
-    finally:
-        recorder.close()
 
 
 class CSVLog(Log):
@@ -124,19 +104,16 @@ class CSVLog(Log):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._rows: list[Row] = []
-        self._columns: list[str] = []
 
     def open(self, about: About, past: Sequence[Row]) -> None:
-        """Refuse a file that is not of this run; write down what is past."""
         if self.path.exists():
             self._check_owner(past)
-        self._rows, self._columns = list(past), []
+        self._rows: list[Row] = list(past)
+        self._columns: list[str] = []
         if past:
             self._write_all()
 
     def write(self, row: Row) -> None:
-        """Add a line, or write the file anew where it gets another column."""
         again = bool(self._rows) and self._rows[-1]["step"] == row["step"]
         self._rows[len(self._rows) - again :] = [row]
         if again or not set(row) <= set(self._columns):
@@ -152,12 +129,13 @@ class CSVLog(Log):
     def _check_owner(self, past: Sequence[Row]) -> None:
         me = f"`CSVLog({str(self.path)!r})`"
         if not past:
-            raise FileExistsError(
-                f"{me}: the file exists. Delete it or give another path; a run that was saved goes on in its file by "
-                "`bilevel.resume(..., log=...)`."
-            )
+            raise FileExistsError(f"{me}: the file exists. Delete it or give another path{_GO_ON}")
         try:
-            found = _stamps(self.path)
+            with self.path.open(encoding="utf-8", newline="") as file:
+                table = csv.DictReader([line for line in file if line.endswith("\n")])  # not one cut by a full disk
+            if not {"step", "seconds"} <= set(table.fieldnames or ()):
+                raise ValueError("no columns `step` and `seconds`")
+            found = [(int(row["step"]), float(row["seconds"])) for row in table]
         except (ValueError, TypeError) as error:
             raise ValueError(f"{me}: the file is no log of a run; give another path.") from error
         known, last = {(row["step"], row["seconds"]) for row in past}, past[-1]["step"]
@@ -169,15 +147,6 @@ def _lines(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> bytes:
     text = io.StringIO()
     csv.DictWriter(text, columns, restval="nan", lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
-
-
-def _stamps(path: Path) -> list[tuple[int, float]]:
-    """Return step and seconds of each row, which tell runs apart; a line cut short by a full disk is none."""
-    with path.open(encoding="utf-8", newline="") as file:
-        table = csv.DictReader([line for line in file if line.endswith("\n")])
-    if not {"step", "seconds"} <= set(table.fieldnames or ()):
-        raise ValueError("no columns `step` and `seconds`")
-    return [(int(row["step"]), float(row["seconds"])) for row in table]
 
 
 class TensorBoardLog(Log):
@@ -195,13 +164,10 @@ class TensorBoardLog(Log):
         self.folder = Path(folder)
 
     def open(self, about: About, past: Sequence[Row]) -> None:
-        """Begin an event file."""
-        begun = any(self.folder.glob(_EVENT_FILES))
+        begun = any(self.folder.glob("events.out.tfevents.*"))
         if begun and not past:
-            raise FileExistsError(
-                f"`TensorBoardLog({str(self.folder)!r})`: the folder has event files. Delete them or give another "
-                "folder; a run that was saved goes on in its folder by `bilevel.resume(..., log=...)`."
-            )
+            me = f"`TensorBoardLog({str(self.folder)!r})`"
+            raise FileExistsError(f"{me}: the folder has event files. Delete them or give another folder{_GO_ON}")
         self._events = require("tensorboardX.proto.event_pb2", "log")
         self._summaries = require("tensorboardX.summary", "log")
         self._began = time.time() - (past[-1]["seconds"] if past else 0.0)
@@ -210,31 +176,24 @@ class TensorBoardLog(Log):
         # It names files by the second; a run resumed at once must not write over the first part.
         files = require("tensorboardX.event_file_writer", "log")
         self._writer = files.EventsWriter(str(self.folder / "events"), f".{uuid.uuid4().hex[:8]}")
-        if begun:
-            self._hide_from(int(past[-1]["step"]) + 1)
-        else:
-            self._add(0, 0.0, self._summaries.text("run", _table(about)))
-            for row in past:
-                self.write(row)
+        if begun:  # hide what came after the save
+            restart = self._events.SessionLog(status=self._events.SessionLog.START)
+            later = int(past[-1]["step"]) + 1
+            self._writer.write_event(self._events.Event(step=later, wall_time=time.time(), session_log=restart))
+            return
+        about_rows = {"problem": about.problem, "solver": about.solver, "seed": about.seed, **about.parameters}
+        table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in about_rows.items())]
+        self._add(0, 0.0, self._summaries.text("run", "\n".join(table)))
+        for row in past:
+            self.write(row)
 
     def write(self, row: Row) -> None:
-        """Add one event with all scalars of the row."""
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
         self._add(int(row["step"]), row["seconds"], self._summaries.Summary(value=values))
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()
 
     def _add(self, step: int, seconds: float, summary: Any) -> None:
         self._writer.write_event(self._events.Event(step=step, wall_time=self._began + seconds, summary=summary))
-
-    def _hide_from(self, step: int) -> None:
-        restart = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._writer.write_event(self._events.Event(step=step, wall_time=time.time(), session_log=restart))
-
-
-def _table(about: About) -> str:
-    rows = {"problem": about.problem, "solver": about.solver, "seed": about.seed, **about.parameters}
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

@@ -1,8 +1,4 @@
-"""The compiled part of a run: draws for many steps at once, then steps without a branch or a draw.
-
-`Programs` holds it in three forms: for one run, for all settings of a solver under one seed, and for all seeds and
-settings.
-"""
+"""The compiled part of a run: draws for many steps at once, then steps without a branch or a draw."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,16 +16,13 @@ from bilevel.solvers.saba import SABA
 
 
 class Page(NamedTuple):
-    """Draws and costs of consecutive steps, from step ``first`` on.
-
-    ``next_refresh[i]`` is the first position after i that refreshes, or the length of the page.
-    """
+    """Draws and costs of consecutive steps, from step ``first`` on."""
 
     first: Array
     draws: Draw
     calls: Calls
     refreshes: Array
-    next_refresh: Array
+    next_refresh: Array  # for each position, the first one after it that refreshes, or the length of the page
 
 
 def run_key(seed: int) -> Array:
@@ -54,15 +47,13 @@ def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length
             return draw, jnp.array(False), _int32(cost)
         refreshes = solver.refreshes(index, draw)
         refresh_cost = solver.calls(oracles, draw, refresh=True)
-        cost = jax.tree.map(partial(jnp.where, refreshes), _int32(refresh_cost), _int32(cost))
-        return draw, refreshes, cost
+        return draw, refreshes, jax.tree.map(partial(jnp.where, refreshes), _int32(refresh_cost), _int32(cost))
 
     positions = jnp.arange(length, dtype=jnp.int32)
     draws, refreshes, calls = jax.vmap(one)(first + positions)
     # The minimum over positions >= i, then moved by one for positions > i.
     at_or_after = jax.lax.cummin(jnp.where(refreshes, positions, length), reverse=True)
-    next_refresh = jnp.append(at_or_after[1:], jnp.int32(length))
-    return Page(first, draws, calls, refreshes, next_refresh)
+    return Page(first, draws, calls, refreshes, jnp.append(at_or_after[1:], jnp.int32(length)))
 
 
 def _int32(calls: Calls) -> Calls:
@@ -72,27 +63,21 @@ def _int32(calls: Calls) -> Calls:
 def take_steps(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
     """Return the state after the steps at positions start, …, stop - 1 of the page."""
 
-    def draw_at(position: Array) -> Any:
-        return jax.tree.map(lambda leaf: leaf[position], page.draws)
+    def take(method: Callable[..., State], position: Array, state: State) -> State:
+        index = page.first + position
+        return method(oracles, state, index, jax.tree.map(lambda leaf: leaf[position], page.draws))
 
-    def step(position: Array, state: State) -> State:
-        return solver.step(oracles, state, page.first + position, draw_at(position))
-
-    def refresh(position: Array, state: State) -> State:
-        return solver.refresh(oracles, state, page.first + position, draw_at(position))
-
-    def steps(start: Array, stop: Array, state: State) -> State:
-        return jax.lax.fori_loop(start, stop, step, state)
+    step, refresh = partial(take, solver.step), partial(take, solver.refresh)
 
     def segment(carry: tuple[Array, State]) -> tuple[Array, State]:
         position, state = carry
         due = page.refreshes[position]
         state = jax.lax.cond(due, refresh, lambda _, state: state, position, state)
         end = jnp.minimum(page.next_refresh[position], stop)
-        return end, steps(position + due.astype(jnp.int32), end, state)
+        return end, jax.lax.fori_loop(position + due.astype(jnp.int32), end, step, state)
 
     if not solver.restarts:
-        return steps(start, stop, state)
+        return jax.lax.fori_loop(start, stop, step, state)
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]
 
 
@@ -113,24 +98,20 @@ class Compiled:
         self._in_place = jax.jit(function, compiler_options={"xla_cpu_copy_insertion_use_region_analysis": True})
 
     def of(self, solver: Solver) -> Any:
-        """Return the jitted function for solvers of this class."""
         in_place = solver.keeps_tables and (type(solver) in COMPARED_WHEN_FUSED or not may_be_fused())
         return self._in_place if in_place else self._plain
 
     def __call__(self, solver: Solver, *arguments: Any) -> Any:
-        """Call it."""
         return self.of(solver)(solver, *arguments)
 
 
 advance = Compiled(take_steps)
-
-
 # Numbers of a state by name: the cheap metrics, those of the problem that are compiled, those of the solver.
 Evaluation: TypeAlias = tuple[dict[str, Array], dict[str, Array], dict[str, Array]]
 
 
 class Programs(NamedTuple):
-    """The compiled parts of runs that step together; their states have ``axes`` axes in front."""
+    """The compiled parts of a run, or of runs that step together, whose states have ``axes`` axes in front."""
 
     axes: int
     init: Callable[..., State]
@@ -140,12 +121,8 @@ class Programs(NamedTuple):
     points: Callable[..., Point]
 
 
-def _initial(solver: Solver, oracles: Oracles, start: Point, keys: Any) -> State:
+def _initial(solver: Solver, oracles: Oracles, start: Point, key: Array) -> State:
     return initial_state(solver, oracles, start)
-
-
-def _draw(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Any, length: int) -> Page:
-    return draw_page(solver, oracles, keys[0], first, length)
 
 
 def _evaluate(solver: SolverBase, oracles: Oracles, metrics: dict[str, Any], state: State) -> Evaluation:
@@ -158,20 +135,14 @@ def _point(solver: SolverBase, state: State) -> Point:
     return solver.evaluation_point(state)
 
 
-ONE_RUN = Programs(0, _initial, _draw, advance, _evaluate, _point)
+ONE_RUN = Programs(0, _initial, draw_page, advance, _evaluate, _point)
 
 _init_settings = jax.vmap(_initial, in_axes=(0, None, None, None))
 _advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
-SETTINGS = Programs(
-    1,
-    jax.jit(_init_settings),
-    _draw,
-    Compiled(_advance_settings),
-    jax.jit(_evaluate_settings),
-    jax.jit(_point_settings),
-)
+_evaluations = jax.jit(_evaluate_settings), jax.jit(_point_settings)
+SETTINGS = Programs(1, jax.jit(_init_settings), draw_page, Compiled(_advance_settings), *_evaluations)
 
 _axes_of: Callable[..., Any] = Page
 # Draws and costs belong to a seed; full-batch passes must come at the same steps for all seeds of a program.
@@ -190,11 +161,8 @@ def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first
     return pages._replace(refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
 
 
-SEEDS_AND_SETTINGS = Programs(
-    axes=2,
-    init=_init_seeds,
-    draw=_draw_seeds,
-    advance=Compiled(jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_AXES, None, None))),
-    evaluate=jax.jit(jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))),
-    points=jax.jit(jax.vmap(_point_settings, in_axes=(None, 0))),
-)
+_advance_seeds = jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_AXES, None, None))
+_evaluate_seeds = jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))
+_point_seeds = jax.vmap(_point_settings, in_axes=(None, 0))
+_evaluations = jax.jit(_evaluate_seeds), jax.jit(_point_seeds)
+SEEDS_AND_SETTINGS = Programs(2, _init_seeds, _draw_seeds, Compiled(_advance_seeds), *_evaluations)

@@ -1,47 +1,34 @@
-"""What is measured along a run, off its clock and its count of oracle calls; one registry for all who show it.
+"""What is measured along a run, off its clock and its count of oracle calls.
 
-`METRICS` describes every metric that the library computes: history, store, selection, tables and figures read it. A
-metric of a user's problem needs no entry: `metric` describes it by its name.
+History, store, selection, tables and figures read `METRICS`. A metric of a user's problem needs no entry there.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Point
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.exact import norm_sq, stationarity
 
 
 class Metric(NamedTuple):
-    """How a metric is shown, compared and stored.
+    """How a metric is shown, compared and stored."""
 
-    Attributes
-    ----------
-    name : its column in histories and stores
-    label : what tables and axes call it
-    unit : "" where it has none
-    better : "lower", "higher", or None where it says nothing about quality
-    log_scale : whether its axis is logarithmic
-    of_test_rows : whether it reads test rows; such a metric selects nothing
-    selects : whether settings are selected by it where no metric is named; the first one that is known does
-    in_tables : whether tables of final values show it
-    in_summary : whether the summary of a run shows it, beside those in tables
-    """
-
-    name: str
-    label: str
+    name: str  # its column in histories and stores
+    label: str  # what tables and axes call it
     unit: str = ""
-    better: Literal["lower", "higher"] | None = "lower"
-    log_scale: bool = True
-    of_test_rows: bool = False
-    selects: bool = False
-    in_tables: bool = False
-    in_summary: bool = False
+    better: Literal["lower", "higher"] | None = "lower"  # None where it says nothing about quality
+    log_scale: bool = True  # of its axis
+    of_test_rows: bool = False  # such a metric selects nothing
+    of_problem: bool = False  # measured by problems, of the library or a user's, under this name
+    selects: bool = False  # settings, where no metric is named; the first one that is known does
+    in_tables: bool = False  # of final values
+    in_summary: bool = False  # of a run, beside those in tables
 
 
 # In the order in which tables and figures offer them.
@@ -52,8 +39,8 @@ METRICS: dict[str, Metric] = {
         Metric("value", "h(x)", log_scale=False, selects=True, in_tables=True),
         Metric("hypergrad_norm_sq", "‖∇h(x)‖²", in_tables=True),
         Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²", in_summary=True),
-        Metric("test_error", "test error", log_scale=False, of_test_rows=True, in_tables=True),
-        Metric("weight_auc", "AUC of the weights", better="higher", log_scale=False, in_tables=True),
+        Metric("test_error", "test error", log_scale=False, of_test_rows=True, of_problem=True, in_tables=True),
+        Metric("weight_auc", "AUC of the weights", "", "higher", log_scale=False, of_problem=True, in_tables=True),
         Metric("outer_value", "F(z, x)", log_scale=False, selects=True, in_tables=True),
         Metric("inner_distance_sq", "‖z − z*(x)‖²"),
         Metric("v_distance_sq", "‖v − v*(x)‖²"),
@@ -73,6 +60,14 @@ METRICS: dict[str, Metric] = {
 def metric(name: str) -> Metric:
     """Return the entry of a metric; one of the user's own is described by its name."""
     return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False, in_tables=True))
+
+
+def check_metrics(names: Iterable[str]) -> None:
+    """Refuse metrics of a problem that would take the place of another column of the history."""
+    columns = {"step", "seconds", "calls", *(f"calls_{kind}" for kind in Calls._fields), "epochs"}
+    columns |= {name for name, entry in METRICS.items() if not entry.of_problem}
+    if taken := sorted(columns.intersection(names)):
+        raise ValueError(f"`metrics`: {taken[0]!r} is the name of another column of the history; rename your metric.")
 
 
 def default_metric(known: Container[str]) -> Metric:
@@ -99,13 +94,12 @@ def exact_metrics(
     if problem.exact_solver is None:
         return {}, None
     point = trees.to_numpy(point, np.float64)
-    try:
-        with np.errstate(all="ignore"):
-            exact = problem.exact_solver(point.outer_var, guess)
-    except (np.linalg.LinAlgError, ValueError):
-        # Near divergence a Hessian may not be finite; the run goes on and says so by itself.
-        return {"value": np.nan, "hypergrad_norm_sq": np.nan}, guess
     with np.errstate(all="ignore"):
+        try:
+            exact = problem.exact_solver(point.outer_var, guess)
+        except (np.linalg.LinAlgError, ValueError):
+            # Near divergence a Hessian may not be finite; the run goes on and says so by itself.
+            return {"value": np.nan, "hypergrad_norm_sq": np.nan}, guess
         metrics = {
             "value": exact.value,
             "hypergrad_norm_sq": stationarity(problem.oracles, point.outer_var, exact.hypergrad),

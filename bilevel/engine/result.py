@@ -1,24 +1,37 @@
-"""What a run returns, with its summary and its figure."""
+"""What a run returns: shown, saved to one file, and read back.
 
+A file is a NumPy archive of arrays and a JSON text; nothing is pickled.
+"""
+
+import json
+import zipfile
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import jax
 import numpy as np
 
+from bilevel._io import replacing
 from bilevel._optional import require
+from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
-from bilevel.engine.checkpoint import Best, SavedRun, save
-from bilevel.engine.metrics import METRICS, default_metric
+from bilevel.engine.metrics import METRICS, cheap_metrics, default_metric
 from bilevel.engine.metrics import metric as describe
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certificate, Certifier
+from bilevel.solvers import SOLVERS
 from bilevel.solvers.base import SolverBase, State
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_FORMAT = 1
+# The evaluated point with the smallest exact value h, that value, and its row in the history.
+Best: TypeAlias = tuple[Point | None, float, int]
+NO_BEST: Best = (None, np.inf, -1)  # without exact values
 
 
 class Status(StrEnum):
@@ -104,27 +117,72 @@ class RunResult:
         if entry.name not in self.history:
             raise ValueError(f"`metric={metric!r}` is not in the history, which has {', '.join(self.history)}.")
         values, name = self.history[entry.name], type(self.solver).__name__
+        is_log = entry.log_scale and np.all(values[np.isfinite(values)] > 0)
         figure: Figure = figure_module.Figure(figsize=(9, 3.6), layout="constrained")
         for axes, scale in zip(figure.subplots(1, 2, sharey=True), ("calls", "seconds"), strict=True):
             axes.plot(self.history[scale], values, marker=".", label=name)
-            axes.set_xlabel(scale)
+            axes.set(xlabel=scale, yscale="log" if is_log else "linear")
             axes.grid(alpha=0.3)
-            if entry.log_scale and np.all(values[np.isfinite(values)] > 0):
-                axes.set_yscale("log")
         figure.axes[0].set_ylabel(entry.label)
         figure.suptitle(f"{name} on {self.problem.name}: {self.status}")
         return figure
 
     def save(self, path: str | Path) -> None:
-        """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit."""
-        best = Best(self.best_point, self.best_value, self.best_row)
-        save(Path(path), self.problem, SavedRun(self.solver, self.seed, self.state, self.history, best))
+        """Write the run to one file, whole or not at all, from which :func:`bilevel.resume` goes on bit for bit."""
+        solver, problem, best = self.solver, self.problem, (self.best_value, self.best_row)
+        about = {"format": _FORMAT, "jax": jax.__version__, "columns": list(self.history), "best": best}
+        about |= {"solver": type(solver).__name__, "parameters": solver.parameters(), "seed": int(self.seed)}
+        about |= {"problem": problem.name, "fingerprint": problem.fingerprint(), "probe": _probe(problem)}
+        groups = {"state": self.state, "history": list(self.history.values()), "best": self.best_point}
+        leaves = {f"{name}_{i}": leaf for name, tree in groups.items() for i, leaf in enumerate(jax.tree.leaves(tree))}
+        arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+        with replacing(Path(path)) as file:
+            np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return self.summary()
 
 
-def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Turn rows into columns; a metric missing from a row is NaN there."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
+def load(
+    path: Path, problem: BilevelProblem, solver: SolverBase | None = None
+) -> tuple[SolverBase, int, list[np.ndarray], dict[str, np.ndarray], Best]:
+    """Return solver, seed, leaves of the state, history and best of a saved run, refusing one of another problem."""
+    about, groups = _read(path)
+    name, parameters = about["solver"], about["parameters"]
+    if about["fingerprint"] != problem.fingerprint():
+        differ = f"saved from another problem ({about['problem']}): data, start, bounds or dtype differ"
+        raise ValueError(f"`{path}` was {differ}. Rebuild the problem with the arguments it had.")
+    tolerance = 1e3 * np.finfo(problem.dtype).eps
+    if not np.allclose(about["probe"], _probe(problem), rtol=tolerance, atol=tolerance):
+        raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
+    if solver is None and name not in SOLVERS:
+        raise ValueError(f"`{path}` was made by `{name}`, not in SOLVERS; pass it as `solver=`.")
+    if solver is not None and (type(solver).__name__, solver.parameters()) != (name, parameters):
+        raise ValueError(f"`{path}` was made by {name} with {parameters}, not by {solver!r}.")
+    solver = SOLVERS[name](**parameters) if solver is None else solver
+    history, best = dict(zip(about["columns"], groups["history"], strict=True)), NO_BEST
+    if groups["best"]:  # there is none in files of older versions
+        best = jax.tree.unflatten(jax.tree.structure(problem.start), groups["best"]), *about["best"]
+    return solver, about["seed"], groups["state"], history, best
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
+    if not path.exists():
+        raise FileNotFoundError(f"`{path}` does not exist; `result.save(path)` writes such a file.")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        about = json.loads(str(arrays.pop("about")))
+        known = about["format"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"`{path}` is not a saved run, or is damaged: {error}") from error
+    if known != _FORMAT:
+        raise ValueError(f"`{path}` has format {known}; this version reads format {_FORMAT}.")
+    counts = {group: sum(name.startswith(f"{group}_") for name in arrays) for group in ("state", "history", "best")}
+    return about, {group: [arrays[f"{group}_{i}"] for i in range(count)] for group, count in counts.items()}
+
+
+def _probe(problem: BilevelProblem) -> list[float]:
+    """Return numbers that betray a change of the losses, which a digest of the data cannot see."""
+    with arithmetic(problem.dtype):
+        return [float(value) for value in cheap_metrics(problem.oracles, problem.start).values()]

@@ -1,26 +1,24 @@
 """Running a solver on a problem: to its end, by hand, or on from where a saved run stopped."""
 
+from contextlib import closing
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._optional import progress_bar
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
-from bilevel.engine.checkpoint import SavedRun, load
 from bilevel.engine.driver import Budget, Driver
-from bilevel.engine.logs import About, Log, recording, warn_user
-from bilevel.engine.result import RunResult, Status, columns
-from bilevel.engine.steps import CompiledSteps, HostSteps, Position, Steps, prepare
+from bilevel.engine.logs import About, Log, Recorder, warn_user
+from bilevel.engine.result import RunResult, Status, load
+from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certifier
-from bilevel.solvers.base import SolverBase, State
-from bilevel.solvers.host import HostSolver
+from bilevel.solvers.base import Solver, SolverBase, State
 
 
 class Run:
@@ -28,14 +26,8 @@ class Run:
 
     Parameters
     ----------
-    problem, solver : what to solve, and how
+    problem, solver : what to solve, and how; ``run.solver`` has its defaults filled in
     seed : of all random draws
-
-    Attributes
-    ----------
-    problem, seed : as given
-    solver : with its defaults filled in
-    compile_seconds : spent on compilation, off the clock of the run
 
     Examples
     --------
@@ -54,18 +46,24 @@ class Run:
         _check_input(problem, solver, seed)
         prepared = prepare(problem, solver)
         self.problem, self.solver, self.seed = problem, prepared.solver, seed
-        host = isinstance(prepared.solver, HostSolver)
         with arithmetic(prepared.dtype):
-            self._steps: Steps = HostSteps(prepared) if host else CompiledSteps(prepared, [seed])
+            self._steps = CompiledSteps(prepared, [seed]) if isinstance(solver, Solver) else HostSteps(prepared)
             self._driver = Driver(problem, self._steps, exact=True)
         self.compile_seconds = self._steps.compile_seconds
 
     @classmethod
     def load(cls, path: str | Path, problem: BilevelProblem, *, solver: SolverBase | None = None) -> Self:
         """Return a run where a saved one stopped; parameters as for `bilevel.resume`."""
-        saved = load(Path(path), problem, solver)
-        run = cls(problem, saved.solver, seed=saved.seed)
-        run._restore(saved)
+        solver, seed, leaves, history, best = load(Path(path), problem, solver)
+        run = cls(problem, solver, seed=seed)
+        expected, structure = jax.tree.flatten(run.state)
+        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in leaves]:
+            raise ValueError("the saved state does not fit this solver and problem.")
+        state, columns = jax.tree.unflatten(structure, leaves), [column.tolist() for column in history.values()]
+        rows = [dict(zip(history, values, strict=True)) for values in zip(*columns, strict=True)]
+        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
+        run._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
+        run._driver.rows[0][0], run._driver.best = rows, best
         return run
 
     @property
@@ -76,12 +74,8 @@ class Run:
     @property
     def point(self) -> Point:
         """The evaluation point: NumPy arrays in the problem's dtype."""
-        return trees.to_numpy(self._evaluation_point, self.problem.dtype)
-
-    @property
-    def _evaluation_point(self) -> Point:
         with arithmetic(self._steps.dtype):
-            return self.solver.evaluation_point(self.state)
+            return trees.to_numpy(self.solver.evaluation_point(self.state), self.problem.dtype)
 
     @property
     def step(self) -> int:
@@ -105,12 +99,7 @@ class Run:
             self._driver = Driver(self.problem, self._steps, exact=True)
 
     def advance(self, n_steps: int) -> None:
-        """Take so many steps; fewer where the iterates become non-finite before.
-
-        Parameters
-        ----------
-        n_steps : how many; no evaluation comes between them
-        """
+        """Take ``n_steps`` steps without an evaluation; fewer where the iterates become non-finite before."""
         if isinstance(n_steps, bool) or not isinstance(n_steps, Integral) or n_steps < 0:
             raise ValueError(f"`n_steps={n_steps!r}`: must be an integer of at least 0.")
         stop = self.step + int(n_steps)
@@ -127,59 +116,36 @@ class Run:
     def result(self) -> RunResult:
         """Return the run as `bilevel.run` does; the point is evaluated if it is not yet."""
         self.evaluate()
-        return self._result(self._driver.status(0, 0))
-
-    def _result(self, status: Status) -> RunResult:
-        rows, best = self._driver.rows[0][0], self._driver.best
+        rows, best, status = self._driver.rows[0][0], self._driver.best, self._driver.status(0, 0)
         sentence = self.solver.warning(rows[-1], self.problem.dtype)
         if sentence and status is not Status.diverged:
             warn_user(sentence)
-        return RunResult(
-            status=status,
-            point=self.point,
-            history=columns(rows),
-            solver=self.solver,
-            seed=self.seed,
-            compile_seconds=self.compile_seconds,
-            problem=self.problem,
-            state=self.state,
-            best_point=best.point,
-            best_value=best.value,
-            best_row=best.row,
-        )
-
-    def _restore(self, saved: SavedRun) -> None:
-        expected, structure = jax.tree.flatten(self.state)
-        if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in saved.state]:
-            raise ValueError("the saved state does not fit this solver and problem.")
-        with arithmetic(self._steps.dtype):
-            state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved.state])
-        columns = [column.tolist() for column in saved.history.values()]
-        rows = [dict(zip(saved.history, values, strict=True)) for values in zip(*columns, strict=True)]
-        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
-        self._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
-        self._driver.rows[0][0], self._driver.best = rows, saved.best
+        ran = self.solver, self.seed, self.compile_seconds, self.problem, self.state
+        # A metric missing from a row is NaN there.
+        names = dict.fromkeys(name for row in rows for name in row)
+        history = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
+        return RunResult(status, self.point, history, *ran, *best)
 
     def _finish(self, budget: Budget, certifier: Certifier | None, progress: bool, log: Log | None) -> RunResult:
-        driver, oracles = self._driver, self._steps.oracles
-        driver.certifier = certifier
-        for row in driver.rows[0][0][-1:]:
-            row |= driver.certified(self._evaluation_point)
+        driver, steps = self._driver, self._steps
         about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
-        log = log if oracles.n_processes == 1 or jax.process_index() == 0 else None
+        log = log if steps.oracles.n_processes == 1 or jax.process_index() == 0 else None
+        driver.certifier = certifier
+        with arithmetic(steps.dtype):
+            for row in driver.rows[0][0][-1:]:
+                row |= driver.certified(jax.tree.map(lambda leaf: leaf[0, 0], steps.points()))
         with (
-            arithmetic(self._steps.dtype),
-            recording(log, about, tuple(driver.rows[0][0])) as driver.recorder,
+            arithmetic(steps.dtype),
+            closing(Recorder(log, about, tuple(driver.rows[0][0]))) as driver.recorder,
             progress_bar(f"{about.solver} on {about.problem}", progress) as report,
         ):
             try:
                 # Looks at the clock would make the processes of one run go apart.
-                driver.drive(budget, report, watched=progress and oracles.n_processes == 1)
-                status = driver.status(0, 0)
+                driver.drive(budget, report, watched=progress and steps.oracles.n_processes == 1)
             except KeyboardInterrupt:
+                driver.interrupted = True
                 driver.evaluate(np.ones((1, 1), bool))
-                status = Status.interrupted
-        return self._result(status)
+        return self.result()
 
 
 def run(
@@ -198,28 +164,22 @@ def run(
 ) -> RunResult:
     """Run a solver on a problem until a budget is used up or a tolerance is reached.
 
+    There is a result also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted").
+
     Parameters
     ----------
     problem, solver : what to solve, and how
     seed : of all random draws
     max_steps, max_calls, max_seconds : budgets, at least one. Oracle calls never exceed theirs (save by the last step
-        of a `HostSolver`, whose cost is known once it is taken). Seconds are those of steps alone, without compilation
-        and evaluation
-    tolerance : on the squared norm ‖∇h‖²: stop at the first evaluation where it is at most this; needs a problem with
-        exact solutions
-    certified_tolerance : on the squared norm ‖∇h‖² too, but proved by a certificate, without an exact solve
-        (:mod:`bilevel.problems.certificate`); adds the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and
-        ``certified_norm_sq``, that of ‖∇h‖². Needs a problem whose constants are known
+        of a `HostSolver`, whose cost is known once it is taken). Seconds leave compilation and evaluation out
+    tolerance : on ‖∇h‖²: stop at the first evaluation where it is at most this; needs a problem with exact solutions
+    certified_tolerance : on ‖∇h‖² too, but proved without an exact solve (:mod:`bilevel.problems.certificate`); adds
+        the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and ``certified_norm_sq``, that of ‖∇h‖². Needs a
+        problem whose constants are known
     eval_every : evaluate each so many steps; by default four times per doubling of the calls
     progress : show a bar
     log : gets each row of the history as soon as it is evaluated, off the clock: :class:`bilevel.CSVLog`,
         :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. Should it fail, the run warns and goes on
-
-    Returns
-    -------
-    RunResult
-        Also when the iterates diverge (status "diverged", the last finite point kept), and after Ctrl-C (status
-        "interrupted").
     """
     budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
     _check_input(problem, solver, seed)
@@ -243,10 +203,8 @@ def resume(
     path : written by ``result.save``
     problem : the same problem; data, start and values of the losses are compared
     solver : needed only for a solver that is not in ``bilevel.SOLVERS``
-    progress : show a bar
-    log : as for `run`; the log of the saved run goes on, one that is new gets the rows of the saved run first
-    **limits : ``max_steps``, ``max_calls``, ``max_seconds``, ``tolerance``, ``certified_tolerance`` and ``eval_every``,
-        as for `run`; budgets count the whole run, with what the file already holds
+    progress, log : as for `run`; the log of the saved run goes on, a new one gets the rows of the saved run first
+    **limits : budgets, tolerances and ``eval_every``, as for `run`; budgets count the whole run
     """
     budget = Budget(**limits)
     certifier = _check_limits(problem, budget, log)
@@ -266,15 +224,10 @@ def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> C
     if log is not None and not isinstance(log, Log):
         raise TypeError(f"`log` must be a bilevel.Log such as bilevel.CSVLog('run.csv'), got {log!r}.")
     if budget.max_seconds is not None and problem.oracles.n_processes > 1:
-        raise ValueError(
-            f"`max_seconds={budget.max_seconds!r}`: the {problem.oracles.n_processes} processes of this run have "
-            "clocks of their own and would stop at different steps; use `max_steps` or `max_calls`."
-        )
+        given = f"`max_seconds={budget.max_seconds!r}`"
+        raise ValueError(f"{given}: each process has its own clock; use `max_steps` or `max_calls`.")
     if budget.tolerance is not None and problem.exact_solver is None:
-        raise ValueError(
-            "`tolerance` needs exact hypergradients, which this problem does not offer; build it with "
-            "strongly_convex=True if its inner loss is, or leave `tolerance` out."
-        )
+        raise ValueError("`tolerance` needs exact hypergradients: strongly_convex=True, where the inner loss is.")
     certifier = None if budget.certified_tolerance is None else Certifier(problem)
     if certifier is not None and not certifier.certified:
         raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")

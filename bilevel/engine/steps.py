@@ -1,7 +1,6 @@
 """Taking steps, with the clock and the count of oracle calls.
 
-`Steps` sees an array of runs, seeds by settings, which step together; of a single run it is 1 by 1. A single run uses
-compiled programs that are not vmapped, a sweep those that are.
+`Steps` sees an array of runs, seeds by settings, which step together; of a single run it is 1 by 1, and not vmapped.
 """
 
 import time
@@ -14,8 +13,9 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import Calls, Point
+from bilevel._types import Point
 from bilevel.engine.loop import ONE_RUN, Evaluation, Page, Programs, run_key
+from bilevel.engine.metrics import check_metrics
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Solver, SolverBase, State
@@ -38,12 +38,12 @@ class Prepared(NamedTuple):
 
 def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
     """Lay out the batches, fill in the defaults of the solver, and refuse what does not fit the problem."""
+    check_metrics(problem.metrics)
     smallest = min(problem.n_inner, problem.n_outer)
     if solver.sampling != "full" and solver.batch_size > smallest:
-        raise ValueError(
-            f"`{type(solver).__name__}(batch_size={solver.batch_size})` exceeds the data: there are {problem.n_inner} "
-            f"inner and {problem.n_outer} outer samples. Use batch_size <= {smallest}, or sampling='full'."
-        )
+        me, there = type(solver).__name__, f"{problem.n_inner} inner and {problem.n_outer} outer samples"
+        use = f"use batch_size <= {smallest}, or sampling='full'"
+        raise ValueError(f"`{me}(batch_size={solver.batch_size})` exceeds the data: {there}; {use}.")
     dtype = np.dtype(np.float64) if isinstance(solver, HostSolver) else problem.dtype
     with arithmetic(dtype):
         oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
@@ -71,6 +71,7 @@ class Steps(ABC):
     """
 
     programs: Programs = ONE_RUN
+    alone = True  # a single run, with a clock of its own
     shape: tuple[int, int] = (1, 1)
     solver: SolverBase  # evaluates states
     position: Position
@@ -81,19 +82,15 @@ class Steps(ABC):
         self.solver, self.oracles, self.start, self.dtype = prepared
         if self.alone:
             began = time.perf_counter()
+            self.begin()
             self._warm_up()
             self.evaluate({})
             self.compile_seconds = time.perf_counter() - began
         self.begin()
 
-    @property
-    def alone(self) -> bool:
-        """Whether this is a single run, with a clock of its own."""
-        return self.programs.axes == 0
-
     @abstractmethod
     def _warm_up(self) -> None:
-        """Call once what is compiled, so that it is not on the clock, and go to the start."""
+        """Call once what is compiled, so that it is not on the clock."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -125,20 +122,16 @@ class HostSteps(Steps):
 
     def _warm_up(self) -> None:
         self.solver.warm_up(self.oracles, self.start)
-        self.begin()
 
     def begin(self) -> None:
-        """Go to the start."""
         state = self.solver.init(self.oracles, self.start)
         self.position, self.diverged = Position(state, 0, np.array([state.calls]), 0.0), False
 
     def last_steps(self, max_calls: int | None) -> np.ndarray:
-        """Return the next step, whose cost is known once it is taken."""
         _, step, calls, _ = self.position
         return np.array([step if max_calls is not None and calls.sum() >= max_calls else step + 1])
 
     def advance(self, stop: int, due: NextEvaluation | None) -> bool:
-        """Take one step, and tell whether an evaluation is due."""
         before, began = self.position, time.perf_counter()
         state = self.solver.step(self.oracles, before.state, before.step)
         seconds = before.seconds + time.perf_counter() - began
@@ -151,12 +144,10 @@ class HostSteps(Steps):
 
 
 class _OpenPage(NamedTuple):
-    """A page of draws on the host; ``calls[:, k]`` are the oracle calls after k of its steps, by seed and kind."""
-
     draws: Page
     first: int
     last: int
-    calls: np.ndarray
+    calls: np.ndarray  # [:, k] after k of its steps, by seed and kind
     totals: np.ndarray
 
 
@@ -168,7 +159,8 @@ class CompiledSteps(Steps):
     def __init__(
         self, prepared: Prepared, seeds: Sequence[int], settings: Sequence[Solver] = (), programs: Programs = ONE_RUN
     ) -> None:
-        self._keys = tuple(run_key(seed) for seed in seeds)
+        keys = tuple(run_key(seed) for seed in seeds)
+        self._key: Any = keys if programs.axes == 2 else keys[0]  # a seed's, or those of all seeds
         assert isinstance(prepared.solver, Solver)
         self._traced = self._settings = prepared.solver.cast(prepared.dtype)
         if settings:
@@ -176,25 +168,21 @@ class CompiledSteps(Steps):
             self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
             prepared = prepared._replace(solver=self._traced)
         self._page: _OpenPage | None = None
-        self.programs, self.shape = programs, (len(seeds), max(1, len(settings)))
+        self.programs, self.alone, self.shape = programs, programs.axes == 0, (len(seeds), max(1, len(settings)))
         super().__init__(prepared)
 
     def _warm_up(self) -> None:
-        self.begin()
-        page = self.programs.draw(self._traced, self.oracles, self._keys, np.int32(0), PAGE_LENGTH)
-        jax.block_until_ready(self._take(page, self.position.state, 0, 0))
+        self._take(self._open_page().draws, self.position.state, 0, 0)
 
     def begin(self) -> None:
-        """Go to the start."""
         began = time.perf_counter()
-        arguments = self._settings, self.oracles, self.start, self._keys
-        state = jax.block_until_ready(self.programs.init(*arguments))
+        state = self.programs.init(self._settings, self.oracles, self.start, self._key)
+        jax.block_until_ready(state)
         seconds = time.perf_counter() - began
         calls = np.tile(np.array(self.solver.init_calls(self.oracles), np.int64), (self.shape[0], 1))
         self.position, self._page, self.diverged = Position(state, 0, calls, seconds), None, False
 
     def last_steps(self, max_calls: int | None) -> np.ndarray:
-        """Return the last affordable steps on the page."""
         page = self._open_page()
         if max_calls is None:
             return np.full(self.shape[0], page.last)
@@ -202,7 +190,6 @@ class CompiledSteps(Steps):
         return page.first + np.array([np.searchsorted(total, max_calls, side="right") for total in page.totals])
 
     def advance(self, stop: int, due: NextEvaluation | None) -> bool:
-        """Go to ``stop``, the next evaluation or the end of the page, or to the last finite state before it."""
         page, before = self._open_page(), self.position
         evaluation = page.last + 1
         if due is not None:
@@ -213,7 +200,7 @@ class CompiledSteps(Steps):
         elapsed = time.perf_counter() - began
         self.steps_per_second = (stop - before.step) / elapsed
         # Of many runs each is looked at when it is evaluated: the others go on.
-        if self.alone and not self._is_finite(state):
+        if self.alone and not trees.is_finite(self.solver.evaluation_point(state)):
             state, stop = self._last_finite(page, before, stop)
             self.diverged = True
         self.position = Position(state, stop, page.calls[:, stop - page.first], before.seconds + elapsed)
@@ -225,12 +212,11 @@ class CompiledSteps(Steps):
         if self._page is not None and step < self._page.last:
             return self._page
         began = time.perf_counter()
-        draws = self.programs.draw(self._traced, self.oracles, self._keys, np.int32(step), PAGE_LENGTH)
+        draws = self.programs.draw(self._traced, self.oracles, self._key, np.int32(step), PAGE_LENGTH)
         jax.block_until_ready(draws)
         self.position = Position(state, step, calls, seconds + time.perf_counter() - began)
-        costs = np.stack([np.asarray(kind, np.int64) for kind in draws.calls], axis=-1)
-        costs = costs.reshape(self.shape[0], PAGE_LENGTH, len(Calls._fields))
-        after = np.concatenate([calls[:, None], calls[:, None] + np.cumsum(costs, axis=1)], axis=1)
+        costs = np.stack([np.asarray(kind, np.int64).reshape(self.shape[0], -1) for kind in draws.calls], axis=-1)
+        after = np.cumsum(np.concatenate([calls[:, None], costs], axis=1), axis=1)
         self._page = _OpenPage(draws, step, step + PAGE_LENGTH, after, after[:, 1:].sum(axis=2))
         return self._page
 
@@ -238,16 +224,13 @@ class CompiledSteps(Steps):
         positions = np.int32(start), np.int32(stop)
         return jax.block_until_ready(self.programs.advance(self._settings, self.oracles, state, page, *positions))
 
-    def _is_finite(self, state: State) -> bool:
-        return trees.is_finite(self.solver.evaluation_point(state))
-
     def _last_finite(self, page: _OpenPage, before: Position, diverged: int) -> tuple[State, int]:
         """Return the last finite state and its step, by bisection; steps repeat bit for bit."""
         state, step = before.state, before.step
         while diverged - step > 1:
             middle = (step + diverged) // 2
             trial = self._take(page.draws, state, step - page.first, middle - page.first)
-            if self._is_finite(trial):
+            if trees.is_finite(self.solver.evaluation_point(trial)):
                 state, step = trial, middle
             else:
                 diverged = middle

@@ -1,8 +1,7 @@
 """Many settings of one solver in one program.
 
 The settings differ in traced numbers alone. Rows are drawn once per seed, and all settings step through them together
-by ``vmap``; what happens in one never reaches another. Seeds are taken one after the other on a CPU, and together on a
-GPU, by a second ``vmap``.
+by ``vmap``; what happens in one never reaches another. Seeds come one after the other, or by a second ``vmap``.
 """
 
 from collections.abc import Sequence
@@ -12,11 +11,10 @@ import jax
 import numpy as np
 
 from bilevel._precision import arithmetic
-from bilevel.engine import steps as pages
+from bilevel.engine import steps
 from bilevel.engine.driver import Budget, Driver
 from bilevel.engine.loop import SEEDS_AND_SETTINGS, SETTINGS, draw_page, run_key
 from bilevel.engine.result import Status
-from bilevel.engine.steps import CompiledSteps, Prepared, prepare
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Solver
 
@@ -32,20 +30,13 @@ class CellResult(NamedTuple):
 def sweep(
     problem: BilevelProblem, solvers: Sequence[Solver], seeds: Sequence[int], max_calls: int, *, together: bool = False
 ) -> list[list[CellResult]]:
-    """Run every setting with every seed until the calls are used up; results by seed, then by setting.
+    """Run every setting with every seed until its calls are used up; results by seed, then by setting.
 
-    Exact metrics are in the last row alone, and no row has seconds: those of a program of many runs belong to none.
-
-    Parameters
-    ----------
-    problem : what is solved
-    solvers : of one class, with the same static parameters, resolved
-    seeds : of the batches
-    max_calls : budget of each run, never exceeded
-    together : step all seeds in one program, which pays on a GPU; all but the last row are then at the steps where the
-        first seed is evaluated
+    The solvers are of one class, resolved, with the same static parameters. Exact metrics are in the last row alone,
+    and no row has seconds: those of a program of many runs belong to none. To step all seeds ``together`` pays on a
+    GPU; all but the last row are then at the steps where the first seed is evaluated.
     """
-    prepared = prepare(problem, solvers[0])
+    prepared = steps.prepare(problem, solvers[0])
     for solver in solvers[1:]:
         solver.check_start(prepared.start)
     together = together and _refreshes_agree(prepared, solvers[0], seeds)
@@ -53,24 +44,20 @@ def sweep(
     results = []
     with arithmetic(prepared.dtype):
         for group in groups:
-            driver = Driver(problem, CompiledSteps(prepared, group, solvers, programs), exact=False)
+            driver = Driver(problem, steps.CompiledSteps(prepared, group, solvers, programs), exact=False)
             driver.drive(Budget(max_calls=max_calls))
-            results += [[_result(driver, i, j) for j in range(len(solvers))] for i in range(len(group))]
+            memory = sum(leaf.nbytes // driver.running.size for leaf in jax.tree.leaves(driver.steps.position.state))
+            for i in range(len(group)):
+                ends = [(driver.add_exact(i, j), driver.status(i, j)) for j in range(len(solvers))]
+                results.append([CellResult(*end, memory) for end in ends])
     return results
 
 
-def _result(driver: Driver, i: int, j: int) -> CellResult:
-    driver.add_exact(i, j)
-    steps = driver.steps
-    own = [leaf.nbytes // np.prod(steps.shape) for leaf in jax.tree.leaves(steps.position.state)]
-    return CellResult(driver.rows[i][j], driver.status(i, j), int(sum(own)))
-
-
-def _refreshes_agree(prepared: Prepared, solver: Solver, seeds: Sequence[int]) -> bool:
+def _refreshes_agree(prepared: steps.Prepared, solver: Solver, seeds: Sequence[int]) -> bool:
     """Tell whether full-batch passes come at the same steps for all seeds; they do not where a coin decides."""
     if not solver.restarts:
         return True
     with arithmetic(prepared.dtype):
         of_page = solver.cast(prepared.dtype), prepared.oracles
-        drawn = [draw_page(*of_page, run_key(seed), np.int32(0), pages.PAGE_LENGTH).refreshes for seed in seeds]
+        drawn = [draw_page(*of_page, run_key(seed), np.int32(0), steps.PAGE_LENGTH).refreshes for seed in seeds]
         return all(np.array_equal(refreshes, drawn[0]) for refreshes in drawn)

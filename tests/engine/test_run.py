@@ -9,6 +9,7 @@ import pytest
 import bilevel
 from bilevel._types import Calls
 from bilevel.engine import steps as runner
+from bilevel.engine.sweep import sweep
 from tests import cases
 
 SOLVERS = cases.SOLVERS
@@ -162,6 +163,23 @@ def test_metrics_of_the_user_are_followed():
     named = bilevel.BilevelProblem(problem.oracles, problem.start, metrics={"first": lambda p: p.outer_var[0]})
     history = bilevel.run(named, SRBA, max_steps=10).history
     assert history["first"][0] == -2 and history["first"][-1] != -2
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "seconds", "calls", "calls_hvp", "epochs", "value", "outer_value", "certified_error", "drift"]
+)
+def test_a_metric_named_like_another_column_is_refused(name):
+    problem = cases.quadratic("float32")
+    named = bilevel.BilevelProblem(problem.oracles, problem.start, metrics={"first": np.sum, name: lambda point: 0.0})
+    for prepare in (bilevel.Run, lambda *given: sweep(given[0], [given[1]], [0], 100)):
+        with pytest.raises(ValueError, match=rf"`metrics`: '{name}' is the name of another column of the history"):
+            prepare(named, SRBA)
+
+
+def test_a_problem_may_measure_the_test_error_itself():
+    problem = cases.quadratic("float32")
+    named = bilevel.BilevelProblem(problem.oracles, problem.start, metrics={"test_error": lambda point: 0.5})
+    assert bilevel.run(named, SRBA, max_steps=5).history["test_error"].tolist()[-1] == 0.5
 
 
 def test_stationarity_leaves_out_what_pushes_against_a_bound():
