@@ -114,11 +114,6 @@ class Samples:
         """Number of blocks, the last of which may be short."""
         return -(-self.n // self.batch_size)
 
-    @property
-    def has_short_block(self) -> bool:
-        """Whether the last block has fewer than `batch_size` rows."""
-        return self.n % self.batch_size != 0
-
     def with_batches(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size.
 
@@ -126,7 +121,7 @@ class Samples:
         slices of p long rows would be 2p. Rows-first data, which may be large, are left as they are.
         """
         plain = self.with_slices(batch_size, sampling)
-        if sampling not in ("blocks", "reshuffle") or self.is_rows_first:
+        if sampling not in ("blocks", "reshuffle") or not any(self.axes):
             return plain
 
         def in_blocks(leaf: Array, axis: int) -> Array:
@@ -136,13 +131,13 @@ class Samples:
             blocks = jnp.concatenate([rows, filler]).reshape(-1, batch_size, *rows.shape[1:])
             return jnp.moveaxis(blocks, 1, axis + 1)
 
-        weights = plain._row_weights(real_rows_last=False) if plain.has_short_block else None
+        weights = plain._row_weights(real_rows_last=False) if self.n % batch_size else None
         return replace(plain, blocks=self._map(in_blocks), row_weights=weights)
 
     def with_slices(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size that are cut out of the leaves."""
         plain = replace(self, batch_size=batch_size, sampling=sampling, blocks=None, row_weights=None)
-        if sampling not in ("blocks", "reshuffle") or not plain.has_short_block:
+        if sampling not in ("blocks", "reshuffle") or self.n % batch_size == 0:
             return plain
         return replace(plain, row_weights=plain._row_weights(real_rows_last=True))
 
@@ -164,11 +159,6 @@ class Samples:
     def in_float64(self) -> "Samples":
         """Return the same rows, cast to float64 as they are taken, not before."""
         return replace(self, dtype=np.dtype(np.float64), row_weights=trees.cast(self.row_weights, np.float64))
-
-    @property
-    def is_rows_first(self) -> bool:
-        """Whether the sample axis of every leaf is its first."""
-        return all(axis == 0 for axis in self.axes)
 
     @property
     def is_cast_when_taken(self) -> bool:
@@ -220,7 +210,7 @@ class Samples:
             return jnp.sum(counts, dtype=jnp.int32)
         if rows is None:
             return self.n
-        if self.sampling == "iid" or not self.has_short_block:
+        if self.sampling == "iid" or self.n % self.batch_size == 0:
             return self.batch_size
         return jnp.minimum(self.batch_size, self.n - rows * self.batch_size)
 
@@ -235,14 +225,13 @@ class Samples:
         def with_piece(index: Array, total: PyTree) -> PyTree:
             return trees.add(total, trees.scale(pieces.share(index), function(*pieces.take(index))))
 
-        shapes = jax.eval_shape(lambda: function(*pieces.take(jnp.zeros((), jnp.int32))))
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        nothing = trees.zeros_like(jax.eval_shape(lambda: function(*pieces.take(jnp.zeros((), jnp.int32)))))
         return jax.lax.fori_loop(0, pieces.n_blocks, with_piece, nothing)
 
     @property
     def is_read_in_pieces(self) -> bool:
         """Whether a pass reads few rows at a time: many long ones for the cache, those cast when taken for memory."""
-        return self.is_cast_when_taken or (self.is_rows_first and self.n > _PIECE)
+        return self.is_cast_when_taken or (not any(self.axes) and self.n > _PIECE)
 
     def share(self, rows: Array) -> Array:
         """Return (rows of the block)/n, the weight of a block in a table's mean."""

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import AnyArray, Array, Point, PyTree
+from bilevel._types import Array, Point, PyTree
 from bilevel.oracles.base import Oracles
 from bilevel.oracles.samples import STATIC, Samples
 
@@ -38,7 +38,6 @@ class Shard(Samples):
     n_devices: int = field(default=1, metadata=STATIC)
 
     def with_batches(self, batch_size: int, sampling: str) -> "Shard":
-        """Return the same rows, drawn in batches of this size; none is moved."""
         return replace(self, batch_size=batch_size, sampling=sampling)
 
     with_slices = with_batches  # a block is always cut out of the leaves
@@ -46,9 +45,8 @@ class Shard(Samples):
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return this device's part of the rows, and weights whose mean over devices makes the estimate."""
         if rows is None:
-            taken, row = self.leaves, self._row_at(jnp.arange(self._n_held, dtype=jnp.int32))
             scale: Any = 1 / self.n
-            wanted = row < self.n
+            taken, wanted = self.leaves, self._row_at(jnp.arange(self._n_held, dtype=jnp.int32)) < self.n
         elif self.sampling == "iid":
             taken = self._map(lambda leaf, axis: jnp.take(leaf, rows // self.n_devices, axis=axis))
             scale, wanted = 1 / self.batch_size, rows % self.n_devices == jax.lax.axis_index(AXIS)
@@ -56,8 +54,8 @@ class Shard(Samples):
             taken, row = self._window(rows)
             begin = rows * self.batch_size
             # A pass of "reshuffle" visits each block once, whatever its size.
-            visited = self.sampling == "reshuffle"
-            scale = self.n_blocks / self.n if visited else 1 / jnp.asarray(self.count(rows), self.dtype)
+            in_pass = self.sampling == "reshuffle"
+            scale = self.n_blocks / self.n if in_pass else 1 / jnp.asarray(self.count(rows), self.dtype)
             wanted = (row >= begin) & (row < jnp.minimum(begin + self.batch_size, self.n))
         weights = jnp.where(wanted, jnp.asarray(scale * self.n_devices, self.dtype), 0)
         return trees.cast(taken, self.dtype), weights
@@ -171,23 +169,23 @@ def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> 
 
 
 def digest(tree: PyTree, prefix: str = "") -> bytes:
-    """Return a digest of types, shapes and contents of the leaves."""
+    """Return a digest of types, shapes and contents of the leaves; all processes that hold parts of them must ask."""
     found = hashlib.sha256(prefix.encode())
     for leaf in jax.tree.leaves(tree):
-        array = _contents(leaf)
+        array = leaf
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in leaf.addressable_shards]
+            array = _gather(np.frombuffer(b"".join(own), np.uint8))
+        array = np.ascontiguousarray(array)
         found.update(f"{array.dtype}{array.shape}".encode())
         found.update(array.data)
     return found.digest()
 
 
-def _contents(array: AnyArray) -> np.ndarray:
-    """Return an array in NumPy, or digests of its parts where other processes hold some; all must then ask."""
-    if not isinstance(array, jax.Array) or array.is_fully_addressable:
-        return np.ascontiguousarray(array)
+def _gather(array: np.ndarray) -> np.ndarray:
     from jax.experimental.multihost_utils import process_allgather
 
-    own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in array.addressable_shards]
-    return process_allgather(np.frombuffer(b"".join(own), np.uint8))
+    return process_allgather(array)
 
 
 def _interleave(devices: Sequence[jax.Device]) -> tuple[Mesh, int]:
@@ -207,11 +205,9 @@ def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int,
     own = oracles.n_inner, oracles.n_outer
     if n_processes == 1:
         return own
-    from jax.experimental.multihost_utils import process_allgather
-
-    if len(np.unique(process_allgather(np.frombuffer(digest(start), np.uint8)), axis=0)) > 1:
+    if len(np.unique(_gather(np.frombuffer(digest(start), np.uint8)), axis=0)) > 1:
         raise ValueError("`own_rows=True`: the problems of the processes differ in start or in sizes; give the same.")
-    by_process = process_allgather(np.array(own, np.int32))
+    by_process = _gather(np.array(own, np.int32))
     totals = by_process.sum(axis=0)
     dealt = -(-(totals - np.arange(n_processes)[:, None]) // n_processes)
     if not np.array_equal(by_process, dealt):

@@ -93,15 +93,11 @@ def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
 
 def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:
     """Cut stacked batches into stacks of the given sizes; None takes one batch. ``rows`` of a full batch stay None."""
-    parts: list[Any] = []
-    begin = 0
+    if rows is None:
+        return (None,) * len(sizes)
+    parts, begin = [], 0
     for size in sizes:
-        if rows is None:
-            parts.append(None)
-        elif size is None:
-            parts.append(rows[begin])
-        else:
-            parts.append(rows[begin : begin + size])
+        parts.append(rows[begin] if size is None else rows[begin : begin + size])
         begin += 1 if size is None else size
     return tuple(parts)
 

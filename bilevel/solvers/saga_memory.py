@@ -67,22 +67,21 @@ class BlockTable(NamedTuple):
 
 
 class RowTable(NamedTuple):
-    """The last terms of each row, block after block, and the mean of the estimates that they make."""
+    """The last terms of each row, block after block, and the mean of the estimates that they make.
+
+    Where `rebuild` sums the mean anew, rows are multiplied but no derivative is asked for.
+    """
 
     table: PyTree
     mean: PyTree
 
     @classmethod
     def fill(cls, level: Level, start: Point, empty: bool) -> "RowTable":
-        """Remember the terms at the start, or zeros."""
         table = level.over_blocks(lambda block: level.terms(start, block))
         nothing = trees.zeros_like(level.sum(jax.tree.map(lambda leaf: leaf[0], table), jnp.int32(0), start))
-        if empty:
-            return cls(trees.zeros_like(table), nothing)
-        return cls(table, nothing).rebuild(level, start)
+        return cls(trees.zeros_like(table), nothing) if empty else cls(table, nothing).rebuild(level, start)
 
     def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
-        """Return the estimate with less variance, and the table with the new terms in it."""
         new = level.terms(point, block)
         old = jax.tree.map(lambda leaf: leaf[block], self.table)
         change = level.sum(trees.subtract(new, old), block, point)
@@ -92,8 +91,6 @@ class RowTable(NamedTuple):
         return reduced, RowTable(table, mean)
 
     def rebuild(self, level: Level, like: Point) -> "RowTable":
-        """Sum the mean anew from the table; rows are multiplied, but no derivative is asked for."""
-
         def with_block(block: Array, total: PyTree) -> PyTree:
             terms = jax.tree.map(lambda leaf: leaf[block], self.table)
             return trees.add(total, trees.scale(level.samples.share(block), level.sum(terms, block, like)))
