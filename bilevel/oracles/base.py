@@ -24,8 +24,7 @@ _INNER_STREAM, _OUTER_STREAM = 0, 1
 class Oracles(ABC):
     """Derivatives of F and G at a point; ``rows=None`` means every row.
 
-    A subclass writes `inner`, `outer` and the two values for given data and weights. A single derivative
-    is selected from its bundle: under ``jit`` what is not used is not computed.
+    A single derivative is selected from its bundle: under ``jit`` what is not used is not computed.
 
     Attributes
     ----------
@@ -99,10 +98,7 @@ class Oracles(ABC):
         return self._diagonal(point, index, majorize=False)
 
     def diagonal_majorizer(self, point: Point, index: Count = 0) -> PyTree:
-        """Return a diagonal to divide moves by, at least that of ∇²zz G but for noise.
-
-        In closed form a badly fitted row, of next to no curvature here, counts with what it may have on its way.
-        """
+        """Return a diagonal to divide moves by: ∇²zz G's, with what curvature badly fitted rows meet on their way."""
         return self._diagonal(point, index, majorize=True)
 
     def squared_diagonals(self, point: Point) -> PyTree:

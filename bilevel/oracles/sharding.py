@@ -3,8 +3,7 @@
 Device d of k holds the rows d, d + k, d + 2k, …, whatever the batch: of a block of consecutive rows each device then
 holds a k-th, one after the other, so that the blocks, the draws and the oracle calls are those of one device. Variables
 are on every device. Each computes an estimate from its rows alone, with weights k times as large; the mean of the k is
-the estimate, in which terms that are no sum over rows count once. No row ever leaves its device, and a
-process touches the rows of its own devices only.
+the estimate, in which terms that are no sum over rows count once. A process touches the rows of its own devices only.
 """
 
 import hashlib
@@ -30,10 +29,7 @@ AXIS = "rows"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shard(Samples):
-    """Rows of one level on several devices; draws and counts are those of all rows together.
-
-    Only on a device, where the leaves are its part of them, can rows be taken.
-    """
+    """Rows of one level on several devices, taken only there; draws and counts are those of all rows together."""
 
     n_devices: int = field(default=1, metadata=STATIC)
 

@@ -94,20 +94,18 @@ class SolverBase(ABC):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, rule = getattr(self, field.name), field.metadata.get("rule")
-            if rule is None or (value is None and field.metadata["optional"]):
+            value, about = getattr(self, field.name), field.metadata
+            if "rule" not in about or (value is None and about["optional"]):
                 continue
-            if "convert" in field.metadata:
-                value = field.metadata["convert"](value)
+            if "convert" in about:
+                value = about["convert"](value)
                 object.__setattr__(self, field.name, value)
-            complaint = rule(value)
-            if complaint:
+            if complaint := about["rule"](value):
                 raise ValueError(f"`{type(self).__name__}({field.name}={value!r})`: {complaint}")
 
     def cast(self, dtype: DTypeLike) -> Self:
         """Return the solver with its floats as arrays of ``dtype``: 0.1, 1 and np.float64 share a trace."""
-        leaves, structure = jax.tree.flatten(self)
-        return jax.tree.unflatten(structure, [np.asarray(leaf, dtype) for leaf in leaves])
+        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), self)
 
     def parameters(self) -> dict[str, Any]:
         """Return the hyper-parameters by name, as Python numbers and strings."""

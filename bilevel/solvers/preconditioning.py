@@ -32,10 +32,8 @@ OPTIMIZERS = ("adam",)
 
 # Adam's step is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
 _RATE, _DELAY = 1e-2, 1000.0
-# Scales of columns from 1e-3 to 1e3 make an exact diagonal span 12 orders: only what is nearly 0 is lifted.
-_FLOOR_EXACT = 1e-12
-# What probes say of a coordinate far below the others is noise.
-_FLOOR_PROBED = 0.1
+_FLOOR_EXACT = 1e-12  # scales of columns from 1e-3 to 1e3 span 12 orders: only what is nearly 0 is lifted
+_FLOOR_PROBED = 0.1  # what probes say of a coordinate far below the others is noise
 
 
 class Preconditioning(NamedTuple):
@@ -78,7 +76,6 @@ class PreconditionedSolver(Solver):
             ) from error
 
     def init_preconditioning(self, start: Point, diagonal: PyTree = ()) -> Preconditioning:
-        """Return what the first move needs."""
         if self.outer_optimizer is None:
             return Preconditioning(diagonal)
         with jax.numpy_dtype_promotion("standard"):

@@ -35,7 +35,7 @@ _DRIFTED = 0.5  # a working recursion shows 0 to 0.3, one at the floor of its ar
 
 
 class RecursiveState(NamedTuple):
-    """The iterate, the one before it, the estimate of D; and of the last refresh, ||D|| and the drift of D.
+    """The iterate, the one before it, the estimate of D; and of the last refresh, ||D|| and the estimate's drift.
 
     The drift is relative to ||D|| at this refresh or the one before, whichever is larger: a working recursion stays
     well below ½, however fast D itself goes to zero. The last two fields hold nothing in the plain method.
