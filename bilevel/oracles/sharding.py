@@ -41,8 +41,9 @@ class Shard(Samples):
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return this device's part of the rows, and weights whose mean over devices makes the estimate."""
         if rows is None:
+            row = jnp.arange(-(-self.n // self.n_devices), dtype=jnp.int32) * self.n_devices + jax.lax.axis_index(AXIS)
             scale: Any = 1 / self.n
-            taken, wanted = self.leaves, self._row_at(jnp.arange(self._n_held, dtype=jnp.int32)) < self.n
+            taken, wanted = self.leaves, row < self.n
         elif self.sampling == "iid":
             taken = self._map(lambda leaf, axis: jnp.take(leaf, rows // self.n_devices, axis=axis))
             scale, wanted = 1 / self.batch_size, rows % self.n_devices == jax.lax.axis_index(AXIS)
@@ -61,17 +62,11 @@ class Shard(Samples):
         size = -(-self.batch_size // self.n_devices)
         before = block * self.batch_size - jax.lax.axis_index(AXIS)
         first = (before + self.n_devices - 1) // self.n_devices
-        begin = jnp.minimum(first, self._n_held - size)
+        begin = jnp.minimum(first, -(-self.n // self.n_devices) - size)
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=begin, slice_size=size)
         taken = self._map(lambda leaf, axis: cut(leaf, axis=axis))
-        return taken, self._row_at(begin + jnp.arange(size, dtype=jnp.int32))
-
-    def _row_at(self, place: Array) -> Array:
-        return place * self.n_devices + jax.lax.axis_index(AXIS)
-
-    @property
-    def _n_held(self) -> int:
-        return int(jax.tree.leaves(self.leaves)[0].shape[self.axes[0]])
+        places = begin + jnp.arange(size, dtype=jnp.int32)
+        return taken, places * self.n_devices + jax.lax.axis_index(AXIS)
 
 
 def _split_along(axis: int) -> PartitionSpec:
@@ -186,14 +181,12 @@ def _gather(array: np.ndarray) -> np.ndarray:
 
 def _interleave(devices: Sequence[jax.Device]) -> tuple[Mesh, int]:
     """Return the devices, one of each process in turn, and the number of processes."""
-    by_process: dict[int, list[jax.Device]] = {}
-    for device in devices:
-        by_process.setdefault(device.process_index, []).append(device)
-    if len({len(group) for group in by_process.values()}) != 1:
-        counts = {process: len(group) for process, group in by_process.items()}
+    processes = sorted({device.process_index for device in devices})
+    groups = [[device for device in devices if device.process_index == process] for process in processes]
+    if len({len(group) for group in groups}) != 1:
+        counts = {process: len(group) for process, group in zip(processes, groups, strict=True)}
         raise ValueError(f"`devices` must hold as many of each process, and at least one; got {counts} by process.")
-    rounds = zip(*(by_process[process] for process in sorted(by_process)), strict=True)
-    return Mesh(np.array([device for one in rounds for device in one]), (AXIS,)), len(by_process)
+    return Mesh(np.array(groups).T.ravel(), (AXIS,)), len(processes)
 
 
 def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int, int]:
