@@ -78,9 +78,8 @@ def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree
 
 def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
     """Return the cost of one direction D on so many rows of each level."""
-    return Calls(
-        inner_grad=inner_rows, hvp=inner_rows, cross=inner_rows, outer_grad=outer_rows, outer_grad_outer=outer_rows
-    )
+    n, m = inner_rows, outer_rows
+    return Calls(inner_grad=n, hvp=n, cross=n, outer_grad=m, outer_grad_outer=m)
 
 
 def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:

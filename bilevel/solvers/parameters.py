@@ -143,6 +143,7 @@ def _bounds_complaint(value: Any) -> str | None:
 
 
 def _bounds_text(value: Any) -> str | None:
-    if value is None or not all(map(_is_number, value)):
-        return None if value is None else "like the outer variable"
-    return str(tuple(side if math.isfinite(side) else None for side in value))
+    if value is None:
+        return None
+    finite = (side if math.isfinite(side) else None for side in value)
+    return str(tuple(finite)) if all(map(_is_number, value)) else "like the outer variable"
