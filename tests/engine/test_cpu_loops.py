@@ -25,7 +25,7 @@ IN_PIECES = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold
 def printed(script, environment, given=None):
     kept = {name: value for name, value in os.environ.items() if name.startswith("JAX_COMPILATION_CACHE")}
     command = [sys.executable, "-c", script]
-    environment = kept | {"PATH": "", "JAX_ENABLE_X64": "1"} | environment
+    environment = kept | {"PATH": "", "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"} | environment
     return subprocess.run(command, input=given, capture_output=True, check=True, env=environment, cwd=ROOT).stdout
 
 

@@ -1,0 +1,250 @@
+"""A store under faults: damaged files, other columns, killed and concurrent writers."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from bilevel.bench.store import SCHEMA, Store, check_metric_names, list_metrics
+from tests.bench.test_store import N_ROWS, ROOT, cell_id, counts, files, group, whole
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_in_the_middle(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path):
+    """A wrong bit that an ordinary read takes for a number."""
+    content, whole = path.read_bytes(), pyarrow.parquet.read_table(path)
+    column = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(SCHEMA().names.index("outer_value"))
+    for place in range(column.data_page_offset, column.data_page_offset + column.total_compressed_size):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            if not pyarrow.parquet.read_table(path).equals(whole):
+                return
+        except (OSError, pyarrow.ArrowException):
+            continue
+    raise AssertionError("no such bit")
+
+
+def rewritten(change):
+    def damage(path):
+        table = pyarrow.parquet.read_table(path)
+        pyarrow.parquet.write_table(change(table), path)
+
+    return damage
+
+
+DAMAGE = {
+    "empty": (lambda path: path.write_bytes(b""), "damaged"),
+    "text": (lambda path: path.write_text("cell,final\n1,true\n"), "Parquet magic bytes not found"),
+    "truncated": (truncated, "damaged"),
+    "half": (cut_in_the_middle, "damaged"),
+    "one bit": (flipped, "damaged"),
+    "keys": (rewritten(lambda t: t.drop_columns(["value", "seed"])), "it lacks seed"),
+    "types": (rewritten(lambda t: t.set_column(0, "cell", pyarrow.array([b"\xff"] * len(t)))), "Invalid UTF8"),
+    "other": (rewritten(lambda t: pyarrow.table({"a": [1]})), "it lacks cell, "),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_set_aside_with_a_warning_and_the_rest_is_read(tmp_path, kind):
+    damage, message = DAMAGE[kind]
+    store = Store(tmp_path)
+    good, bad = store.write(group(1)), store.write(group(2))
+    damage(bad)
+    content = bad.read_bytes()
+    with pytest.warns(UserWarning, match=re.escape(message)) as caught:
+        frame = store.read()
+    assert len(caught) == 1 and bad.name in str(caught[0].message)
+    assert counts(frame) == counts(pandas.read_parquet(tmp_path)) == whole(1)
+    assert files(store) == sorted([good.name, f"_{bad.name}.damaged"])
+    assert (tmp_path / f"_{bad.name}.damaged").read_bytes() == content, "nothing is lost"
+    assert store.finished() == {cell_id(1)}
+    store.write(group(2))
+    assert counts(store.read()) == whole(1, 2)
+
+
+OWN = pyarrow.array([0.25] * N_ROWS)
+TEXT = pyarrow.array(["x"] * N_ROWS)
+OTHER_COLUMNS = {
+    "fewer": lambda t: t.drop_columns(["value", "param_period", "machine", "outer_value"]),
+    "more": lambda t: t.append_column("own", OWN),
+    "renamed": lambda t: t.drop_columns(["rollbacks"]).append_column("backoffs", OWN),
+    "whole numbers": lambda t: t.append_column("own", pyarrow.array([1] * N_ROWS)),
+    "empty": lambda t: t.append_column("own", pyarrow.nulls(N_ROWS)),
+    "text": lambda t: t.append_column("own", TEXT).append_column("param_old", TEXT),
+    "order": lambda t: t.select(t.column_names[::-1]),
+    "narrow types": lambda t: t.cast(t.schema.set(t.schema.get_field_index("step"), pyarrow.field("step", "int32"))),
+    "other texts": lambda t: t.cast(t.schema.set(0, pyarrow.field("cell", "large_string"))),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_COLUMNS)
+def test_a_file_with_other_columns_is_read_and_never_renamed(tmp_path, kind):
+    store = Store(tmp_path)
+    plain, changed = store.write(group(1, own=0.5)), store.write(group(2))
+    rewritten(OTHER_COLUMNS[kind])(changed)
+    frame = store.read()
+    assert files(store) == sorted([plain.name, changed.name])
+    assert counts(frame) == whole(1, 2) and store.finished() == {cell_id(1), cell_id(2)}
+    lost = set(SCHEMA().names) - set(pyarrow.parquet.read_schema(changed).names)
+    assert frame[frame["cell"] == cell_id(2)][sorted(lost)].isna().all(axis=None)
+    assert set(SCHEMA().names) | set(pyarrow.parquet.read_schema(changed).names) <= set(frame.columns)
+    assert [float(value) for value in frame[frame["cell"] == cell_id(1)]["own"]] == [0.5] * N_ROWS
+
+
+def test_a_metric_of_the_users_own_is_a_column_more_and_null_elsewhere(tmp_path):
+    store = Store(tmp_path)
+    store.write(group(1, 2))
+    store.write(group(3, fairness=np.float32(0.5)) + group(4, fairness=None, sparsity=3))
+    frame = store.read().set_index("cell")
+    assert frame["fairness"].dtype == frame["sparsity"].dtype == np.float64
+    assert frame["fairness"].dropna().to_dict() == {cell_id(3): 0.5}
+    assert frame["sparsity"].dropna().to_dict() == {cell_id(4): 3.0}
+    assert list_metrics(frame) == ["outer_value", "fairness", "sparsity"]
+
+
+def test_a_metric_with_the_name_of_another_column_is_refused():
+    check_metric_names(["fairness", "test_error"])
+    with pytest.raises(ValueError, match=r"metric `status` has the name of another column of the store; rename it."):
+        check_metric_names(["fairness", "status"])
+
+
+def test_a_damaged_file_that_cannot_be_renamed_is_passed_over(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.write(group(1)).write_bytes(b"")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.warns(UserWarning, match=r"passed over, for it cannot be renamed \(Permission denied\)"):
+        assert store.finished() == set()
+
+
+def test_leftovers_of_killed_writers_are_ignored_and_removed_after_an_hour(tmp_path):
+    store = Store(tmp_path)
+    old, young = tmp_path / ".old.part", tmp_path / ".young.part"
+    for path, age in ((old, 3700), (young, 3500)):
+        path.write_bytes(b"PAR1 half a file")
+        os.utime(path, (time.time() - age,) * 2)
+    store.write(group(1))
+    assert counts(store.read()) == counts(pandas.read_parquet(tmp_path)) == whole(1)
+    assert young.exists() and not old.exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file` is a file; a store is a folder"):
+        Store(tmp_path / "file")
+    with pytest.raises(NotADirectoryError, match="cannot be written to: Not a directory"):
+        Store(tmp_path / "file" / "below").write(group(1))
+
+
+def test_a_folder_without_permission_is_refused_by_name(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.fsync", refuse)  # root may write everywhere
+    with pytest.raises(PermissionError, match=rf"`{tmp_path}` cannot be written to: Permission denied."):
+        Store(tmp_path).write(group(1))
+
+
+def started(script, *arguments):
+    command = [
+        sys.executable,
+        "-c",
+        "import os, signal\nfrom tests.bench.test_store_faults import *\n" + script,
+        *map(str, arguments),
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def say_go(*processes):
+    """Let processes go on at the same moment, once all have imported what they need."""
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def finish(process):
+    process.communicate()
+    return process.returncode
+
+
+OVERLAPPING = """
+store, first = Store(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True); sys.stdin.readline()
+for i in range(0, 60, 3):
+    store.write(group(*range(i + first, i + first + 4)))
+    store.write(group(1000 + i))
+"""
+
+
+def test_two_processes_may_write_to_one_folder(tmp_path):
+    processes = [started(OVERLAPPING, tmp_path, first) for first in (0, 2)]
+    say_go(*processes)
+    assert [finish(process) for process in processes] == [0, 0]
+    expected = {*range(63), *range(1000, 1060, 3)}
+    store = Store(tmp_path)
+    assert counts(store.read()) == whole(*expected)
+    assert store.finished() == {cell_id(number) for number in expected}
+    assert all(name.endswith(".parquet") for name in files(store)), "no leftovers"
+
+
+KILLED = """
+def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+store = Store(sys.argv[1])
+store.write(group(1))
+setattr(os, sys.argv[2], die)
+store.write(group(2))
+"""
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_writer_killed_in_the_middle_of_a_file_leaves_the_files_before_it(tmp_path, moment):
+    process = started(KILLED, tmp_path, moment)
+    assert finish(process) == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".*.part"))) == 1
+    store = Store(tmp_path)
+    assert counts(store.read()) == counts(pandas.read_parquet(tmp_path)) == whole(1)
+    store.write(group(2))
+    assert counts(store.read()) == whole(1, 2)
+
+
+ENDLESS = """
+store, first = Store(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True); sys.stdin.readline()
+for i in range(first, first + 10**6, 2):
+    store.write(group(i, i + 1))
+"""
+
+
+@pytest.mark.slow
+def test_writers_killed_at_random_moments_leave_whole_cells(tmp_path):
+    processes = [started(ENDLESS, tmp_path, number * 10**6) for number in range(3)]
+    say_go(*processes)
+    for process in processes:
+        time.sleep(random.uniform(0.05, 0.5))
+        process.kill()
+        assert finish(process) == -signal.SIGKILL
+    frame = Store(tmp_path).read()
+    assert len(frame) and set(counts(frame).values()) == {N_ROWS}
+    assert counts(pandas.read_parquet(tmp_path)) == counts(frame)

@@ -1,0 +1,12 @@
+"""The problems that every transcription is run on."""
+
+import pytest
+
+from tests.transcription.draws import make_logistic, make_quadratic
+
+from .problems import Problem
+
+
+@pytest.fixture(params=[make_quadratic, make_logistic], ids=["quadratic", "logistic"])
+def problem(request: pytest.FixtureRequest) -> Problem:
+    return request.param()

@@ -1,0 +1,215 @@
+"""Transcriptions of methods with loops where their steps are known in closed form, or are those of another."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.transcription.draws import (
+    ALL,
+    STEPS,
+    B,
+    D,
+    M,
+    N,
+    P,
+    Q,
+    T,
+    assert_same,
+    blocks,
+    make_draws,
+    make_quadratic,
+    point,
+    slope,
+)
+
+from .alset import alset
+from .amigo import amigo
+from .bome import bome
+from .bsa import bsa
+from .f2sa import f2sa
+from .hoag import exponential, hoag
+from .itd import itd, itd_gradient
+from .problems import Problem
+from .pzobo import pzobo
+from .saba import saba
+from .spaba import spaba
+from .srba import srba
+from .stocbio import stocbio
+from .ttsa import ttsa
+
+
+def test_bsa_with_warm_start_is_alset(problem: Problem) -> None:
+    z, x, _ = point(problem)
+    draws = make_draws(problem, 5)
+    assert_same(bsa(problem, z, x, draws, n_neumann=Q, **STEPS), alset(problem, z, x, draws, n_neumann=Q, **STEPS))
+
+
+def test_bsa_cold_start(problem: Problem) -> None:
+    z0, x, _ = point(problem)
+    draws = make_draws(problem, 2)
+    one, two = bsa(problem, z0, x, draws, n_neumann=Q, warm_start=False, **STEPS)
+    for record, draw, at in ((one, draws[0], x), (two, draws[1], one["outer_var"])):
+        z = z0
+        for s, rows in enumerate(draw.inner_loop):
+            z = z - 0.1 / (s + 1) * problem.gz(z, at, rows)
+        np.testing.assert_allclose(record["inner_var"], z, rtol=1e-12)
+
+
+def test_ttsa_first_step_is_alset_with_one_inner_step(problem: Problem) -> None:
+    z, x, _ = point(problem)
+    draw = make_draws(problem, 1)[0]
+    draw.inner_loop = [draw.inner]
+    one = ttsa(problem, z, x, [draw], n_neumann=Q, **STEPS)
+    assert_same(one, alset(problem, z, x, [draw], n_neumann=Q, **STEPS))
+
+
+def test_amigo_and_stocbio_approach_the_gradient(problem: Problem) -> None:
+    _, x, _ = point(problem)
+    z, _, _, grad_h = problem.solve(x)
+    many = SimpleNamespace(inner_loop=[None], outer=None, linear_loop=[None] * 2000, neumann=[None] * 600, cross=None)
+    for history in (
+        amigo(problem, z, x, [many], **STEPS),
+        stocbio(problem, z, x, [many], neumann_step=0.3, **STEPS),
+    ):
+        np.testing.assert_allclose((x - history[0]["outer_var"]) / 0.05, grad_h, rtol=1e-6, atol=1e-8)
+
+
+def test_f2sa_step_and_multiplier(problem: Problem) -> None:
+    z0, x, _ = point(problem)
+    draw = make_draws(problem, 1)[0]
+    options = {"lambda_0": 3.0, "delta_0": 0.5, **STEPS}
+    one, two = f2sa(problem, z0, x, [draw] * 2, shared_batch=False, **options)
+    z, y = z0, z0
+    for k in range(T):
+        z = z - 0.1 * problem.gz(z, x, draw.inner_loop[k])
+        push = problem.fz(y, x, draw.y_outer_loop[k]) / 3.0 + problem.gz(y, x, draw.y_inner_loop[k])
+        y = y - 0.05 * push
+    move = problem.fx(y, x, draw.outer)
+    move = move + 3.0 * (problem.gx(y, x, draw.inner) - problem.gx(z, x, draw.inner_at_z))
+    np.testing.assert_allclose(one["inner_var"], z, rtol=1e-12)
+    np.testing.assert_allclose(one["y"], y, rtol=1e-12)
+    np.testing.assert_allclose(one["outer_var"], x - 0.05 * move, rtol=1e-12)
+    assert one["lam"] == 3.5 and two["lam"] == pytest.approx(3.5 + 0.5 * 2 ** (-6 / 7))
+    printed = f2sa(problem, z0, x, [draw] * 2, shared_batch=False, published=True, **options)
+    assert printed[1]["lam"] == pytest.approx(3.5 + 0.5 * 2 ** (-1 / 7))
+    assert_same(printed[:1], [one], "inner_var outer_var y")
+    planned = f2sa(problem, z0, x, [draw], shared_batch=False, published_y_step=True, **options)
+    assert_same(planned, [one], "inner_var outer_var y")
+    shared = f2sa(problem, z0, x, [draw], shared_batch=True, **options)[0]
+    move = move - 3.0 * (problem.gx(z, x, draw.inner) - problem.gx(z, x, draw.inner_at_z))
+    np.testing.assert_allclose(shared["outer_var"], x - 0.05 * move, rtol=1e-10)
+
+
+def test_f2sa_with_a_large_multiplier_follows_the_gradient(problem: Problem) -> None:
+    _, x, _ = point(problem)
+    z, _, _, grad_h = problem.solve(x)
+    loops = dict.fromkeys(("inner_loop", "y_inner_loop", "y_outer_loop"), [None] * 900)
+    long = SimpleNamespace(**{**vars(ALL), **loops})
+    record = f2sa(problem, z, x, [long], lambda_0=1e4, delta_0=0.0, shared_batch=True, **STEPS)[0]
+    np.testing.assert_allclose((x - record["outer_var"]) / 0.05, grad_h, rtol=1e-2, atol=2e-3)
+
+
+def test_itd_is_the_derivative_of_the_unrolled_value(problem: Problem) -> None:
+    z, x, _ = point(problem)
+
+    def unrolled(at: np.ndarray) -> float:
+        end = z
+        for _ in range(T):
+            end = end - 0.1 * problem.gz(end, at)
+        return problem.outer_value(end, at)
+
+    end, gradient = itd_gradient(problem, z, x, ALL, 0.1)
+    np.testing.assert_allclose(gradient, slope(unrolled, x), rtol=1e-6, atol=1e-9)
+    record = itd(problem, z, x, [ALL], **STEPS)[0]
+    np.testing.assert_allclose(record["outer_var"], x - 0.05 * gradient)
+    np.testing.assert_array_equal(record["inner_var"], end)
+
+
+def test_itd_on_batches(problem: Problem) -> None:
+    z, x, _ = point(problem)
+    draw = make_draws(problem, 1)[0]
+
+    def unrolled(at: np.ndarray) -> float:
+        end = z
+        for rows in draw.inner_loop:
+            end = end - 0.1 * problem.gz(end, at, rows)
+        return problem.outer_value(end, at, draw.outer)
+
+    np.testing.assert_allclose(itd_gradient(problem, z, x, draw, 0.1)[1], slope(unrolled, x), rtol=1e-6, atol=1e-9)
+    cold = itd(problem, z, x, [draw] * 2, warm_start=False, **STEPS)
+    end, _ = itd_gradient(problem, z, cold[0]["outer_var"], draw, 0.1)
+    np.testing.assert_array_equal(cold[1]["inner_var"], end)
+
+
+def test_pzobo_with_orthogonal_directions_is_itd(problem: Problem) -> None:
+    """sqrt(d) times the coordinate vectors average u u' to I; a small smoothing leaves the ITD gradient."""
+    z, x, _ = point(problem)
+    draw = make_draws(problem, 1)[0]
+    draw.gaussians = np.sqrt(problem.d) * np.eye(problem.d)
+    record = pzobo(problem, z, x, [draw], smoothing=1e-6, **STEPS)[0]
+    expected = itd(problem, z, x, [draw], **STEPS)[0]
+    np.testing.assert_allclose(record["inner_var"], expected["inner_var"])
+    np.testing.assert_allclose(record["outer_var"], expected["outer_var"], rtol=1e-6, atol=1e-8)
+
+
+def test_bome_multiplier(problem: Problem) -> None:
+    """The move's product with the gap's gradient q is at least eta_b q'q, with equality if lam > 0."""
+    z, x, _ = point(problem)
+    record = bome(problem, z, x, [None], n_inner_steps=T, eta_b=0.5, **STEPS)[0]
+    w = z
+    for _ in range(T):
+        w = w - 0.1 * problem.gz(w, x)
+    q = np.concatenate([problem.gz(z, x), problem.gx(z, x) - problem.gx(w, x)])
+    move = np.concatenate([z - record["inner_var"], x - record["outer_var"]]) / 0.05
+    if record["lam"] > 0:
+        assert move @ q == pytest.approx(0.5 * q @ q, rel=1e-8)
+    else:
+        assert move @ q >= 0.5 * q @ q
+
+
+def test_bome_at_the_inner_solution_follows_f() -> None:
+    problem = make_quadratic()
+    problem.inner.az[:] = np.eye(P)
+    problem.inner.b[:] = 0.0
+    problem.inner.dz[:] = 0.0
+    x = np.ones(D)
+    record = bome(problem, np.zeros(P), x, [None], n_inner_steps=T, **STEPS)[0]
+    assert record["lam"] == 0.0
+    np.testing.assert_allclose(record["outer_var"], x - 0.05 * problem.fx(np.zeros(P), x))
+
+
+def test_hoag_converges_and_uses_its_rule(problem: Problem) -> None:
+    z, x, _ = point(problem)
+    history = hoag(problem, z, x, range(150))
+    first = problem.solve(x)
+    assert history[0]["step"] == pytest.approx(1.0 / np.linalg.norm(first.grad_h))
+    ratios = np.array([b["step"] / a["step"] for a, b in pairwise(history)])
+    assert np.all(np.isclose(ratios, 1.05) | np.isclose(ratios, 0.5))
+    last = problem.solve(history[-1]["outer_var"])
+    assert np.linalg.norm(last.grad_h) < 1e-2 * np.linalg.norm(first.grad_h)
+    assert exponential(1) == pytest.approx(0.09) and exponential(10_000) == 1e-12
+
+
+def test_variance_reduced_methods_converge_on_the_quadratic() -> None:
+    problem = make_quadratic()
+    z, x = np.zeros(P), np.full(D, -2.0)
+    rng = np.random.default_rng(11)
+    draws = [
+        SimpleNamespace(
+            inner=rng.integers(N, size=B),
+            outer=rng.integers(M, size=B),
+            refresh=rng.random() < 0.1,
+            inner_block=int(rng.integers(N // B)),
+            outer_block=int(rng.integers(M // B)),
+        )
+        for _ in range(2500)
+    ]
+    steps = {"step_size": 0.08, "outer_ratio": 2.0}
+    for history in (
+        srba(problem, z, x, draws, period=10, **steps),
+        spaba(problem, z, x, draws, **steps),
+        saba(problem, z, x, draws, inner_blocks=blocks(N), outer_blocks=blocks(M), **steps),
+    ):
+        assert np.linalg.norm(problem.solve(history[-1]["outer_var"]).grad_h) ** 2 < 1e-20
