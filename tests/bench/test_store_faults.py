@@ -169,7 +169,7 @@ def started(script, *arguments):
     command = [
         sys.executable,
         "-c",
-        "import os, signal\nfrom tests.bench.test_store_faults import *\n" + script,
+        "from tests.bench.test_store_faults import *\n" + script,
         *map(str, arguments),
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=ROOT)
