@@ -116,10 +116,6 @@ class Contender(NamedTuple):
     rows: Frame  # of the timing phase, where there are any
 
     @property
-    def is_timed(self) -> bool:
-        return bool((self.rows["phase"] == TIMING).any())
-
-    @property
     def setting(self) -> str:
         if self.parameters is None:
             return "none: each has an infinite median"
@@ -174,11 +170,9 @@ def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None
     # By default h selects, or F where h is not known.
     known = (name for name in list_metrics(rows) if describe(name).selects and np.isfinite(rows[name]).any())
     selected = select(rows, metric or next(known, "outer_value"))
-    chosen = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
-    own = ((name, rows[rows["solver"] == name], chosen.get(name)) for name in selected["solver"])
-    return Section(
-        experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(itertools.starmap(_make_contender, own))
-    )
+    best = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
+    contenders = (_make_contender(name, rows[rows["solver"] == name], best.get(name)) for name in selected["solver"])
+    return Section(experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(contenders))
 
 
 def _make_contender(solver: str, rows: Frame, parameters: dict[str, Any] | None) -> Contender:
