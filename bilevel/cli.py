@@ -66,9 +66,8 @@ def _listing(kind: Kind) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
     if kind is Kind.datasets:
         return ("data set", "where"), ((name, str(datasets.locate(name) or _MISSING)) for name in datasets.names())
     if kind is Kind.metrics:
-        return ("metric", "what it is", "better"), (
-            (one.name, one.label, one.better or "–") for one in METRICS.values()
-        )
+        rows = ((one.name, one.label, one.better or "–") for one in METRICS.values())
+        return ("metric", "what it is", "better"), rows
     known: Mapping[str, Any] = SOLVERS if kind is Kind.solvers else PROBLEMS
     heads = ((inspect.getdoc(one) or "").partition("\n")[0] for one in known.values())
     arguments = (", ".join(inspect.signature(one).parameters) for one in known.values())

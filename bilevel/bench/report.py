@@ -108,16 +108,16 @@ def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     """Return what the script draws of a section; a solver is known by its place in the list."""
     curves = []
     for (metric, axis, solver), curve in section.curves.items():
-        key = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
-        curves.append(key | {part: _round(values) for part, values in curve._asdict().items()})
-    labels = {metric: section.metrics[metric].label for metric in section.with_curves(0)}
-    metrics = [{"name": one, "label": labels[one], "log": section.on_log_scale(one)} for one in labels]
+        key: dict[str, Any] = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
+        for part, values in curve._asdict().items():
+            key[part] = [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+        curves.append(key)
+    metrics: list[dict[str, Any]] = []
+    for one in (section.metrics[name] for name in section.with_curves(0)):
+        positive = all(np.all(curve.median > 0) for key, curve in section.curves.items() if key[0] == one.name)
+        metrics.append({"name": one.name, "label": one.label, "log": one.log_scale and positive})
     settings = {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders}
     return {"id": name, "metrics": metrics, "settings": settings, "curves": curves}
-
-
-def _round(values: np.ndarray) -> list[float | None]:
-    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
 
 
 def _describe(section: Section) -> dict[str, Any]:

@@ -151,10 +151,6 @@ class Section:
         """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 
-    def on_log_scale(self, metric: str) -> bool:  # it asks for a logarithmic axis, and what is drawn is positive
-        medians = [curve.median for key, curve in self.curves.items() if key[0] == metric]
-        return describe(metric).log_scale and bool(np.all(np.concatenate(medians) > 0))
-
 
 def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
     """Split all rows of a store by experiment and problem, and select each solver's setting by its final metric."""

@@ -75,8 +75,7 @@ class Progress(NamedTuple):
 
     def queries_to(self, epsilon: float) -> float:
         """Return the queries at the first evaluation with ||∇h||² <= epsilon, infinity where there is none."""
-        there = np.flatnonzero(self.hypergrad_norm_sq <= epsilon)
-        return float(self.queries[there[0]]) if len(there) else np.inf
+        return float(min(self.queries[self.hypergrad_norm_sq <= epsilon], default=np.inf))  # they never fall
 
 
 def measure_progress(
