@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,19 +63,16 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="all by default")] = 
 
 
 def _listing(kind: Kind) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-    """Return columns and rows, read from a registry."""
     if kind is Kind.datasets:
         return ("data set", "where"), ((name, str(datasets.locate(name) or _MISSING)) for name in datasets.names())
-    if kind is Kind.solvers:
-        return ("solver", "what it is", "parameters"), map(_document, SOLVERS.items())
-    if kind is Kind.problems:
-        return ("problem", "what it is", "arguments"), map(_document, PROBLEMS.items())
-    return ("metric", "what it is", "better"), ((one.name, one.label, one.better or "–") for one in METRICS.values())
-
-
-def _document(entry: tuple[str, Any]) -> tuple[str, str, str]:
-    name, one = entry
-    return name, (inspect.getdoc(one) or "").partition("\n")[0], ", ".join(inspect.signature(one).parameters)
+    if kind is Kind.metrics:
+        rows = ((one.name, one.label, one.better or "–") for one in METRICS.values())
+        return ("metric", "what it is", "better"), rows
+    known: Mapping[str, Any] = SOLVERS if kind is Kind.solvers else PROBLEMS
+    heads = ((inspect.getdoc(one) or "").partition("\n")[0] for one in known.values())
+    arguments = (", ".join(inspect.signature(one).parameters) for one in known.values())
+    columns = ("solver", "what it is", "parameters") if kind is Kind.solvers else ("problem", "what it is", "arguments")
+    return columns, zip(known, heads, arguments, strict=True)
 
 
 def _print_table(columns: Sequence[Any], rows: Iterable[Sequence[str]], title: str | None = None) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -26,8 +25,7 @@ from bilevel.engine.run import run
 from bilevel.engine.steps import Prepared, prepare
 from bilevel.engine.sweep import CellResult, sweep
 from bilevel.problems import PROBLEMS, BilevelProblem
-from bilevel.solvers import SOLVERS, SolverBase
-from bilevel.solvers.host import HostSolver
+from bilevel.solvers import SOLVERS, HostSolver, SolverBase
 
 Pairs: TypeAlias = tuple[tuple[str, Any], ...]
 Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
@@ -157,7 +155,7 @@ def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
     found = {seed: dict(zip(solvers, of_seed, strict=True)) for seed, of_seed in zip(seeds, results, strict=True)}
     cells = sorted(task.cells, key=lambda cell: cell.seed)
     parts = (make_rows(cell, solvers[cell.parameters], found[cell.seed][cell.parameters]) for cell in cells)
-    return list(itertools.chain.from_iterable(parts))
+    return [row for part in parts for row in part]
 
 
 def time_cell(cell: Cell) -> Rows:

@@ -102,9 +102,8 @@ def _list_parameters(solver: SolverBase) -> Pairs:
 
 
 # The tables of a file. A description completes the sentence "must be ...".
-_Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 _SeedsEntry: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[_Seed], Meta(min_length=1)],
+    Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=1)],
     Meta(description="a number of at least 1, or a list of integers in [0, 2**32)"),
 ]
 _Cost: TypeAlias = Annotated[Annotated[float, Meta(gt=0, lt=2**63)] | None, Meta(description="a finite number above 0")]
@@ -161,10 +160,7 @@ def _convert(values: dict[str, Any], table: Any, what: str = "key") -> Any:
 
 
 def load_config(path: str | Path) -> Experiment:
-    """Read an experiment from a TOML file, given as a path or as the bare name of one in ``configs/``.
-
-    What is wrong raises a `ConfigError` with the file, the place and the way out.
-    """
+    """Read an experiment from a TOML file, given as a path or as the bare name of one in ``configs/``."""
     file = find_config(path)
     with _at(str(file)):
         try:
@@ -212,7 +208,7 @@ def _parse(file: _File) -> Experiment:
 def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pairs]:
     with _named("[problem]", values, "problem", PROBLEMS) as (name, given):
         for key, value in given.items():
-            _check_singles(key, [value])
+            _list_values(key, [value])
         if new_per_seed and "seed" in given:
             raise ValueError("`seed` and `new_problem_per_seed = true` exclude each other; leave one out.")
         arguments = msgspec.structs.asdict(_convert(given, _arguments_table(name), "argument"))
@@ -230,8 +226,7 @@ def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Sett
         raise ValueError("`period` and `period_fraction` exclude each other; leave one out.")
     for key in grid:
         _check_name("parameter", key, (*types, *(["period_fraction"] if "period" in types else [])))
-    lists = [_list_values(key, value, types.get(key, float)) for key, value in grid.items()]
-    for values in itertools.product(*lists):
+    for values in itertools.product(*(_list_values(key, value, types.get(key, float)) for key, value in grid.items())):
         parameters = dict(zip(grid, values, strict=True))
         fraction = parameters.pop("period_fraction", None)
         if fraction is not None and not (type(fraction) is float and fraction > 0):
@@ -239,12 +234,16 @@ def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Sett
         yield Setting(solver.__name__, _list_parameters(solver(**parameters)), fraction)
 
 
-def _list_values(key: str, value: Any, kind: type) -> list[Any]:
-    """Return the values of a hyper-parameter, 1 as 1.0 where a float is due, for 1 and 1.0 are one cell."""
+def _list_values(key: str, value: Any, kind: type = float) -> list[Any]:
+    """Return the values of a parameter, 1 as 1.0 where a float is due, for 1 and 1.0 are one cell."""
     values = value if isinstance(value, list) else [value]
     if not values:
         raise ValueError(f"`{key}=[]`: an empty list leaves an empty grid; give a value or leave it out.")
-    _check_singles(key, values)
+    for one in values:
+        if isinstance(one, list | dict):
+            raise ValueError(f"`{key}={one!r}`: must be a single value.")
+        if isinstance(one, int | float) and not -(2**63) < one < 2**63:  # what a column of the store holds
+            raise ValueError(f"`{key}={one!r}`: must be a finite number that fits in 64 bits.")
     return [float(one) if kind is float and type(one) is int else one for one in values]
 
 
@@ -258,14 +257,6 @@ def _named(place: str, values: dict[str, Any], what: str, known: Collection[str]
         _check_name(what, name, known)
     with _at(f"{place} ({name})"):
         yield name, {key: value for key, value in values.items() if key != "name"}
-
-
-def _check_singles(key: str, values: list[Any]) -> None:
-    for value in values:
-        if isinstance(value, list | dict):
-            raise ValueError(f"`{key}={value!r}`: must be a single value.")
-        if isinstance(value, int | float) and not -(2**63) < value < 2**63:  # what a column of the store holds
-            raise ValueError(f"`{key}={value!r}`: must be a finite number that fits in 64 bits.")
 
 
 def _list_seeds(seeds: int | list[int]) -> tuple[int, ...]:

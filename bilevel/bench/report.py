@@ -8,20 +8,18 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
-from bilevel.bench.cells import SWEEP
+from bilevel.bench.cells import SWEEP, TIMING
 from bilevel.bench.sections import AXES, Contender, Section, calls_to_reach, final_values, make_sections
 from bilevel.bench.select import quantiles, worst_value
 from bilevel.bench.store import Frame, list_metrics
 from bilevel.engine.metrics import metric as describe
 
-Axes: TypeAlias = Any  # a matplotlib.axes.Axes
-Figure: TypeAlias = Any  # a matplotlib.figure.Figure
 EPSILONS = tuple(10.0**-power for power in range(1, 9))
 _REACHED = "hypergrad_norm_sq"
 _LINE_WIDTH, _PRINT_LINE_WIDTH = 2.25, 1.2
@@ -110,20 +108,21 @@ def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     """Return what the script draws of a section; a solver is known by its place in the list."""
     curves = []
     for (metric, axis, solver), curve in section.curves.items():
-        key = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
-        curves.append(key | {part: _round(values) for part, values in curve._asdict().items()})
-    labels = {metric: section.metrics[metric].label for metric in section.with_curves(0)}
-    metrics = [{"name": one, "label": labels[one], "log": section.on_log_scale(one)} for one in labels]
+        key: dict[str, Any] = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
+        for part, values in curve._asdict().items():
+            key[part] = [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+        curves.append(key)
+    metrics: list[dict[str, Any]] = []
+    for one in (section.metrics[name] for name in section.with_curves(0)):
+        positive = all(np.all(curve.median > 0) for key, curve in section.curves.items() if key[0] == one.name)
+        metrics.append({"name": one.name, "label": one.label, "log": one.log_scale and positive})
     settings = {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders}
     return {"id": name, "metrics": metrics, "settings": settings, "curves": curves}
 
 
-def _round(values: np.ndarray) -> list[float | None]:
-    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
-
-
 def _describe(section: Section) -> dict[str, Any]:
-    timed = [one for one in section.contenders if one.is_timed and _REACHED in list_metrics(one.rows)]
+    timed = (one for one in section.contenders if (one.rows["phase"] == TIMING).any())
+    reached = {one.solver: one.rows for one in timed if _REACHED in list_metrics(one.rows)}
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
     finals = [_final_row(one, tabled, section) for one in section.contenders]
     return {
@@ -135,7 +134,7 @@ def _describe(section: Section) -> dict[str, Any]:
         "finals": sorted(finals, key=lambda row: row["rank"]),
         "reached": describe(_REACHED).label,
         "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
-        "calls_to_reach": {one.solver: calls_to_reach(one.rows, _REACHED, EPSILONS) for one in timed},
+        "calls_to_reach": {solver: calls_to_reach(rows, _REACHED, EPSILONS) for solver, rows in reached.items()},
         "selected": {one.solver: one.setting for one in section.contenders},
     }
 
@@ -200,7 +199,7 @@ def file_names(shown: Sequence[Section]) -> list[str]:
     return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
 
 
-def draw_figure(section: Section, looks: dict[str, Look]) -> Figure:
+def draw_figure(section: Section, looks: dict[str, Look]) -> Any:
     """Draw one metric against seconds and against oracle calls, where each is known, one panel below the other."""
     metric = section.metric if section.metric in section.with_curves(0) else section.with_curves(0)[0]
     known = {axis for name, axis, _ in section.curves if name == metric}
@@ -218,7 +217,7 @@ def draw_figure(section: Section, looks: dict[str, Look]) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, section: Section, metric: str, axis: str, looks: dict[str, Look]) -> None:
+def _panel(axes: Any, section: Section, metric: str, axis: str, looks: dict[str, Look]) -> None:
     own = {solver: curve for (name, along, solver), curve in section.curves.items() if (name, along) == (metric, axis)}
     finite = [edge[np.isfinite(edge)] for curve in own.values() for edge in (curve.low, curve.median, curve.high)]
     top, bottom = np.max(np.concatenate(finite)), np.min(np.concatenate(finite))

@@ -116,10 +116,6 @@ class Contender(NamedTuple):
     rows: Frame  # of the timing phase, where there are any
 
     @property
-    def is_timed(self) -> bool:
-        return bool((self.rows["phase"] == TIMING).any())
-
-    @property
     def setting(self) -> str:
         if self.parameters is None:
             return "none: each has an infinite median"
@@ -155,10 +151,6 @@ class Section:
         """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 
-    def on_log_scale(self, metric: str) -> bool:  # it asks for a logarithmic axis, and what is drawn is positive
-        medians = [curve.median for key, curve in self.curves.items() if key[0] == metric]
-        return describe(metric).log_scale and bool(np.all(np.concatenate(medians) > 0))
-
 
 def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
     """Split all rows of a store by experiment and problem, and select each solver's setting by its final metric."""
@@ -174,11 +166,9 @@ def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None
     # By default h selects, or F where h is not known.
     known = (name for name in list_metrics(rows) if describe(name).selects and np.isfinite(rows[name]).any())
     selected = select(rows, metric or next(known, "outer_value"))
-    chosen = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
-    own = ((name, rows[rows["solver"] == name], chosen.get(name)) for name in selected["solver"])
-    return Section(
-        experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(itertools.starmap(_make_contender, own))
-    )
+    best = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
+    contenders = (_make_contender(name, rows[rows["solver"] == name], best.get(name)) for name in selected["solver"])
+    return Section(experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(contenders))
 
 
 def _make_contender(solver: str, rows: Frame, parameters: dict[str, Any] | None) -> Contender:

@@ -102,14 +102,14 @@ def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
     used = [name for name in parameters if cells[name].notna().any()]
     tried: list[tuple[Any, ...]] = []
     for _, group in cells.groupby(used, dropna=False):
+        summary, first = _summarize(group), group.iloc[0]
         if group["seed"].duplicated().any():
-            raise ValueError(
-                f"{group['solver'].iloc[0]} of `{group['experiment'].iloc[0]}` has several cells with one setting and "
-                "seed, as after a change of the budget; keep those of one budget, or start another store."
+            problem = (
+                f"{first['solver']} of `{first['experiment']}` has several cells with one setting and seed, as after"
             )
-        summary = _summarize(group)
+            raise ValueError(f"{problem} a change of the budget; keep those of one budget, or start another store.")
         median, spread = summary["median"] * np.sign(worst_value(metric)), summary["p80"] - summary["p20"]
-        tried.append((median, spread if np.isfinite(spread) else np.inf, len(tried), summary, group.iloc[0]))
+        tried.append((median, spread if np.isfinite(spread) else np.inf, len(tried), summary, first))
     *_, summary, example = min(tried)
     claimed = np.isfinite(summary["median"])
     return {

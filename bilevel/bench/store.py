@@ -78,11 +78,7 @@ def check_metric_names(names: Iterable[str]) -> None:
 
 
 class Store:
-    """A folder of results, made by the first `write`.
-
-    A file that is no Parquet, is truncated or has no column for the keys of a row is set aside as ``_NAME.damaged``,
-    with a warning.
-    """
+    """A folder of results, made by the first `write`; it sets damaged files aside as ``_NAME.damaged``, and warns."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -125,7 +121,8 @@ class Store:
 
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
-        return {cell for table in self._tables(["cell", "final"]) for cell in _list_finished(table)}
+        tables = self._tables(["cell", "final"])
+        return {cell for table in tables for cell in table.filter(table["final"])["cell"].to_pylist()}
 
     def unfinished(self, cells: Iterable[Cell]) -> list[Cell]:
         done = self.finished()
@@ -223,16 +220,12 @@ def _unite(tables: Sequence[Arrow]) -> Arrow:
     return pa.concat_tables(cast, promote_options="default")
 
 
-def _list_finished(table: Arrow) -> list[str]:
-    return table.filter(table["final"])["cell"].to_pylist()
-
-
 def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
     """Keep each cell in one table: the first where it is finished, or else the first."""
     home: dict[str, int] = {}
-    for list_cells in (_list_finished, lambda table: table["cell"].to_pylist()):
-        for place, table in enumerate(tables):
-            for cell in list_cells(table):
+    for candidates in ([table.filter(table["final"]) for table in tables], tables):
+        for place, table in enumerate(candidates):
+            for cell in table["cell"].to_pylist():
                 home.setdefault(cell, place)
     for place, table in enumerate(tables):
         yield table.filter([home[cell] == place for cell in table["cell"].to_pylist()])

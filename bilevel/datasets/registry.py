@@ -128,6 +128,10 @@ def _mnist(file_name: str, md5: str, array: str, shape: tuple[int, ...], max_byt
 
 
 _UCI = "UCI Machine Learning Repository"
+_BREAST_CANCER = (
+    f"Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, {_UCI}, 1995"
+)
+_DIGITS = f"Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, {_UCI}, 1998"
 _COVTYPE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz"
 _COVTYPE_ARRAYS = ArraySpec("X", "<i2", (581012, 54)), ArraySpec("y", "|u1", (581012,))
 _ENTRIES = (
@@ -160,17 +164,7 @@ _ENTRIES = (
         classes=tuple(range(1, 8)),
         citation=f"Covertype, J. A. Blackard, {_UCI}, 1998. Copyright Jock A. Blackard and Colorado State University.",
     ),
-    EmbeddedSet(  # 569 samples; 0 is malignant, 1 benign
-        "breast_cancer",
-        {"data": "<f8", "target": "|i1"},
-        (0, 1),
-        f"Breast Cancer Wisconsin (Diagnostic), W. H. Wolberg, W. N. Street and O. L. Mangasarian, {_UCI}, 1995",
-    ),
-    EmbeddedSet(  # 1797 images of 8 x 8 pixels, from 0 to 16
-        "digits",
-        {"images": "|u1", "target": "|u1"},
-        tuple(range(10)),
-        f"Optical Recognition of Handwritten Digits (its test part), E. Alpaydin and C. Kaynak, {_UCI}, 1998",
-    ),
+    EmbeddedSet("breast_cancer", {"data": "<f8", "target": "|i1"}, (0, 1), _BREAST_CANCER),  # 0 is malignant
+    EmbeddedSet("digits", {"images": "|u1", "target": "|u1"}, tuple(range(10)), _DIGITS),  # 8 x 8 pixels, from 0 to 16
 )
 SETS: dict[str, FileSet | EmbeddedSet] = {known.name: known for known in _ENTRIES}

@@ -19,15 +19,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from bilevel._types import Point
 from bilevel.engine.run import run
 from bilevel.estimators.rows import Scaling, Split, check_validation_rows, split
-from bilevel.problems import BilevelProblem
-from bilevel.problems.exact import ExactSolution
-from bilevel.solvers import SRBA, Exact
-from bilevel.solvers.base import SolverBase
-from bilevel.solvers.host import HostSolver
+from bilevel.problems import BilevelProblem, ExactSolution
+from bilevel.solvers import SRBA, Exact, HostSolver, SolverBase
 
 DTYPE = "float32"  # of runs, whatever JAX is set to; exact solutions are in float64
-_EVALUATIONS = 10
-_BATCH = 64
+_EVALUATIONS, _BATCH = 10, 64
 _SMALL = 1e7  # multiplications in a Hessian of the inner problem
 _INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" where the lower end is left out
     "validation_fraction": (Real, "(", 0.0, 1.0),
@@ -140,10 +136,8 @@ class BilevelEstimator(BaseEstimator):
         X = validate_data(self, X, reset=False, accept_sparse="csr")
         return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
 
-    def _choose_solver(self, problem: BilevelProblem) -> SolverBase:
-        """Return the user's, or one that needs no tuning: stochastic, or exact where that takes a second in all."""
-        if self.solver is not None:
-            return self.solver
+    def _default_solver(self, problem: BilevelProblem) -> SolverBase:
+        """Return one that needs no tuning: stochastic, or exact where that takes a second in all."""
         if self._exact_if_small and problem.n_inner * problem.start.inner_var.size**2 <= _SMALL:
             return Exact()
         return SRBA(step_size="auto", batch_size=min(_BATCH, problem.n_inner, problem.n_outer))
@@ -151,25 +145,20 @@ class BilevelEstimator(BaseEstimator):
     def _solve(
         self, problem: BilevelProblem, candidates: Sequence[np.ndarray], seed: int, lead: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best candidate and the best x found, and note how the run went.
-
-        The run starts ``lead`` places before the best candidate, with z and v exact there.
-        """
+        """Return the best candidate and the best x of a run that starts ``lead`` places before it, z and v exact."""
         solutions, best = solve_all(problem, candidates)
         first, least = max(0, best - lead), solutions[best].value
         point = Point(solutions[first].inner_var, candidates[first], solutions[first].v)
         problem = replace(problem, start=Point(*(part.astype(problem.dtype) for part in point)))
-        solver = self._choose_solver(problem)
+        solver = self.solver or self._default_solver(problem)
         every = 1 if isinstance(solver, HostSolver) else max(1, self.max_iter // _EVALUATIONS)
         limits: dict[str, Any] = {"max_steps": self.max_iter, "tolerance": (self.tol * least) ** 2}
         with warnings.catch_warnings():
             # The best x, by exact values, is kept, however far estimates have drifted since.
             warnings.filterwarnings("ignore", "SRBA's recursive estimate", RuntimeWarning)
             result = run(problem, solver, seed=seed, **limits, eval_every=every, progress=self.verbose > 0)
-        self.history_ = result.history
-        self.n_calls_ = sum(result.calls)
+        self.history_, self.n_calls_, self.status_ = result.history, sum(result.calls), str(result.status)
         self.n_iter_ = max(1, int(result.history["step"][-1]))
-        self.status_ = str(result.status)
         if result.best_point is None or not result.best_value < least:
             return candidates[best], candidates[best]
         return candidates[best], np.asarray(result.best_point.outer_var, np.float64)

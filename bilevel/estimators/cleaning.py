@@ -30,13 +30,11 @@ class DataCleaningClassifier(LinearClassifier):
 
     Attributes
     ----------
-    coef_ : (1, features), or (classes, features)
-    intercept_ : (1,), or (classes,)
     sample_weights_ : (samples,), the weight of each row of X; 1 for rows that were held out
     suspicious_ : numbers of the rows of X that have a learned weight, from the smallest weight to the largest
     held_out_ : numbers of the rows of X that were held out for validation
-    classes_ : labels, sorted
-    history_, n_calls_, n_iter_, status_, n_features_in_, feature_names_in_ : as in `BilevelLogisticRegression`
+    coef_, intercept_, classes_ : as in `BilevelLogisticRegression`
+    history_, n_calls_, n_iter_, status_, n_features_in_, feature_names_in_ : as there
 
     Examples
     --------
@@ -57,7 +55,7 @@ class DataCleaningClassifier(LinearClassifier):
 
     def _learn(self, rows: Split, seed: int) -> np.ndarray:
         rows = rows.map_columns(self._add_constant)
-        problem = data_cleaning(*rows.levels, regularization=self.regularization, seed=seed, dtype=DTYPE)
+        problem = data_cleaning(*rows[:4], regularization=self.regularization, seed=seed, dtype=DTYPE)
         _, logits = self._solve(problem, [problem.start.outer_var], seed)
         self.sample_weights_ = np.ones(len(rows.fitted_on) + len(rows.held_out))
         self.sample_weights_[rows.fitted_on] = expit(logits)

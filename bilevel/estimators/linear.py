@@ -1,6 +1,5 @@
 """Logistic and ridge regression with learned penalties: which features share one, and how far they are shrunk."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,22 +66,22 @@ class PenaltySelector(BilevelEstimator):
     shrink: bool = True
     refit: bool = True
 
-    @abstractmethod
-    def _builder(self) -> Callable[..., BilevelProblem]:
-        """Return the function that makes the problem of rows, groups, start and bounds."""
+    _builder: Callable[..., BilevelProblem] = field(init=False)  # of rows, groups, start and bounds
 
     def _learn(self, rows: Split, seed: int) -> np.ndarray:
         groups, n_features = group_columns(self, rows.X), rows.X.shape[1]
         rows = rows.map_columns(self._add_constant)
         domain = {"outer_var": groups.fill(1.0), "outer_bounds": (groups.fill(_LEAST), groups.fill(_MOST))}
-        build = partial(self._builder(), groups=groups.groups, **domain, seed=seed, dtype=DTYPE)
-        problem = build(*rows.levels)
+        build = partial(self._builder, groups=groups.groups, **domain, seed=seed, dtype=DTYPE)
+        problem = build(*rows[:4])
         single, learned = self._solve(problem, [groups.fill(penalty) for penalty in _SINGLE], seed, groups.lead)
         self.shrinkage_ = 0.0
-        if self.shrink and groups.lead and rows.can_be_exchanged:
+        # A model can be fitted to the validation rows where they have all classes, or targets are numbers.
+        can_be_exchanged = rows.y.dtype.kind == "f" or np.isin(rows.y, rows.y_val).all()
+        if self.shrink and groups.lead and can_be_exchanged:
             # The validation rows may have made too much of the penalties; with the rows exchanged they are tested.
             shrunk = [(1 - part) * single + part * learned for part in _PARTS]
-            _, best = solve_all(build(*rows.levels[2:], *rows.levels[:2]), shrunk)
+            _, best = solve_all(build(*rows[2:4], *rows[:2]), shrunk)
             learned, self.shrinkage_ = shrunk[best], 1 - float(_PARTS[best])
         self.penalty_ = np.exp(learned)[groups.groups[:n_features]]
         if self.refit:
@@ -139,11 +138,10 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     def _encode(self, y: np.ndarray, y_val: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         y, y_val = super()._encode(y, y_val)
         if len(self.classes_) > 2:
+            self._builder = partial(softmax_selection, per="feature")
             return y, y_val
+        self._builder = logistic_selection
         return 2 * y - 1, None if y_val is None else 2 * y_val - 1
-
-    def _builder(self) -> Callable[..., BilevelProblem]:
-        return logistic_selection if len(self.classes_) == 2 else partial(softmax_selection, per="feature")
 
 
 class BilevelRidge(RegressorMixin, PenaltySelector):
@@ -154,9 +152,8 @@ class BilevelRidge(RegressorMixin, PenaltySelector):
 
     Parameters
     ----------
-    penalty, groups : as in `BilevelLogisticRegression`
+    penalty, groups, standardize : as in `BilevelLogisticRegression`
     fit_intercept : whether to fit an intercept, which is not penalized (but by 1e-6, once targets are centered)
-    standardize : whether penalties act on features of deviation 1; coefficients are given in the units of X
     validation_fraction : of the rows of X, held out at random, where `fit` gets no `X_val`
     shrink, refit, solver, max_iter, tol, random_state, verbose : as in `BilevelLogisticRegression`
 
@@ -164,9 +161,8 @@ class BilevelRidge(RegressorMixin, PenaltySelector):
     ----------
     coef_ : (features,)
     intercept_ : float
-    penalty_ : (features,), the penalty of each feature (divided by its deviation, where standardized)
-    shrinkage_, history_, n_calls_, n_iter_, status_, n_features_in_, feature_names_in_ : as in
-        `BilevelLogisticRegression`
+    penalty_, shrinkage_, history_, n_calls_, n_iter_, status_ : as in `BilevelLogisticRegression`
+    n_features_in_, feature_names_in_ : of X
 
     Examples
     --------
@@ -179,13 +175,11 @@ class BilevelRidge(RegressorMixin, PenaltySelector):
     """
 
     _classifies = False
+    _builder = staticmethod(ridge_selection)
 
     def _encode(self, y: np.ndarray, y_val: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         self._target = Scaling.fit(y[:, None], center=self.fit_intercept, divide=True)
         return self._target.transform(y), None if y_val is None else self._target.transform(y_val)
-
-    def _builder(self) -> Callable[..., BilevelProblem]:
-        return ridge_selection
 
     def _set_model(self, weights: np.ndarray, intercept: np.ndarray, scaling: Scaling) -> None:
         coef, intercept = scaling.unscale(weights, intercept)

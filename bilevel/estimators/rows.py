@@ -14,7 +14,7 @@ _DENSE_BYTES = 4 * 2**30
 
 
 class Split(NamedTuple):
-    """Features and encoded targets of both levels; the numbers of the rows of X in each."""
+    """Features and encoded targets of both levels, which problems begin with; the numbers of the rows of X in each."""
 
     X: np.ndarray
     y: np.ndarray
@@ -22,16 +22,6 @@ class Split(NamedTuple):
     y_val: np.ndarray
     fitted_on: np.ndarray
     held_out: np.ndarray
-
-    @property
-    def levels(self) -> tuple[np.ndarray, ...]:
-        """The arguments that problems begin with."""
-        return self[:4]
-
-    @property
-    def can_be_exchanged(self) -> bool:
-        """Whether a model can be fitted to the validation rows: all classes are there, or targets are numbers."""
-        return self.y.dtype.kind == "f" or bool(np.isin(self.y, self.y_val).all())
 
     def map_columns(self, change: Callable[[np.ndarray], np.ndarray]) -> "Split":
         return self._replace(X=change(self.X), X_val=change(self.X_val))

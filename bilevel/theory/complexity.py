@@ -71,8 +71,7 @@ def make_problem(size: int, seed: int = 0) -> BilevelProblem:
     """Return a quadratic problem with n = m = size / 2, in float64."""
     if size < 64 or size % 2:
         raise ValueError(f"`size={size}`: must be an even number of at least 64, or the draw is not strongly convex.")
-    half = size // 2
-    return quadratic(half, half, DIM_INNER, DIM_OUTER, seed, common_linear=1.0, dtype="float64")
+    return quadratic(size // 2, size // 2, DIM_INNER, DIM_OUTER, seed, common_linear=1.0, dtype="float64")
 
 
 def calls_to(

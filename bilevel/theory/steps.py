@@ -54,14 +54,9 @@ class DescentConstants(NamedTuple):
 class StepSizes:
     """Steps of SRBA under which E[L] falls by at least γ/4 times the sum of E||∇h||² in every period.
 
-    Attributes
-    ----------
-    rho, gamma : steps of z and v, and of x: the largest that are proved, ρ̄ and min(γ̄, ξ ρ̄)
-    rho_bar, gamma_bar, xi : as in th:cvg_rate; ρ̄ and γ̄ hold the factor q^(-1/2), which cor:sample_complexity has twice
-    psi_z, psi_v : weights of φ_z and φ_v in L = h + ψ_z φ_z + ψ_v φ_v
-    q : steps per period
-    calls_per_period : 3n + 2m + 10 (q - 1)
-    v_radius : R, None where v is free
+    The steps of z and v, rho, and of x, gamma, are the largest that are proved: ρ̄ and min(γ̄, ξ ρ̄), as in th:cvg_rate;
+    ρ̄ and γ̄ hold the factor q^(-1/2), which cor:sample_complexity has twice. L = h + ψ_z φ_z + ψ_v φ_v. A period has q
+    steps and takes 3n + 2m + 10 (q - 1) calls. The radius R of v is None where v is free.
     """
 
     rho: float
@@ -140,12 +135,7 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
     and ρ = ρ̄, γ = min(γ̄, ξ ρ). Where the paper differs: it multiplies by α_vz in ψ_v; has 16 for 40 in ξ, from μ/2 for
     μ/16 in app:eq:ineq_4 and a lost L_x² in the bound of ||D_x||²; √(1/(6 Λ_z)) in ρ̄; β_zv for β_vz; 1/(12 β_vv)
     without β̃_vv; γ²ρ for γρ² in the terms of β_hz and β_hv, which therefore bound ρ here, as does the last term of r.
-
-    Parameters
-    ----------
-    constants : of the problem
-    n, m : samples of each level
-    q : steps per period; n + m by default, as in cor:sample_complexity
+    The samples of each level are n and m; a period has q steps, n + m by default, as in cor:sample_complexity.
     """
     q = n + m if q is None else q
     for name, size in (("n", n), ("m", m), ("q", q)):

@@ -33,10 +33,7 @@ OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at onc
 def reach(point: Point, problem: BilevelProblem) -> Point:
     """Return, as arrays (m,), how far each chain is reached in z, x and v: its last coordinate that is not 0, or 0.
 
-    Parameters
-    ----------
-    point : of a run on the problem
-    problem : :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0
+    The problem is :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0.
     """
     _check_problem(problem)
     places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
@@ -78,8 +75,7 @@ class Progress(NamedTuple):
 
     def queries_to(self, epsilon: float) -> float:
         """Return the queries at the first evaluation with ||∇h||² <= epsilon, infinity where there is none."""
-        there = np.flatnonzero(self.hypergrad_norm_sq <= epsilon)
-        return float(self.queries[there[0]]) if len(there) else np.inf
+        return float(min(self.queries[self.hypergrad_norm_sq <= epsilon], default=np.inf))  # they never fall
 
 
 def measure_progress(
@@ -87,13 +83,8 @@ def measure_progress(
 ) -> Progress:
     """Run a solver on the worst case and measure it against the bound of th:lower_bound.
 
-    Parameters
-    ----------
-    problem : :func:`bilevel.problems.worst_case` along the axes
-    solver : any; what is allowed is for those that stay in the span of gradients, see `OUTSIDE`
-    seed : of the draws
-    max_calls : budget, all kinds of derivatives together
-    every : steps between two evaluations
+    The chains of the problem lie along the axes. What is allowed is for solvers that stay in the span of gradients, see
+    `OUTSIDE`. All kinds of derivatives count together in `max_calls`; `every` so many steps there is an evaluation.
     """
     _check_problem(problem)
     meters = {
