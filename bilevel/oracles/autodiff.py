@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.base import Oracles
-from bilevel.oracles.samples import STATIC, Samples
+from bilevel.oracles.samples import STATIC
 
 Loss = Callable[[PyTree, PyTree, PyTree], Array]
 
@@ -25,28 +25,26 @@ class AutodiffOracles(Oracles):
     holds_only_rows = True
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
-        gradients = jax.grad(_mean(self.inner_loss, self.inner_samples, data, weights), argnums=(0, 1))
+        gradients = jax.grad(self._mean("inner", data, weights), argnums=(0, 1))
         # Moving z along v gives the Hessian-vector and the cross product with the gradient.
-        (grad, _), (hvp, cross) = jax.jvp(
-            gradients, (point.inner_var, point.outer_var), (point.v, trees.zeros_like(point.outer_var))
-        )
+        (grad, _), (hvp, cross) = jax.jvp(gradients, point[:2], (point.v, trees.zeros_like(point.outer_var)))
         return InnerPass(grad, hvp, cross)
 
     def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> PyTree:
-        loss = _mean(self.inner_loss, self.inner_samples, data, weights)
-        return jax.grad(loss, argnums=1)(point.inner_var, point.outer_var)
+        return jax.grad(self._mean("inner", data, weights), argnums=1)(*point[:2])
 
     def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
-        loss = _mean(self.outer_loss, self.outer_samples, data, weights)
-        return OuterPass(*jax.grad(loss, argnums=(0, 1))(point.inner_var, point.outer_var))
+        return OuterPass(*jax.grad(self._mean("outer", data, weights), argnums=(0, 1))(*point[:2]))
 
     def _inner_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return _mean(self.inner_loss, self.inner_samples, data, weights)(point.inner_var, point.outer_var)
+        return self._mean("inner", data, weights)(*point[:2])
 
     def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return _mean(self.outer_loss, self.outer_samples, data, weights)(point.inner_var, point.outer_var)
+        return self._mean("outer", data, weights)(*point[:2])
 
-
-def _mean(loss: Loss, samples: Samples, data: PyTree, weights: Array) -> Callable[[PyTree, PyTree], Array]:
-    losses = jax.vmap(loss, in_axes=(None, None, samples.vmap_axes))
-    return lambda inner_var, outer_var: jnp.sum(weights * losses(inner_var, outer_var, data))
+    def _mean(self, level: str, data: PyTree, weights: Array) -> Callable[[PyTree, PyTree], Array]:
+        is_inner = level == "inner"
+        loss, samples = (self.inner_loss, self.inner_samples) if is_inner else (self.outer_loss, self.outer_samples)
+        axes = jax.tree.unflatten(jax.tree.structure(samples.leaves), samples.axes)
+        losses = jax.vmap(loss, in_axes=(None, None, axes))
+        return lambda inner_var, outer_var: jnp.sum(weights * losses(inner_var, outer_var, data))

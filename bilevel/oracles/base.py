@@ -24,8 +24,7 @@ _INNER_STREAM, _OUTER_STREAM = 0, 1
 class Oracles(ABC):
     """Derivatives of F and G at a point; ``rows=None`` means every row.
 
-    A subclass writes `inner`, `outer` and the two values for given data and weights. A single derivative
-    is selected from its bundle: under ``jit`` what is not used is not computed.
+    A single derivative is selected from its bundle: under ``jit`` what is not used is not computed.
 
     Attributes
     ----------
@@ -96,26 +95,21 @@ class Oracles(ABC):
 
     def inner_diagonal(self, point: Point, index: Count = 0) -> PyTree:
         """Return the diagonal of ∇²zz G on all rows; where it is estimated, another index gives another estimate."""
-        if self.diagonal_passes > 1:
-            return probe_diagonal(lambda v: self.hvp(point._replace(v=v)), point.inner_var, index)
-        return self._closed_diagonal(point, majorize=False)
+        return self._diagonal(point, index, majorize=False)
 
     def diagonal_majorizer(self, point: Point, index: Count = 0) -> PyTree:
-        """Return a diagonal to divide moves by, at least that of ∇²zz G but for noise.
-
-        A row that is fitted badly may have next to no curvature here and much on the way to its fit: in closed form it
-        counts with what it may have there.
-        """
-        return self.inner_diagonal(point, index) if self.diagonal_passes > 1 else self._closed_diagonal(point, True)
+        """Return a diagonal to divide moves by: ∇²zz G's, with what curvature badly fitted rows meet on their way."""
+        return self._diagonal(point, index, majorize=True)
 
     def squared_diagonals(self, point: Point) -> PyTree:
         """Return the mean over all rows of their squared diagonal majorizers; 0 where no single row's is known."""
         if self.diagonal_passes > 1:
             return trees.zeros_like(point.inner_var)
-        squares = partial(self._row_diagonals, power=2, majorize=True)
-        return estimate(squares, point, self.inner_samples, None)
+        return estimate(partial(self._row_diagonals, power=2, majorize=True), point, self.inner_samples, None)
 
-    def _closed_diagonal(self, point: Point, majorize: bool) -> PyTree:
+    def _diagonal(self, point: Point, index: Count, majorize: bool) -> PyTree:
+        if self.diagonal_passes > 1:
+            return probe_diagonal(lambda v: self.hvp(point._replace(v=v)), point.inner_var, index)
         of_rows = partial(self._row_diagonals, power=1, majorize=majorize)
         return trees.add(estimate(of_rows, point, self.inner_samples, None), self._diagonal_regularization(point))
 
@@ -165,11 +159,11 @@ class Oracles(ABC):
 
     def count_inner(self, rows: Any, batches: int | None = None, first: Count | None = None) -> Count:
         """Return how many inner rows a batch holds, or several together, or the ``first`` of them."""
-        return _total(self.inner_samples, rows, batches, first)
+        return self.inner_samples.count(rows, batches, first)
 
     def count_outer(self, rows: Any, batches: int | None = None) -> Count:
         """Return how many outer rows a batch holds, or several together."""
-        return _total(self.outer_samples, rows, batches)
+        return self.outer_samples.count(rows, batches)
 
     def draw_inner(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw inner rows for step ``index``: one batch, or ``count`` along a leading axis."""
@@ -185,28 +179,26 @@ class Oracles(ABC):
 
     def project(self, outer_var: PyTree) -> PyTree:
         """Return the outer variable clipped to its bounds."""
-        if self.outer_bounds is None:
-            return outer_var
-        return jax.tree.map(jnp.clip, outer_var, *self.outer_bounds)
+        return outer_var if self.outer_bounds is None else jax.tree.map(jnp.clip, outer_var, *self.outer_bounds)
 
     def with_batches(self, batch_size: int, sampling: str) -> Self:
         """Return the same oracles, drawing batches of this size in this way."""
-        return self._map_samples(lambda samples: samples.with_batches(batch_size, sampling))
+        inner, outer = (each.with_batches(batch_size, sampling) for each in (self.inner_samples, self.outer_samples))
+        return replace(self, inner_samples=inner, outer_samples=outer)
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the same oracles in another floating type."""
-        return trees.cast(self, dtype)._map_samples(lambda samples: samples.astype(dtype))
-
-    def _map_samples(self, change: Callable[[Samples], Samples]) -> Self:
-        return replace(self, inner_samples=change(self.inner_samples), outer_samples=change(self.outer_samples))
+        return self._map(lambda samples: samples.astype(dtype), partial(trees.cast, dtype=dtype))
 
     def in_float64(self) -> Self:
         """Return the same oracles computing in float64, the rows held as they are."""
+        return self._map(Samples.in_float64, partial(trees.cast, dtype=np.float64))
 
-        def wide(leaf: Any) -> Any:
-            return leaf.in_float64() if isinstance(leaf, Samples) else trees.cast(leaf, np.float64)
+    def _map(self, of_samples: Callable[[Any], Any], of_leaf: Callable[[Any], Any]) -> Self:
+        def change(part: Any) -> Any:
+            return of_samples(part) if isinstance(part, Samples) else of_leaf(part)
 
-        return jax.tree.map(wide, self, is_leaf=lambda leaf: isinstance(leaf, Samples))
+        return jax.tree.map(change, self, is_leaf=lambda part: isinstance(part, Samples))
 
 
 def estimate(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
@@ -216,17 +208,6 @@ def estimate(function: Callable[..., Any], point: Point, samples: Samples, rows:
     return function(point, *samples.take(rows))
 
 
-def _total(samples: Samples, rows: Any, batches: int | None, first: Count | None = None) -> Count:
-    if batches is None:
-        return samples.count(rows)
-    counts = samples.counts(rows, batches)
-    if first is not None:
-        counts = jnp.where(jnp.arange(batches, dtype=jnp.int32) < first, counts, 0)
-    return jnp.sum(counts, dtype=jnp.int32)
-
-
 def join(inner: InnerPass, outer: OuterPass) -> Point:
     """Return the direction that derivatives of G and of F make together."""
-    return Point(
-        inner_var=inner.grad, outer_var=trees.add(inner.cross, outer.grad_outer), v=trees.add(inner.hvp, outer.grad)
-    )
+    return Point(inner.grad, trees.add(inner.cross, outer.grad_outer), trees.add(inner.hvp, outer.grad))

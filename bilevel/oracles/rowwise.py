@@ -44,7 +44,6 @@ class RowwiseOracles(Oracles):
         return trees.subtract(self._inner_terms(point, data), self._inner_terms(previous, data))
 
     def _outer_changes(self, point: Point, previous: Point, data: PyTree) -> PyTree:
-        """Return the terms at one point minus those at another."""
         return trees.subtract(self._outer_terms(point, data), self._outer_terms(previous, data))
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
@@ -55,7 +54,7 @@ class RowwiseOracles(Oracles):
         return self._outer_sum(self._outer_terms(point, data), data, weights, point)
 
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
-        """Return D(point) - D(previous): subtracted row by row, so that each level is summed once."""
+        # Subtracted row by row, so that each level is summed once.
         train, weights = self.inner_samples.take(rows.inner)
         validation, outer_weights = self.outer_samples.take(rows.outer)
         inner = self._inner_sum(self._inner_changes(point, previous, train), train, weights, point)
@@ -72,11 +71,9 @@ class RowwiseOracles(Oracles):
         return self._inner_sum(terms, *self.inner_samples.take(rows), like)
 
     def outer_terms(self, point: Point, rows: Any) -> PyTree:
-        """Return the terms of each drawn outer row."""
         return self._outer_terms(point, self.outer_samples.take(rows)[0])
 
     def outer_sum(self, terms: PyTree, rows: Any, like: Point) -> OuterPass:
-        """Return the estimate that the drawn outer rows make with these terms."""
         return self._outer_sum(terms, *self.outer_samples.take(rows), like)
 
     def outer_regularization(self, point: Point) -> OuterPass:

@@ -48,18 +48,15 @@ def permute(key: Array, position: Array, n: int) -> Array:
     def network(value: Array) -> Array:
         left, right = value >> half_bits, value & mask
         for i in range(_ROUNDS):
-            left, right = right, left ^ (_mix(right ^ round_keys[i]) & mask)
+            # The finalizer of MurmurHash3 scrambles 32 bits.
+            bits = right ^ round_keys[i]
+            bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+            bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+            left, right = right, left ^ ((bits ^ (bits >> 16)) & mask)
         return (left << half_bits) | right
 
     outside = network(position.astype(jnp.uint32))
     return jax.lax.while_loop(lambda value: value >= n, network, outside).astype(jnp.int32)
-
-
-def _mix(bits: Array) -> Array:
-    """Scramble 32 bits (the finalizer of MurmurHash3)."""
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
-    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
-    return bits ^ (bits >> 16)
 
 
 @jax.tree_util.register_dataclass
@@ -93,13 +90,12 @@ class Samples:
     ) -> "Samples":
         """Lay out a pytree of arrays whose first axis is the samples, in a random order where ``rng`` is given.
 
-        Consecutive rows of a file are seldom independent. The sample axis of a leaf goes last where a row holds at
-        most ``narrow`` numbers.
+        The sample axis of a leaf goes last where a row holds at most ``narrow`` numbers.
         """
-        leaves, structure = jax.tree.flatten(data)
+        leaves = jax.tree.leaves(data)
         axes = tuple(leaf.ndim - 1 if prod(leaf.shape[1:]) <= narrow else 0 for leaf in leaves)
-        n = leaves[0].shape[0]
-        order = None if rng is None else rng.permutation(n)
+        unordered = cls(data, leaves[0].shape[0], axes, np.dtype(dtype))
+        order = None if rng is None else rng.permutation(unordered.n)
 
         def lay_out(leaf: np.ndarray, axis: int) -> Array:
             rows = leaf if order is None else leaf[order]
@@ -107,27 +103,16 @@ class Samples:
                 rows = rows.astype(dtype, copy=False)
             return jnp.asarray(np.ascontiguousarray(np.moveaxis(rows, 0, axis)))
 
-        arrays = [lay_out(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
-        return cls(jax.tree.unflatten(structure, arrays), n, axes, np.dtype(dtype))
+        return replace(unordered, leaves=unordered._map(lay_out))
 
     def one(self) -> PyTree:
         """Return the first row."""
         return self._map(lambda leaf, axis: jnp.take(leaf, 0, axis=axis))
 
     @property
-    def vmap_axes(self) -> PyTree:
-        """The sample axes in the form that ``jax.vmap`` takes."""
-        return jax.tree.unflatten(jax.tree.structure(self.leaves), self.axes)
-
-    @property
     def n_blocks(self) -> int:
         """Number of blocks, the last of which may be short."""
         return -(-self.n // self.batch_size)
-
-    @property
-    def has_short_block(self) -> bool:
-        """Whether the last block has fewer than `batch_size` rows."""
-        return self.n % self.batch_size != 0
 
     def with_batches(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size.
@@ -136,52 +121,44 @@ class Samples:
         slices of p long rows would be 2p. Rows-first data, which may be large, are left as they are.
         """
         plain = self.with_slices(batch_size, sampling)
-        if sampling not in ("blocks", "reshuffle") or self.is_rows_first:
+        if sampling not in ("blocks", "reshuffle") or not any(self.axes):
             return plain
-        weights = plain._row_weights(real_rows_last=False) if plain.has_short_block else None
-        return replace(plain, blocks=self._map(partial(_in_blocks, size=batch_size)), row_weights=weights)
 
-    def with_slices(self, batch_size: int, sampling: str = "blocks") -> "Samples":
+        def in_blocks(leaf: Array, axis: int) -> Array:
+            rows = jnp.moveaxis(leaf, axis, 0)
+            # Row 0 fills up: a user's loss is finite on a real row.
+            filler = jnp.broadcast_to(rows[:1], (-len(rows) % batch_size, *rows.shape[1:]))
+            blocks = jnp.concatenate([rows, filler]).reshape(-1, batch_size, *rows.shape[1:])
+            return jnp.moveaxis(blocks, 1, axis + 1)
+
+        weights = plain._row_weights(real_rows_last=False) if self.n % batch_size else None
+        return replace(plain, blocks=self._map(in_blocks), row_weights=weights)
+
+    def with_slices(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size that are cut out of the leaves."""
         plain = replace(self, batch_size=batch_size, sampling=sampling, blocks=None, row_weights=None)
-        if sampling not in ("blocks", "reshuffle") or not plain.has_short_block:
+        if sampling not in ("blocks", "reshuffle") or self.n % batch_size == 0:
             return plain
         return replace(plain, row_weights=plain._row_weights(real_rows_last=True))
 
     def _row_weights(self, real_rows_last: bool) -> Array:
-        """Return the weights of all blocks where the last is short.
-
-        XLA moves a slice that would reach past the end back: the last one then begins with rows of the block before
-        it, which weigh nothing.
-        """
+        # XLA moves a slice that would reach past the end back: the last one then begins with rows of the block before
+        # it, which weigh nothing.
         missing = -self.n % self.batch_size
         weights = np.full(self.n + missing, 1 / self.batch_size, self.dtype)
         weights[-self.batch_size :] = 1 / (self.batch_size - missing)
         if self.sampling == "reshuffle":
-            # A pass visits each block once, whatever its size, so the short one must weigh less.
             weights[:] = self.n_blocks / self.n
         weights[-self.batch_size :][slice(missing) if real_rows_last else slice(-missing, None)] = 0
         return jnp.asarray(weights)
 
     def astype(self, dtype: DTypeLike) -> "Samples":
         """Return the same rows with floating leaves in ``dtype``."""
-        return replace(
-            self,
-            leaves=trees.cast(self.leaves, dtype),
-            blocks=trees.cast(self.blocks, dtype),
-            dtype=np.dtype(dtype),
-            row_weights=trees.cast(self.row_weights, dtype),
-        )
+        return replace(trees.cast(self, dtype), dtype=np.dtype(dtype))
 
     def in_float64(self) -> "Samples":
         """Return the same rows, cast to float64 as they are taken, not before."""
-        wide = np.dtype(np.float64)
-        return replace(self, dtype=wide, row_weights=trees.cast(self.row_weights, wide))
-
-    @property
-    def is_rows_first(self) -> bool:
-        """Whether the sample axis of every leaf is its first."""
-        return all(axis == 0 for axis in self.axes)
+        return replace(self, dtype=np.dtype(np.float64), row_weights=trees.cast(self.row_weights, np.float64))
 
     @property
     def is_cast_when_taken(self) -> bool:
@@ -191,15 +168,14 @@ class Samples:
 
     def draw(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw the rows of step ``index``: one batch, or ``count`` of them along a leading axis."""
-        shape: tuple[int, ...] = () if count is None else (count,)
         if self.sampling == "full":
             return None
         if self.sampling == "reshuffle":
             return self._next_of_pass(key, index, count)
-        is_iid = self.sampling == "iid"
-        shape = (*shape, self.batch_size) if is_iid else shape
-        rows = _threefry.integers(_threefry.fold_in(key, index), shape, self.n)
-        return rows if is_iid else rows // self.batch_size
+        shape = () if count is None else (count,)
+        if self.sampling == "iid":
+            return _threefry.integers(_threefry.fold_in(key, index), (*shape, self.batch_size), self.n)
+        return _threefry.integers(_threefry.fold_in(key, index), shape, self.n) // self.batch_size
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
@@ -225,37 +201,37 @@ class Samples:
         taken = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, rows, keepdims=False), self.blocks)
         return trees.cast(taken, self.dtype), weights
 
-    def count(self, rows: Any) -> Count:
-        """Return how many rows one batch holds."""
+    def count(self, rows: Any, batches: int | None = None, first: Count | None = None) -> Count:
+        """Return how many rows one batch holds, or several together, or the ``first`` of them."""
+        if batches is not None:
+            counts = self.counts(rows, batches)
+            if first is not None:
+                counts = jnp.where(jnp.arange(batches, dtype=jnp.int32) < first, counts, 0)
+            return jnp.sum(counts, dtype=jnp.int32)
         if rows is None:
             return self.n
-        if self.sampling == "iid" or not self.has_short_block:
+        if self.sampling == "iid" or self.n % self.batch_size == 0:
             return self.batch_size
         return jnp.minimum(self.batch_size, self.n - rows * self.batch_size)
 
     def counts(self, rows: Any, batches: int) -> Array:
         """Return how many rows each of several batches holds."""
-        one = self.n if rows is None else self.count(rows)
-        return jnp.broadcast_to(jnp.asarray(one, jnp.int32), (batches,))
+        return jnp.broadcast_to(jnp.asarray(self.count(rows), jnp.int32), (batches,))
 
     def mean(self, function: Callable[[PyTree, Array], PyTree]) -> PyTree:
         """Return the function of all rows, read in pieces: it sums over rows with the weights it is given."""
-        pieces = self.with_slices(min(_PIECE, self.n))
+        pieces = self.with_slices(min(_PIECE, self.n), "blocks")
 
         def with_piece(index: Array, total: PyTree) -> PyTree:
             return trees.add(total, trees.scale(pieces.share(index), function(*pieces.take(index))))
 
-        shapes = jax.eval_shape(lambda: function(*pieces.take(jnp.zeros((), jnp.int32))))
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        nothing = trees.zeros_like(jax.eval_shape(lambda: function(*pieces.take(jnp.zeros((), jnp.int32)))))
         return jax.lax.fori_loop(0, pieces.n_blocks, with_piece, nothing)
 
     @property
     def is_read_in_pieces(self) -> bool:
-        """Whether a pass reads few rows at a time: long ones then come from the cache when they are read again.
-
-        Rows that are cast when taken always are, so that few are held in float64 at a time.
-        """
-        return self.is_cast_when_taken or (self.is_rows_first and self.n > _PIECE)
+        """Whether a pass reads few rows at a time: many long ones for the cache, those cast when taken for memory."""
+        return self.is_cast_when_taken or (not any(self.axes) and self.n > _PIECE)
 
     def share(self, rows: Array) -> Array:
         """Return (rows of the block)/n, the weight of a block in a table's mean."""
@@ -264,11 +240,3 @@ class Samples:
     def _map(self, function: Any) -> PyTree:
         leaves, structure = jax.tree.flatten(self.leaves)
         return jax.tree.unflatten(structure, [function(*pair) for pair in zip(leaves, self.axes, strict=True)])
-
-
-def _in_blocks(leaf: Array, axis: int, *, size: int) -> Array:
-    """Return (blocks, row, size), the last block filled up with row 0: a user's loss is finite on a real row."""
-    rows = jnp.moveaxis(leaf, axis, 0)
-    filler = jnp.broadcast_to(rows[:1], (-len(rows) % size, *rows.shape[1:]))
-    blocks = jnp.concatenate([rows, filler]).reshape(-1, size, *rows.shape[1:])
-    return jnp.moveaxis(blocks, 1, axis + 1)

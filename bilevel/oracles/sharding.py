@@ -3,16 +3,14 @@
 Device d of k holds the rows d, d + k, d + 2k, …, whatever the batch: of a block of consecutive rows each device then
 holds a k-th, one after the other, so that the blocks, the draws and the oracle calls are those of one device. Variables
 are on every device. Each computes an estimate from its rows alone, with weights k times as large; the mean of the k is
-the estimate, in which terms that are no sum over rows count once. No row ever leaves its device, and a
-process touches the rows of its own devices only.
-
+the estimate, in which terms that are no sum over rows count once. A process touches the rows of its own devices only.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import AnyArray, Array, Point, PyTree
+from bilevel._types import Array, Point, PyTree
 from bilevel.oracles.base import Oracles
 from bilevel.oracles.samples import STATIC, Samples
 
@@ -31,33 +29,30 @@ AXIS = "rows"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shard(Samples):
-    """Rows of one level on several devices; draws and counts are those of all rows together.
-
-    Only on a device, where the leaves are its part of them, can rows be taken.
-    """
+    """Rows of one level on several devices, taken only there; draws and counts are those of all rows together."""
 
     n_devices: int = field(default=1, metadata=STATIC)
 
     def with_batches(self, batch_size: int, sampling: str) -> "Shard":
-        """Return the same rows, drawn in batches of this size; none is moved."""
         return replace(self, batch_size=batch_size, sampling=sampling)
 
-    def with_slices(self, batch_size: int, sampling: str = "blocks") -> "Shard":
-        """Return the same as `with_batches`: a block is always cut out of the leaves."""
-        return self.with_batches(batch_size, sampling)
+    with_slices = with_batches  # a block is always cut out of the leaves
 
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return this device's part of the rows, and weights whose mean over devices makes the estimate."""
         if rows is None:
-            taken, row = self.leaves, self._row_at(jnp.arange(self._n_held, dtype=jnp.int32))
-            scale, wanted = 1 / self.n, row < self.n
+            row = jnp.arange(-(-self.n // self.n_devices), dtype=jnp.int32) * self.n_devices + jax.lax.axis_index(AXIS)
+            scale: Any = 1 / self.n
+            taken, wanted = self.leaves, row < self.n
         elif self.sampling == "iid":
             taken = self._map(lambda leaf, axis: jnp.take(leaf, rows // self.n_devices, axis=axis))
             scale, wanted = 1 / self.batch_size, rows % self.n_devices == jax.lax.axis_index(AXIS)
         else:
             taken, row = self._window(rows)
             begin = rows * self.batch_size
-            scale = self._block_weight(rows)
+            # A pass of "reshuffle" visits each block once, whatever its size.
+            in_pass = self.sampling == "reshuffle"
+            scale = self.n_blocks / self.n if in_pass else 1 / jnp.asarray(self.count(rows), self.dtype)
             wanted = (row >= begin) & (row < jnp.minimum(begin + self.batch_size, self.n))
         weights = jnp.where(wanted, jnp.asarray(scale * self.n_devices, self.dtype), 0)
         return trees.cast(taken, self.dtype), weights
@@ -67,36 +62,37 @@ class Shard(Samples):
         size = -(-self.batch_size // self.n_devices)
         before = block * self.batch_size - jax.lax.axis_index(AXIS)
         first = (before + self.n_devices - 1) // self.n_devices
-        begin = jnp.minimum(first, self._n_held - size)
+        begin = jnp.minimum(first, -(-self.n // self.n_devices) - size)
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=begin, slice_size=size)
         taken = self._map(lambda leaf, axis: cut(leaf, axis=axis))
-        return taken, self._row_at(begin + jnp.arange(size, dtype=jnp.int32))
+        places = begin + jnp.arange(size, dtype=jnp.int32)
+        return taken, places * self.n_devices + jax.lax.axis_index(AXIS)
 
-    def _block_weight(self, block: Array) -> Any:
-        if self.sampling == "reshuffle":
-            # A pass visits each block once, whatever its size.
-            return self.n_blocks / self.n
-        return 1 / jnp.asarray(self.count(block), self.dtype)
 
-    def _row_at(self, place: Array) -> Array:
-        return place * self.n_devices + jax.lax.axis_index(AXIS)
-
-    @property
-    def _n_held(self) -> int:
-        return int(jax.tree.leaves(self.leaves)[0].shape[self.axes[0]])
-
-    def specs(self) -> "Shard":
-        """Return how the leaves are split."""
-        return replace(self, leaves=self._map(lambda _, axis: split_along(axis)))
+def _split_along(axis: int) -> PartitionSpec:
+    return PartitionSpec(*[None] * axis, AXIS)
 
 
 def _on_devices(kind: str) -> Callable[..., Any]:
-    """Return the method of sharded oracles that averages this one of each device's."""
+    """Return the method of sharded oracles that averages over devices what the oracles of each give from its rows."""
 
-    def method(self: "ShardedOracles", *arguments: Any) -> Any:
-        return _mean(self, kind, *arguments)
+    # Compiled here too for those who ask for one estimate outside a compiled program.
+    @jax.jit
+    def mean(oracles: "ShardedOracles", *arguments: Any) -> Any:
+        def on_device(here: "ShardedOracles", *arguments: Any) -> Any:
+            local = replace(here.rule, inner_samples=here.inner_samples, outer_samples=here.outer_samples)
+            return jax.lax.pmean(getattr(local, kind)(*arguments), AXIS)
 
-    return method
+        def spec(samples: Samples) -> Samples:
+            return replace(samples, leaves=samples._map(lambda _, axis: _split_along(axis)))
+
+        everywhere = PartitionSpec()
+        specs = oracles._map(spec, lambda _: everywhere), *[everywhere] * len(arguments)
+        # The check would have JAX sum over devices inside the gradients of a loss, and refuse loops in it.
+        run = jax.shard_map(on_device, mesh=oracles.mesh, in_specs=specs, out_specs=everywhere, check_vma=False)
+        return run(oracles, *arguments)
+
+    return mean
 
 
 @jax.tree_util.register_dataclass
@@ -127,22 +123,18 @@ class ShardedOracles(Oracles):
 
     @property
     def diagonal_passes(self) -> int:  # type: ignore[override]
-        """Products per inner row that `inner_diagonal` takes."""
         return self.rule.diagonal_passes
 
     @property
     def wide_bounds(self) -> tuple[float, float] | None:  # type: ignore[override]
-        """Bounds of x beyond which the model hardly changes."""
         return self.rule.wide_bounds
 
     @property
     def largest_curvature(self) -> float | None:
-        """The largest eigenvalue of ∇²zz G where it is known."""
         return self.rule.largest_curvature
 
     @property
     def n_processes(self) -> int:
-        """Number of processes whose devices hold rows."""
         return len({device.process_index for device in self.mesh.devices.flat})
 
     def _on_rows(self, point: Point, data: PyTree, weights: Array) -> Any:
@@ -151,47 +143,9 @@ class ShardedOracles(Oracles):
     _inner = _inner_grad_outer = _outer = _inner_value = _outer_value = _on_rows
 
 
-def _specs(oracles: ShardedOracles) -> ShardedOracles:
-    """Return how the leaves are split."""
-
-    def spec(leaf: Any) -> Any:
-        return leaf.specs() if isinstance(leaf, Shard) else PartitionSpec()
-
-    return jax.tree.map(spec, oracles, is_leaf=lambda leaf: isinstance(leaf, Shard))
-
-
-def split_along(axis: int) -> PartitionSpec:
-    """Return how a leaf is split whose samples are along ``axis``."""
-    return PartitionSpec(*[None] * axis, AXIS)
-
-
-# Compiled here too for those who ask for one estimate outside a compiled program.
-@partial(jax.jit, static_argnums=1)
-def _mean(oracles: ShardedOracles, kind: str, *arguments: Any) -> Any:
-    """Return the mean over devices of what the oracles of each give from its rows."""
-
-    def on_device(here: ShardedOracles, *arguments: Any) -> Any:
-        local = replace(here.rule, inner_samples=here.inner_samples, outer_samples=here.outer_samples)
-        return jax.lax.pmean(getattr(local, kind)(*arguments), AXIS)
-
-    specs = _specs(oracles), *[PartitionSpec()] * len(arguments)
-    # The check would have JAX sum over devices inside the gradients of a loss, and refuse loops in it.
-    together = jax.shard_map(on_device, mesh=oracles.mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
-    return together(oracles, *arguments)
-
-
-class Layout(NamedTuple):
-    """Which rows device d takes of those at hand: ``first(d)`` and each ``stride``-th after it."""
-
-    mesh: Mesh
-    first: Callable[[int], int]
-    stride: int
-
-
 def shard(oracles: Oracles, devices: Sequence[jax.Device]) -> ShardedOracles:
     """Split the rows of oracles that every process holds whole."""
-    mesh, _ = _interleave(devices)
-    return _split(oracles, Layout(mesh, lambda device: device, mesh.size), (oracles.n_inner, oracles.n_outer))
+    return _split(oracles, _interleave(devices)[0], 1, (oracles.n_inner, oracles.n_outer))
 
 
 def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
@@ -202,40 +156,37 @@ def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> 
             "problem in every process and leave `own_rows` out: each places only its part on its devices."
         )
     mesh, n_processes = _interleave(devices)
-    layout = Layout(mesh, lambda device: device // n_processes, mesh.size // n_processes)
-    return _split(oracles, layout, _joint_sizes(oracles, start, n_processes))
+    return _split(oracles, mesh, n_processes, _joint_sizes(oracles, start, n_processes))
 
 
 def digest(tree: PyTree, prefix: str = "") -> bytes:
-    """Return a digest of types, shapes and contents of the leaves."""
+    """Return a digest of types, shapes and contents of the leaves; all processes that hold parts of them must ask."""
     found = hashlib.sha256(prefix.encode())
     for leaf in jax.tree.leaves(tree):
-        array = _contents(leaf)
+        array = leaf
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in leaf.addressable_shards]
+            array = _gather(np.frombuffer(b"".join(own), np.uint8))
+        array = np.ascontiguousarray(array)
         found.update(f"{array.dtype}{array.shape}".encode())
         found.update(array.data)
     return found.digest()
 
 
-def _contents(array: AnyArray) -> np.ndarray:
-    """Return an array in NumPy, or digests of its parts where other processes hold some; all must then ask."""
-    if not isinstance(array, jax.Array) or array.is_fully_addressable:
-        return np.ascontiguousarray(array)
+def _gather(array: np.ndarray) -> np.ndarray:
     from jax.experimental.multihost_utils import process_allgather
 
-    own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in array.addressable_shards]
-    return process_allgather(np.frombuffer(b"".join(own), np.uint8))
+    return process_allgather(array)
 
 
 def _interleave(devices: Sequence[jax.Device]) -> tuple[Mesh, int]:
     """Return the devices, one of each process in turn, and the number of processes."""
-    by_process: dict[int, list[jax.Device]] = {}
-    for device in devices:
-        by_process.setdefault(device.process_index, []).append(device)
-    if len({len(group) for group in by_process.values()}) != 1:
-        counts = {process: len(group) for process, group in by_process.items()}
+    processes = sorted({device.process_index for device in devices})
+    groups = [[device for device in devices if device.process_index == process] for process in processes]
+    if len({len(group) for group in groups}) != 1:
+        counts = {process: len(group) for process, group in zip(processes, groups, strict=True)}
         raise ValueError(f"`devices` must hold as many of each process, and at least one; got {counts} by process.")
-    rounds = zip(*(by_process[process] for process in sorted(by_process)), strict=True)
-    return Mesh(np.array([device for one in rounds for device in one]), (AXIS,)), len(by_process)
+    return Mesh(np.array(groups).T.ravel(), (AXIS,)), len(processes)
 
 
 def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int, int]:
@@ -243,11 +194,9 @@ def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int,
     own = oracles.n_inner, oracles.n_outer
     if n_processes == 1:
         return own
-    from jax.experimental.multihost_utils import process_allgather
-
-    if len(np.unique(process_allgather(np.frombuffer(digest(start), np.uint8)), axis=0)) > 1:
+    if len(np.unique(_gather(np.frombuffer(digest(start), np.uint8)), axis=0)) > 1:
         raise ValueError("`own_rows=True`: the problems of the processes differ in start or in sizes; give the same.")
-    by_process = process_allgather(np.array(own, np.int32))
+    by_process = _gather(np.array(own, np.int32))
     totals = by_process.sum(axis=0)
     dealt = -(-(totals - np.arange(n_processes)[:, None]) // n_processes)
     if not np.array_equal(by_process, dealt):
@@ -258,35 +207,32 @@ def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int,
     return int(totals[0]), int(totals[1])
 
 
-def _split(oracles: Oracles, layout: Layout, sizes: tuple[int, int]) -> ShardedOracles:
+def _split(oracles: Oracles, mesh: Mesh, n_owners: int, sizes: tuple[int, int]) -> ShardedOracles:
+    """Place each row on its device; the rows at hand are every ``n_owners``-th of all."""
     levels = oracles.inner_samples, oracles.outer_samples
     inner, outer = (Samples(leaves=None, n=level.n, axes=(), dtype=level.dtype) for level in levels)
     # In NumPy: an array of one process's device could not meet those of all processes.
     rule = trees.to_numpy(replace(oracles, inner_samples=inner, outer_samples=outer))
     with arithmetic(inner.dtype):
-        inner, outer = (_place(level, layout, size) for level, size in zip(levels, sizes, strict=True))
-        return ShardedOracles(inner, outer, rule.outer_bounds, rule=rule, mesh=layout.mesh)
+        inner, outer = (_place(level, mesh, n_owners, size) for level, size in zip(levels, sizes, strict=True))
+        return ShardedOracles(inner, outer, rule.outer_bounds, rule=rule, mesh=mesh)
 
 
-def _place(samples: Samples, layout: Layout, n: int) -> Shard:
-    n_devices = layout.mesh.size
-    n_held = -(-n // n_devices)
+def _place(samples: Samples, mesh: Mesh, n_owners: int, n: int) -> Shard:
+    n_held = -(-n // mesh.size)
 
     def spread(leaf: Array, axis: int) -> Array:
         rows = np.moveaxis(np.asarray(leaf), axis, 0)[: samples.n]
-        shape = list(leaf.shape)
-        shape[axis] = n_held * n_devices
+        shape = (*leaf.shape[:axis], n_held * mesh.size, *leaf.shape[axis + 1 :])
 
         def of_device(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None, "JAX asks for the rows of a device, or not at all"
             device = (index[axis].start or 0) // n_held
-            own = rows[layout.first(device) :: layout.stride]
+            own = rows[device // n_owners :: mesh.size // n_owners]
             # Copies of a real row fill up: weights leave them out, and a user's loss is finite on them.
             filler = np.repeat(rows[:1], n_held - len(own), axis=0)
             return np.ascontiguousarray(np.moveaxis(np.concatenate([own, filler]), 0, axis))
 
-        return jax.make_array_from_callback(tuple(shape), NamedSharding(layout.mesh, split_along(axis)), of_device)
+        return jax.make_array_from_callback(shape, NamedSharding(mesh, _split_along(axis)), of_device)
 
-    leaves, structure = jax.tree.flatten(samples.leaves)
-    arrays = [spread(leaf, axis) for leaf, axis in zip(leaves, samples.axes, strict=True)]
-    return Shard(jax.tree.unflatten(structure, arrays), n, samples.axes, samples.dtype, n_devices=n_devices)
+    return Shard(samples._map(spread), n, samples.axes, samples.dtype, n_devices=mesh.size)

@@ -4,13 +4,14 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from bilevel.solvers.base import Solver, SolverBase, registered_solvers, solver
+from bilevel.solvers.base import REGISTRY, Solver, SolverBase, solver
 from bilevel.solvers.host import HostSolver
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
 
-SOLVERS: dict[str, type[SolverBase]] = registered_solvers()
+# In the order of tables.
+SOLVERS = dict(sorted(REGISTRY.items(), key=lambda item: (item[1].table_order, item[0])))
 globals().update(SOLVERS)
 
 if TYPE_CHECKING:
@@ -19,5 +20,4 @@ if TYPE_CHECKING:
         """Tell a type checker that the classes of `SOLVERS` are attributes."""
 
 
-__all__ = ["SOLVERS", "HostSolver", "Solver", "SolverBase", "solver"]
-__all__ += list(SOLVERS)
+__all__ = ["SOLVERS", "HostSolver", "Solver", "SolverBase", "solver", *SOLVERS]

@@ -94,24 +94,27 @@ class SolverBase(ABC):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, rule = getattr(self, field.name), field.metadata.get("rule")
-            if rule is None or (value is None and field.metadata["optional"]):
+            value, about = getattr(self, field.name), field.metadata
+            if "rule" not in about or (value is None and about["optional"]):
                 continue
-            if "convert" in field.metadata:
-                value = field.metadata["convert"](value)
+            if "convert" in about:
+                value = about["convert"](value)
                 object.__setattr__(self, field.name, value)
-            complaint = rule(value)
-            if complaint:
+            if complaint := about["rule"](value):
                 raise ValueError(f"`{type(self).__name__}({field.name}={value!r})`: {complaint}")
 
     def cast(self, dtype: DTypeLike) -> Self:
         """Return the solver with its floats as arrays of ``dtype``: 0.1, 1 and np.float64 share a trace."""
-        leaves, structure = jax.tree.flatten(self)
-        return jax.tree.unflatten(structure, [np.asarray(leaf, dtype) for leaf in leaves])
+        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), self)
 
     def parameters(self) -> dict[str, Any]:
         """Return the hyper-parameters by name, as Python numbers and strings."""
-        return {field.name: _plain(field, getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+        def plain(value: Any) -> Any:
+            return value.item() if isinstance(value, np.generic | np.ndarray) else value
+
+        fields = dataclasses.fields(self)
+        return {field.name: field.metadata.get("text", plain)(getattr(self, field.name)) for field in fields}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +125,6 @@ class Solver(SolverBase):
     keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
 
     def init(self, oracles: Oracles, start: Point) -> State:
-        """Return the state before the first step: the start, unless a solver remembers more."""
         return PointState(start)
 
     @abstractmethod
@@ -153,13 +155,7 @@ class Solver(SolverBase):
         return Calls()
 
 
-def _plain(field: dataclasses.Field, value: Any) -> Any:
-    if "text" in field.metadata:
-        return field.metadata["text"](value)
-    return value.item() if isinstance(value, np.generic | np.ndarray) else value
-
-
-_REGISTRY: dict[str, type[SolverBase]] = {}
+REGISTRY: dict[str, type[SolverBase]] = {}
 
 
 @typing.dataclass_transform(
@@ -170,7 +166,11 @@ def solver(cls: type[S]) -> type[S]:
 
     Solvers of this package are registered in `bilevel.SOLVERS` under their names, which no other solver may take.
     """
-    _register(cls)
+    known = REGISTRY.get(cls.__name__)
+    if known is not None and known.__module__ != cls.__module__:
+        raise ValueError(f"`{cls.__name__}` is the name of {known.__module__}.{cls.__name__}; rename your solver.")
+    if cls.__module__.startswith(f"{__package__}."):
+        REGISTRY[cls.__name__] = cls
     cls = dataclasses.dataclass(frozen=True)(cls)
     _register_pytree(cls)
     document(cls)
@@ -178,35 +178,20 @@ def solver(cls: type[S]) -> type[S]:
     return cls
 
 
-def _register(cls: type[SolverBase]) -> None:
-    known = _REGISTRY.get(cls.__name__)
-    if known is not None and known.__module__ != cls.__module__:
-        raise ValueError(f"`{cls.__name__}` is the name of {known.__module__}.{cls.__name__}; rename your solver.")
-    if cls.__module__.startswith(f"{__package__}."):
-        _REGISTRY[cls.__name__] = cls
-
-
-def registered_solvers() -> dict[str, type[SolverBase]]:
-    """Return the solvers of this package by name, in the order of tables."""
-    return dict(sorted(_REGISTRY.items(), key=lambda item: (item[1].table_order, item[0])))
-
-
 def _register_pytree(cls: type[S]) -> None:
     # Not by jax.tree_util.register_dataclass: it calls __init__, whose checks no tracer would pass.
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
-    traced = [
-        f.name for f in fields if float in (hints[f.name], *typing.get_args(hints[f.name])) or f.metadata.get("traced")
-    ]
-    static = [f.name for f in fields if f.name not in traced]
+    floats = [name for name, hint in hints.items() if float in (hint, *typing.get_args(hint))]
+    traced = [field.name for field in fields if field.name in floats or field.metadata.get("traced")]
+    static = [field.name for field in fields if field.name not in traced]
 
     def flatten(self: S) -> tuple[list[Any], tuple[Any, ...]]:
         return [getattr(self, name) for name in traced], tuple(getattr(self, name) for name in static)
 
     def unflatten(aux: tuple[Any, ...], leaves: list[Any]) -> S:
         self = object.__new__(cls)
-        for name, value in zip([*traced, *static], [*leaves, *aux], strict=True):
-            object.__setattr__(self, name, value)
+        vars(self).update(zip([*traced, *static], [*leaves, *aux], strict=True))
         return self
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)

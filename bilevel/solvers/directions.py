@@ -29,12 +29,20 @@ def descend(
     v_radius: Scalar | None = None,
     bounds: Any = None,
 ) -> Point:
-    """Move the three variables at once, v back into its ball and the outer variable into its bounds."""
-    return Point(
-        inner_var=move(point.inner_var, direction.inner_var, step),
-        outer_var=project_box(oracles.project(move(point.outer_var, direction.outer_var, outer_step)), bounds),
-        v=project_ball(move(point.v, direction.v, step), v_radius),
-    )
+    """Move the three variables at once, v back into its ball and the outer variable into its bounds.
+
+    The bounds are (lower, upper), each a number or a tree like the outer variable; None is no bound.
+    """
+    z = move(point.inner_var, direction.inner_var, step)
+    x = oracles.project(move(point.outer_var, direction.outer_var, outer_step))
+    if bounds is not None:
+        lower, upper = (spread(bound, x) for bound in bounds)
+        x = jax.tree.map(jnp.clip, x, lower, upper)
+    v = move(point.v, direction.v, step)
+    if v_radius is not None:
+        norm = jnp.sqrt(trees.norm_sq(v))
+        v = trees.scale(jnp.where(norm > v_radius, v_radius / norm, 1), v)
+    return Point(z, x, v)
 
 
 def move(variable: PyTree, direction: PyTree, step: Scalar) -> PyTree:
@@ -45,22 +53,6 @@ def move(variable: PyTree, direction: PyTree, step: Scalar) -> PyTree:
 def move_outer(oracles: Oracles, point: Point, direction: PyTree, step: Scalar) -> Point:
     """Return the point with its outer variable moved, and projected onto the bounds of the problem."""
     return point._replace(outer_var=oracles.project(move(point.outer_var, direction, step)))
-
-
-def project_ball(v: PyTree, radius: Scalar | None) -> PyTree:
-    """Return the nearest tree of norm at most ``radius``; None is no bound."""
-    if radius is None:
-        return v
-    norm = jnp.sqrt(trees.norm_sq(v))
-    return trees.scale(jnp.where(norm > radius, radius / norm, 1), v)
-
-
-def project_box(outer_var: PyTree, bounds: Any) -> PyTree:
-    """Return the nearest tree within (lower, upper), each a number or a tree; None is no bound."""
-    if bounds is None:
-        return outer_var
-    lower, upper = (spread(bound, outer_var) for bound in bounds)
-    return jax.tree.map(jnp.clip, outer_var, lower, upper)
 
 
 def spread(bound: PyTree, like: PyTree) -> PyTree:
@@ -86,22 +78,17 @@ def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree
 
 def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
     """Return the cost of one direction D on so many rows of each level."""
-    return Calls(
-        inner_grad=inner_rows, hvp=inner_rows, cross=inner_rows, outer_grad=outer_rows, outer_grad_outer=outer_rows
-    )
+    n, m = inner_rows, outer_rows
+    return Calls(inner_grad=n, hvp=n, cross=n, outer_grad=m, outer_grad_outer=m)
 
 
 def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:
     """Cut stacked batches into stacks of the given sizes; None takes one batch. ``rows`` of a full batch stay None."""
-    parts: list[Any] = []
-    begin = 0
+    if rows is None:
+        return (None,) * len(sizes)
+    parts, begin = [], 0
     for size in sizes:
-        if rows is None:
-            parts.append(None)
-        elif size is None:
-            parts.append(rows[begin])
-        else:
-            parts.append(rows[begin : begin + size])
+        parts.append(rows[begin] if size is None else rows[begin : begin + size])
         begin += 1 if size is None else size
     return tuple(parts)
 

@@ -52,11 +52,9 @@ class FullBatch:
         self.calls = np.zeros(len(Calls._fields), np.int64) if calls is None else np.array(calls, np.int64)
 
     def vectors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return z, x and v of the point that was given."""
         return flat(self.like.inner_var), flat(self.like.outer_var), flat(self.like.v)
 
     def point(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> Point:
-        """Return the point that the three vectors are."""
         like = self.like
         return Point(_unflatten(z, like.inner_var), _unflatten(x, like.outer_var), _unflatten(v, like.inner_var))
 
@@ -72,7 +70,6 @@ class FullBatch:
         return np.asarray(_hessian(self.oracles, self.point(z, x, z)))
 
     def product(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """Return (∇²zz G) v."""
         return self.ask(("hvp",), z, x, v)[0]
 
     def conjugate_gradients(
@@ -81,8 +78,7 @@ class FullBatch:
         """Return v with ||(∇²zz G) v - right_side|| <= max(atol, rtol ||right_side||), from a guess."""
         from scipy.sparse.linalg import cg
 
-        # The inner problem's curvature may be spread widely: rounding then costs more than p iterations.
-        limit = 10 * z.size + 100
+        limit = 10 * z.size + 100  # rounding costs more than p iterations where the curvature is spread widely
         return cg(self._operator(z, x), right_side, x0=guess, rtol=rtol, atol=atol, maxiter=limit)[0]
 
     def smallest_eigenvalue(self, z: np.ndarray, x: np.ndarray) -> float:

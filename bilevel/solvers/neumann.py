@@ -48,19 +48,12 @@ def assign_batches(inner_rows: Any, outer_rows: Any, n_products: int) -> Neumann
 
 def random_length(key: Array, index: Array, n_neumann: int) -> Array:
     """Draw P uniform in {0, …, Q-1}."""
-    length_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)
-    return _threefry.integers(length_key, (), n_neumann)
+    return _threefry.integers(_threefry.fold_in(_threefry.fold_in(key, 2), index), (), n_neumann)
 
 
 def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
     """Return (None, (∇²xz G) v + ∇x F, v) at the z and x of ``point``, v by the series the draw is for."""
-    outer = oracles.outer(point, draw.outer)
-    v = _series(oracles, point, outer.grad, draw, n_neumann, step)
-    cross = oracles.cross(point._replace(v=v), draw.cross)
-    return Point(None, trees.add(cross, outer.grad_outer), v)
 
-
-def _series(oracles: Oracles, point: Point, grad: PyTree, draw: NeumannDraw, n_neumann: int, step: Scalar) -> PyTree:
     def multiply(term: PyTree, batch: Any) -> PyTree:
         return move(term, oracles.hvp(point._replace(v=term), batch), step)
 
@@ -68,19 +61,21 @@ def _series(oracles: Oracles, point: Point, grad: PyTree, draw: NeumannDraw, n_n
         term = multiply(carry[0], batch)
         return term, trees.add(carry[1], term)
 
+    outer = oracles.outer(point, draw.outer)
     if draw.length is not None:
-        term = repeat(draw.length, draw.products, multiply, grad)
-        return trees.scale(-step * n_neumann, term)
-    _, total = repeat(n_neumann, draw.products, add_term, (grad, grad))
-    return trees.scale(-step, total)
+        term = repeat(draw.length, draw.products, multiply, outer.grad)
+        v = trees.scale(-step * n_neumann, term)
+    else:
+        _, total = repeat(n_neumann, draw.products, add_term, (outer.grad, outer.grad))
+        v = trees.scale(-step, total)
+    cross = oracles.cross(point._replace(v=v), draw.cross)
+    return Point(None, trees.add(cross, outer.grad_outer), v)
 
 
 def hypergradient_calls(oracles: Oracles, draw: NeumannDraw, n_neumann: int) -> Calls:
     """Return the exact cost: the products really taken, one cross product, both outer gradients."""
-    if draw.length is None:
-        products = oracles.count_inner(draw.products, n_neumann)
-    else:
-        products = oracles.count_inner(draw.products, n_neumann - 1, first=draw.length)
+    n_drawn = n_neumann if draw.length is None else n_neumann - 1
+    products = oracles.count_inner(draw.products, n_drawn, first=draw.length)
     outer = oracles.count_outer(draw.outer)
     return Calls(hvp=products, cross=oracles.count_inner(draw.cross), outer_grad=outer, outer_grad_outer=outer)
 
@@ -100,7 +95,6 @@ class NeumannSolver(Solver):
     neumann_step: float = positive(default=0.5)
 
     def resolve(self, oracles: Oracles) -> Self:
-        """Refuse a Neumann step that is too large for the problem."""
         check_step(self, self.neumann_step, oracles)
         return self
 
@@ -117,7 +111,6 @@ class AlternatingSolver(NeumannSolver):
     n_inner_steps = 1  # unless a solver makes it a parameter
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
-        """Draw T + Q inner batches, one outer and the length."""
         rows = oracles.draw_inner(key, index, self.n_inner_steps + self.n_neumann)
         inner_loop, series = split(rows, self.n_inner_steps, self.n_neumann)
         draw = assign_batches(series, oracles.draw_outer(key, index), self.n_neumann - 1)
@@ -130,6 +123,5 @@ class AlternatingSolver(NeumannSolver):
         return move_outer(oracles, point._replace(v=v), grad, step)
 
     def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
-        """Count T gradients and a hypergradient of the drawn length."""
         hyper = hypergradient_calls(oracles, draw.neumann, self.n_neumann)
         return hyper._replace(inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps))

@@ -52,30 +52,25 @@ def _must(holds: Callable[[Any], bool], complaint: str) -> Rule:
     return lambda value: None if holds(value) else complaint
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _is_number(value: Any, kind: type = Real) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def positive(
-    *, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False, word: str | None = None
-) -> Any:
+def positive(*, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False, word: str = "") -> Any:
     """Declare a finite number above 0; a ``word`` may stand in its place."""
 
     def holds(value: Any) -> bool:
-        return (word is not None and value == word) or (_is_number(value) and 0 < float(value) < math.inf)
+        return (word != "" and value == word) or (_is_number(value) and 0 < float(value) < math.inf)
 
-    instead = "" if word is None else f" The word {word!r} stands for a setting that needs no tuning."
+    instead = word and f" The word {word!r} stands for a setting that needs no tuning."
     rule = _must(holds, f"must be a finite number above 0{hint}.{instead}")
     return parameter(default, rule, optional=optional, kw_only=kw_only)
 
 
 def whole(*, default: Any, optional: bool = False, hint: str = "") -> Any:
     """Declare an integer of at least 1."""
-
-    def holds(value: Any) -> bool:
-        return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-
-    return parameter(default, _must(holds, f"must be an integer of at least 1{hint}."), optional=optional)
+    rule = _must(lambda value: _is_number(value, Integral) and value >= 1, f"must be an integer of at least 1{hint}.")
+    return parameter(default, rule, optional=optional)
 
 
 def fraction(*, default: float) -> Any:
@@ -106,13 +101,13 @@ def transformation(names: tuple[str, ...], *, default: None, kw_only: bool) -> A
 
         return isinstance(value, optax.GradientTransformation)
 
+    def text(value: Any) -> Any:
+        # A transformation is named by the function of optax that made it.
+        is_name = value is None or isinstance(value, str)
+        return value if is_name else f"optax {value.init.__qualname__.partition('.')[0]}"
+
     rule = _must(holds, f"must be None, {', '.join(map(repr, names))} or an optax GradientTransformation.")
-    return parameter(default, rule, optional=True, kw_only=kw_only, text=_transformation_text)
-
-
-def _transformation_text(value: Any) -> Any:
-    """Return a name as it is, and of a transformation the function of optax that made it."""
-    return value if value is None or isinstance(value, str) else f"optax {value.init.__qualname__.partition('.')[0]}"
+    return parameter(default, rule, optional=True, kw_only=kw_only, text=text)
 
 
 def bounds(*, default: None, kw_only: bool) -> Any:
@@ -150,6 +145,5 @@ def _bounds_complaint(value: Any) -> str | None:
 def _bounds_text(value: Any) -> str | None:
     if value is None:
         return None
-    if not all(map(_is_number, value)):
-        return "like the outer variable"
-    return str(tuple(side if math.isfinite(side) else None for side in value))
+    finite = (side if math.isfinite(side) else None for side in value)
+    return str(tuple(finite)) if all(map(_is_number, value)) else "like the outer variable"

@@ -32,10 +32,8 @@ OPTIMIZERS = ("adam",)
 
 # Adam's step is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
 _RATE, _DELAY = 1e-2, 1000.0
-# Scales of columns from 1e-3 to 1e3 make an exact diagonal span 12 orders: only what is nearly 0 is lifted.
-_FLOOR_EXACT = 1e-12
-# What probes say of a coordinate far below the others is noise.
-_FLOOR_PROBED = 0.1
+_FLOOR_EXACT = 1e-12  # scales of columns from 1e-3 to 1e3 span 12 orders: only what is nearly 0 is lifted
+_FLOOR_PROBED = 0.1  # what probes say of a coordinate far below the others is noise
 
 
 class Preconditioning(NamedTuple):
@@ -63,14 +61,21 @@ class PreconditionedSolver(Solver):
     outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
 
     def check_start(self, start: Point) -> None:
-        """Refuse bounds that do not fit the start, and a transformation that wants what it is not given."""
         if self.outer_bounds is not None:
             _check_bounds(self, start.outer_var)
-        if self.outer_optimizer is not None:
-            _check_optimizer(self, start.outer_var)
+        if self.outer_optimizer is None:
+            return
+        optimizer = _transformation(self.outer_optimizer)
+        try:
+            with jax.numpy_dtype_promotion("standard"):
+                jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), start.outer_var)
+        except TypeError as error:
+            raise ValueError(
+                f"`{type(self).__name__}(outer_optimizer=…)`: it is given gradients, its state and parameters, and "
+                f"asks for more ({error}); take a transformation that does not."
+            ) from error
 
     def init_preconditioning(self, start: Point, diagonal: PyTree = ()) -> Preconditioning:
-        """Return what the first move needs."""
         if self.outer_optimizer is None:
             return Preconditioning(diagonal)
         with jax.numpy_dtype_promotion("standard"):
@@ -88,55 +93,38 @@ class PreconditionedSolver(Solver):
     ) -> tuple[Point, Preconditioning]:
         """Move all variables; updates of a transformation are taken ``outer_scale`` times, not ``outer_step`` times."""
         if self.outer_optimizer is not None:
-            updates, optimizer = _update(
-                self.outer_optimizer, direction.outer_var, preconditioning.optimizer, point.outer_var
-            )
+            old = preconditioning.optimizer
+            # optax promotes its integer counts to floats, which strict promotion would refuse.
+            with jax.numpy_dtype_promotion("standard"):
+                updates, new = _transformation(self.outer_optimizer).update(direction.outer_var, old, point.outer_var)
+            updates, new = _cast_like(updates, point.outer_var), _cast_like(new, old)
             # Updates are added where directions are subtracted.
             direction = direction._replace(outer_var=trees.scale(-1, updates))
-            preconditioning, outer_step = preconditioning._replace(optimizer=optimizer), outer_scale
-        direction = precondition(direction, preconditioning.diagonal)
+            preconditioning, outer_step = preconditioning._replace(optimizer=new), outer_scale
+        diagonal, parts = preconditioning.diagonal, (direction.inner_var, direction.v)
+        if jax.tree.leaves(diagonal):
+            z, v = (jax.tree.map(lambda leaf, d: leaf / d, part, diagonal) for part in parts)
+            direction = direction._replace(inner_var=z, v=v)
         return descend(oracles, point, direction, step, outer_step, self.v_radius, self.outer_bounds), preconditioning
 
 
-def _update(optimizer: Any, gradient: PyTree, state: Any, outer_var: PyTree) -> tuple[PyTree, Any]:
-    # optax promotes its integer counts to floats, which strict promotion would refuse.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, new = _transformation(optimizer).update(gradient, state, outer_var)
-    return _cast_like(updates, outer_var), _cast_like(new, state)
-
-
 def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
-    """Return the tree with the dtypes of another, so that it can be carried by a loop."""
     return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.asarray(old).dtype), tree, template)
 
 
-def precondition(direction: Point, diagonal: PyTree) -> Point:
-    """Return the direction with its parts in z and v divided by the diagonal, if there is one."""
-    if not jax.tree.leaves(diagonal):
-        return direction
-    z, v = (jax.tree.map(lambda part, d: part / d, part, diagonal) for part in (direction.inner_var, direction.v))
-    return direction._replace(inner_var=z, v=v)
-
-
 def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
-    """Return d, lifted where it is too small to divide by.
-
-    Probes may say less than 0, as may a Hessian that is not positive: then its size counts.
-    """
+    """Return d, lifted where it is too small to divide by."""
     batch = oracles.n_inner if oracles.inner_samples.sampling == "full" else oracles.inner_samples.batch_size
-    diagonal = _lift(oracles, oracles.diagonal_majorizer(point, index))
-    return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, oracles.squared_diagonals(point))
-
-
-def _lift(oracles: Oracles, diagonal: PyTree) -> PyTree:
-    diagonal = jax.tree.map(jnp.abs, diagonal)
+    # Probes may say less than 0, as may a Hessian that is not positive: then its size counts.
+    diagonal = jax.tree.map(jnp.abs, oracles.diagonal_majorizer(point, index))
     leaves = jax.tree.leaves(diagonal)
     if oracles.diagonal_passes == 1:
         floor = _FLOOR_EXACT * functools.reduce(jnp.maximum, [jnp.max(leaf) for leaf in leaves])
     else:
         floor = _FLOOR_PROBED * sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
     tiny = np.finfo(leaves[0].dtype).tiny
-    return jax.tree.map(lambda leaf: jnp.maximum(leaf, jnp.maximum(floor, tiny)), diagonal)
+    diagonal = jax.tree.map(lambda leaf: jnp.maximum(leaf, jnp.maximum(floor, tiny)), diagonal)
+    return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, oracles.squared_diagonals(point))
 
 
 def diagonal_calls(oracles: Oracles) -> Calls:
@@ -145,7 +133,6 @@ def diagonal_calls(oracles: Oracles) -> Calls:
 
 
 def _transformation(optimizer: Any) -> Any:
-    """Return the transformation that a name stands for."""
     return _adam() if isinstance(optimizer, str) else optimizer
 
 
@@ -163,9 +150,8 @@ def _check_bounds(solver: PreconditionedSolver, outer_var: PyTree) -> None:
     named = f"`{type(solver).__name__}(outer_bounds={solver.parameters()['outer_bounds']})`"
     assert isinstance(solver.outer_bounds, tuple), "a text is converted when the solver is made"
     sides = [spread(bound, outer_var) for bound in solver.outer_bounds]
-    for side in sides:
-        if not _fits(side, outer_var):
-            raise ValueError(f"{named}: a bound does not have the shape of the outer variable.")
+    if not all(_fits(side, outer_var) for side in sides):
+        raise ValueError(f"{named}: a bound does not have the shape of the outer variable.")
     for start, lower, upper in zip(*map(jax.tree.leaves, (outer_var, *sides)), strict=True):
         if not np.all(lower <= upper):
             raise ValueError(f"{named}: a lower bound exceeds its upper bound.")
@@ -179,15 +165,3 @@ def _fits(side: PyTree, outer_var: PyTree) -> bool:
         return False
     pairs = zip(jax.tree.leaves(side), jax.tree.leaves(outer_var), strict=True)
     return all(np.shape(bound) in ((), np.shape(leaf)) for bound, leaf in pairs)
-
-
-def _check_optimizer(solver: PreconditionedSolver, outer_var: PyTree) -> None:
-    optimizer = _transformation(solver.outer_optimizer)
-    with jax.numpy_dtype_promotion("standard"):
-        try:
-            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), outer_var)
-        except TypeError as error:
-            raise ValueError(
-                f"`{type(solver).__name__}(outer_optimizer=…)`: it is given gradients, its state and parameters, and "
-                f"asks for more ({error}); take a transformation that does not."
-            ) from error

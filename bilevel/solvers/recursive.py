@@ -35,9 +35,10 @@ _DRIFTED = 0.5  # a working recursion shows 0 to 0.3, one at the floor of its ar
 
 
 class RecursiveState(NamedTuple):
-    """The iterate, the one before it, the estimate of D; and of the last refresh, ||D|| and the drift.
+    """The iterate, the one before it, the estimate of D; and of the last refresh, ||D|| and the estimate's drift.
 
-    The last two hold nothing in the plain method.
+    The drift is relative to ||D|| at this refresh or the one before, whichever is larger: a working recursion stays
+    well below ½, however fast D itself goes to zero. The last two fields hold nothing in the plain method.
     """
 
     point: Point
@@ -59,7 +60,6 @@ class RecursiveSolver(PreconditionedSolver):
     restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> RecursiveState:
-        """Start with no estimate: the first step is a refresh."""
         zero = jnp.zeros_like(self.step_size)
         ones = trees.ones_like(start.inner_var) if self.preconditioner else ()
         preconditioning = self.init_preconditioning(start, ones)
@@ -69,7 +69,6 @@ class RecursiveSolver(PreconditionedSolver):
         return RecursiveState(start, start, trees.zeros_like(start), zero, zero, preconditioning, rollback)
 
     def refresh(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Any) -> RecursiveState:
-        """Replace the estimate by D of a full-batch pass, and move."""
         exact = oracles.direction(state.point)
         norm = jnp.sqrt(trees.norm_sq(exact))
         gap = jnp.sqrt(trees.norm_sq(trees.subtract(exact, state.estimate)))
@@ -85,7 +84,6 @@ class RecursiveSolver(PreconditionedSolver):
         return self._move(oracles, state, exact)
 
     def step(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Any) -> RecursiveState:
-        """Correct the estimate by the difference over the last move, and move."""
         estimate = trees.add(state.estimate, oracles.difference(state.point, state.previous, draw))
         return self._move(oracles, state, estimate)
 
@@ -97,30 +95,21 @@ class RecursiveSolver(PreconditionedSolver):
         return state._replace(point=point, previous=state.point, estimate=estimate, preconditioning=preconditioning)
 
     def evaluation_point(self, state: RecursiveState) -> Point:
-        """Return the iterate, or the last good refresh where the next one will roll back."""
-        if not isinstance(state.rollback, Rollback):
-            return state.point
-        return point_within_reach(state.rollback, state.point)
+        last = state.rollback
+        return point_within_reach(last, state.point) if isinstance(last, Rollback) else state.point
 
     def calls(self, oracles: Oracles, draw: Any, refresh: bool) -> Calls:
-        """Count 3n + 2m for a refresh and a diagonal if there is one, both points of the difference for a step."""
         if refresh:
             cost = direction_calls(oracles.n_inner, oracles.n_outer)
             return cost if self.preconditioner is None else trees.add(cost, diagonal_calls(oracles))
         return direction_calls(2 * oracles.count_inner(draw.inner), 2 * oracles.count_outer(draw.outer))
 
     def diagnostics(self, state: RecursiveState) -> dict[str, Array]:
-        """Report how far the estimate was from the full-batch pass at the last refresh, and rollbacks.
-
-        The distance is relative to ||D|| at this refresh or the one before, whichever is larger: a working
-        recursion stays well below ½, however fast D itself goes to zero.
-        """
         if not isinstance(state.rollback, Rollback):
             return {"drift": state.drift}
         return {"drift": state.drift, "rollbacks": state.rollback.rollbacks, "step_scale": state.rollback.scale}
 
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
-        """Speak up when rounding has made the recursion worthless."""
         if np.dtype(dtype) != np.float32 or not diagnostics["drift"] > _DRIFTED:
             return None
         return (

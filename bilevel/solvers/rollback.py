@@ -54,9 +54,7 @@ def check_refresh(
     lengths = [_norm(part, preconditioning, 1) for part in (point.inner_var, point.v)]
     least = [jnp.where(first, _FIRST_MOVES * move, size) for move, size in zip(moves, last.sizes, strict=True)]
     # What grows by more than a factor of two may be growing without end.
-    grown = [
-        jnp.where(first, length, jnp.minimum(length, 2 * size)) for length, size in zip(lengths, least, strict=True)
-    ]
+    grown = [jnp.where(first, new, jnp.minimum(new, 2 * old)) for new, old in zip(lengths, least, strict=True)]
     sizes = jnp.maximum(grown[0], least[0]), jnp.maximum(grown[1], least[1])
     calm = [last.scale * move <= _LONGEST_MOVE * size for move, size in zip(moves, least, strict=True)]
     good = first | (calm[0] & calm[1] & jnp.isfinite(trees.norm_sq((point, exact))))

@@ -32,13 +32,12 @@ class Level(NamedTuple):
 
     @classmethod
     def of(cls, oracles: Any, name: str) -> "Level":
-        """Return the ``"inner"`` or the ``"outer"`` level."""
         suffixes = "_samples", "", "_terms", "_sum", "_regularization"
         return cls(*(getattr(oracles, name + suffix, None) for suffix in suffixes))  # type: ignore[arg-type]
 
-    def over_blocks(self, function: Callable[[Array], PyTree]) -> PyTree:
-        """Return the function of each block, stacked."""
-        return jax.lax.map(function, jnp.arange(self.samples.n_blocks, dtype=jnp.int32))
+    @property
+    def blocks(self) -> Array:
+        return jnp.arange(self.samples.n_blocks, dtype=jnp.int32)
 
 
 class BlockTable(NamedTuple):
@@ -50,7 +49,7 @@ class BlockTable(NamedTuple):
     @classmethod
     def fill(cls, level: Level, start: Point, empty: bool) -> "BlockTable":
         """Remember the estimates at the start, or zeros."""
-        table = level.over_blocks(lambda block: ravel_pytree(level.estimate(start, block))[0])
+        table = jax.lax.map(lambda block: ravel_pytree(level.estimate(start, block))[0], level.blocks)
         return cls(jnp.zeros_like(table) if empty else table, jnp.zeros_like(table[0])).rebuild(level, start)
 
     def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "BlockTable"]:
@@ -62,27 +61,25 @@ class BlockTable(NamedTuple):
 
     def rebuild(self, level: Level, like: Point) -> "BlockTable":
         """Sum the mean anew from the table."""
-        shares = level.samples.share(jnp.arange(level.samples.n_blocks, dtype=jnp.int32))
-        return self._replace(mean=shares @ self.table)
+        return self._replace(mean=level.samples.share(level.blocks) @ self.table)
 
 
 class RowTable(NamedTuple):
-    """The last terms of each row, block after block, and the mean of the estimates that they make."""
+    """The last terms of each row, block after block, and the mean of the estimates that they make.
+
+    Where `rebuild` sums the mean anew, rows are multiplied but no derivative is asked for.
+    """
 
     table: PyTree
     mean: PyTree
 
     @classmethod
     def fill(cls, level: Level, start: Point, empty: bool) -> "RowTable":
-        """Remember the terms at the start, or zeros."""
-        table = level.over_blocks(lambda block: level.terms(start, block))
+        table = jax.lax.map(lambda block: level.terms(start, block), level.blocks)
         nothing = trees.zeros_like(level.sum(jax.tree.map(lambda leaf: leaf[0], table), jnp.int32(0), start))
-        if empty:
-            return cls(trees.zeros_like(table), nothing)
-        return cls(table, nothing).rebuild(level, start)
+        return cls(trees.zeros_like(table), nothing) if empty else cls(table, nothing).rebuild(level, start)
 
     def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
-        """Return the estimate with less variance, and the table with the new terms in it."""
         new = level.terms(point, block)
         old = jax.tree.map(lambda leaf: leaf[block], self.table)
         change = level.sum(trees.subtract(new, old), block, point)
@@ -92,8 +89,6 @@ class RowTable(NamedTuple):
         return reduced, RowTable(table, mean)
 
     def rebuild(self, level: Level, like: Point) -> "RowTable":
-        """Sum the mean anew from the table; rows are multiplied, but no derivative is asked for."""
-
         def with_block(block: Array, total: PyTree) -> PyTree:
             terms = jax.tree.map(lambda leaf: leaf[block], self.table)
             return trees.add(total, trees.scale(level.samples.share(block), level.sum(terms, block, like)))
