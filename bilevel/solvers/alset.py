@@ -10,11 +10,8 @@ The paper prints P in {1, …, Q}, which biases v by a factor I - η H. With a w
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d.
 """
 
-from bilevel._types import Array
-from bilevel.oracles import Oracles
-from bilevel.solvers.base import PointState, solver
-from bilevel.solvers.directions import decay, inner_descent
-from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
+from bilevel.solvers.base import solver
+from bilevel.solvers.neumann import AlternatingSolver
 from bilevel.solvers.parameters import whole
 
 
@@ -30,8 +27,3 @@ class ALSET(AlternatingSolver):
 
     n_inner_steps: int = whole(default=10)
     table_order = 11
-
-    def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        step = decay(self.step_size, index, 0.5)
-        point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, step)
-        return PointState(self.move_outer(oracles, point, index, draw, power=0.5))

@@ -15,7 +15,7 @@ import jax
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import LoopState, batch, decay, inner_descent, move
+from bilevel.solvers.directions import LoopState, batch, decay, move
 from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
 from bilevel.solvers.parameters import flag, whole
 
@@ -37,15 +37,12 @@ class BSA(AlternatingSolver):
     def init(self, oracles: Oracles, start: Point) -> LoopState:
         return LoopState(start, start.inner_var)
 
-    def step(self, oracles: Oracles, state: LoopState, index: Array, draw: LoopDraw) -> LoopState:
+    def inner_loop(self, oracles: Oracles, state: LoopState, index: Array, draw: LoopDraw) -> Point:
         def cold(i: Array, point: Point) -> Point:
             grad = oracles.inner_grad(point, batch(draw.inner_loop, i))
             return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, i, 1.0)))
 
         if self.warm_start:
-            inner_step = decay(self.step_size, index, 0.5)
-            point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, inner_step)
-        else:
-            point = state.point._replace(inner_var=state.first_inner_var)
-            point = jax.lax.fori_loop(0, self.n_inner_steps, cold, point)
-        return state._replace(point=self.move_outer(oracles, point, index, draw, power=0.5))
+            return super().inner_loop(oracles, state, index, draw)
+        first = state.point._replace(inner_var=state.first_inner_var)
+        return jax.lax.fori_loop(0, self.n_inner_steps, cold, first)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
@@ -20,29 +21,11 @@ class LoopState(NamedTuple):
     first_inner_var: PyTree
 
 
-def descend(
-    oracles: Oracles,
-    point: Point,
-    direction: Point,
-    step: Scalar,
-    outer_step: Scalar,
-    v_radius: Scalar | None = None,
-    bounds: Any = None,
-) -> Point:
-    """Move the three variables at once, v back into its ball and the outer variable into its bounds.
-
-    The bounds are (lower, upper), each a number or a tree like the outer variable; None is no bound.
-    """
+def descend(oracles: Oracles, point: Point, direction: Point, step: Scalar, outer_step: Scalar) -> Point:
+    """Move the three variables at once."""
     z = move(point.inner_var, direction.inner_var, step)
     x = oracles.project(move(point.outer_var, direction.outer_var, outer_step))
-    if bounds is not None:
-        lower, upper = (spread(bound, x) for bound in bounds)
-        x = jax.tree.map(jnp.clip, x, lower, upper)
-    v = move(point.v, direction.v, step)
-    if v_radius is not None:
-        norm = jnp.sqrt(trees.norm_sq(v))
-        v = trees.scale(jnp.where(norm > v_radius, v_radius / norm, 1), v)
-    return Point(z, x, v)
+    return Point(z, x, move(point.v, direction.v, step))
 
 
 def move(variable: PyTree, direction: PyTree, step: Scalar) -> PyTree:
@@ -53,12 +36,6 @@ def move(variable: PyTree, direction: PyTree, step: Scalar) -> PyTree:
 def move_outer(oracles: Oracles, point: Point, direction: PyTree, step: Scalar) -> Point:
     """Return the point with its outer variable moved, and projected onto the bounds of the problem."""
     return point._replace(outer_var=oracles.project(move(point.outer_var, direction, step)))
-
-
-def spread(bound: PyTree, like: PyTree) -> PyTree:
-    """Return the bound as a tree like another, where one number stands for all."""
-    one = jax.tree_util.treedef_is_leaf(jax.tree.structure(bound)) and jnp.ndim(bound) == 0
-    return jax.tree.map(lambda _: bound, like) if one else bound
 
 
 def decay(step_size: Scalar, index: Array, power: float) -> Array:
@@ -96,6 +73,11 @@ def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:
 def batch(rows: Any, index: Array | int) -> Any:
     """Return one batch of a stack."""
     return None if rows is None else rows[index]
+
+
+def draw_below(key: Array, index: Array, limit: int) -> Array:
+    """Draw an integer in {0, …, limit - 1} for step ``index``, independently of its batches."""
+    return _threefry.integers(_threefry.fold_in(_threefry.fold_in(key, 2), index), (), limit)
 
 
 def repeat(times: int | Array, rows: Any, update: Callable[[T, Any], T], state: T) -> T:

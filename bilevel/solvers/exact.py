@@ -26,7 +26,6 @@ from bilevel.oracles import Oracles
 from bilevel.problems.exact import cholesky
 from bilevel.solvers.base import solver
 from bilevel.solvers.host import OUTER, FullBatch, HostSolver
-from bilevel.solvers.parameters import one_of
 
 _PAIRS, _LARGEST_MATRIX = 10, 2000
 _SMALL, _ROUNDING = 1e-12, float(np.finfo(np.float64).eps)
@@ -37,14 +36,12 @@ Solve = Callable[[np.ndarray, np.ndarray], np.ndarray]  # from a right side and 
 
 
 class ExactState(NamedTuple):
-    """(z*, x, v*) with h and ∇h there, the last moves of x and changes of ∇h (newest last), and the oracle calls."""
+    """(z*, x, v*) with h and ∇h there, pairs of a move of x and the change of ∇h, newest last, and the oracle calls."""
 
     point: Point
     value: np.ndarray
     grad: np.ndarray
-    moves: np.ndarray
-    changes: np.ndarray
-    n_pairs: np.ndarray
+    pairs: np.ndarray
     calls: np.ndarray
 
 
@@ -66,27 +63,20 @@ class Exact(HostSolver):
     `batch_size` have no effect. A step is one iteration with its line search. What it costs is known only once it is
     taken, so a run ends with the first step that reaches `max_calls`. In the history, `inner_residual_sq` and
     `v_residual_sq` are the squared residuals of z* and v*. At the floor of its arithmetic it stays where it is.
-
-    Parameters
-    ----------
-    sampling : "full" only
     """
 
-    sampling: str = one_of(("full",), default="full", kw_only=True)
+    asks = ("inner_grad",), OUTER, ("cross",)
     table_order = 18
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         d = flat(start.outer_var).size
-        none, calls = np.zeros((_PAIRS, d)), FullBatch(oracles, start).calls
-        return ExactState(start, np.array(np.nan), np.full(d, np.nan), none, none, np.array(0), calls)
+        calls = FullBatch(oracles, start).calls
+        return ExactState(start, np.array(np.nan), np.full(d, np.nan), np.zeros((_PAIRS, 2, d)), calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
-        import scipy.optimize  # noqa: F401
-
+        super().warm_up(oracles, start)
         full = FullBatch(oracles, start)
         z, x, v = full.vectors()
-        for kinds in (("inner_grad",), OUTER, ("cross",)):
-            full.ask(kinds, z, x, v)
         full.product(z, x, v) if z.size > _LARGEST_MATRIX else full.hessian(z, x)
 
     @np.errstate(all="ignore")  # what overflows is seen in the result
@@ -95,7 +85,7 @@ class Exact(HostSolver):
         h, x = _ValueFunction(full), full.vectors()[1]
         here = h(x) if index == 0 else Evaluation(x, h.z, h.v, float(state.value), np.asarray(state.grad))
         box = (-np.inf, np.inf) if oracles.outer_bounds is None else tuple(map(flat, oracles.outer_bounds))
-        free, pairs = _free(here, box), np.stack([state.moves, state.changes], axis=1)
+        free, pairs = _free(here, box), np.asarray(state.pairs)
         curved = [pair for pair in pairs * free if _is_curved(*pair)]  # empty places are not
         direction = np.where(free, _direction(here.grad * free, curved), 0.0)
         search = _search if oracles.outer_bounds is None else partial(_search_inside, box)
@@ -104,8 +94,8 @@ class Exact(HostSolver):
             found, pairs = h.evaluate(x), np.zeros_like(pairs)
         elif _is_curved(found.x - here.x, found.grad - here.grad):
             pairs = np.concatenate([pairs[1:], [[found.x - here.x, found.grad - here.grad]]])
-        point, n_pairs = full.point(found.z, found.x, found.v), np.array(np.count_nonzero(pairs.any(axis=(1, 2))))
-        return ExactState(point, np.array(found.value), found.grad, pairs[:, 0], pairs[:, 1], n_pairs, full.calls)
+        point = full.point(found.z, found.x, found.v)
+        return ExactState(point, np.array(found.value), found.grad, pairs, full.calls)
 
 
 def _is_curved(move: np.ndarray, change: np.ndarray) -> bool:

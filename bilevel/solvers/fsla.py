@@ -58,9 +58,6 @@ class FSLA(Solver):
         v_outer, x_outer = split(oracles.draw_outer(key, index, 2), None, None)
         return FSLADraw(inner, Rows(v_inner, v_outer), Rows(x_inner, x_outer))
 
-    def refreshes(self, index: Array, draw: FSLADraw) -> Array:
-        return index == 0
-
     def refresh(self, oracles: Oracles, state: FSLAState, index: Array, draw: FSLADraw) -> FSLAState:
         return self.step(oracles, state, index, draw, first=True)
 

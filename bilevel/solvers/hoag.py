@@ -58,28 +58,18 @@ class HOAG(HostSolver):
     lipschitz : C, the Lipschitz constant of F; None means the largest gradient of F seen
     strong_convexity : μ of G; None means the smallest eigenvalue of ∇²zz G, by Lanczos in each step. Where that is
         not positive, inner problems are solved as far as rounding lets them
-    sampling : "full" only
     """
 
     tolerances: str = one_of(tuple(_SEQUENCES), default="exponential")
     decrease: float = fraction(default=0.5)
     lipschitz: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
-    sampling: str = one_of(("full",), default="full", kw_only=True)
+    asks = _INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)
     table_order = 17
 
     def init(self, oracles: Oracles, start: Point) -> HOAGState:
         unknown, lipschitz = np.array(np.nan), np.array(0.0 if self.lipschitz is None else float(self.lipschitz))
         return HOAGState(start, unknown, unknown, unknown, lipschitz, FullBatch(oracles, start).calls)
-
-    def warm_up(self, oracles: Oracles, start: Point) -> None:
-        import scipy.optimize
-        import scipy.sparse.linalg  # noqa: F401
-
-        full = FullBatch(oracles, start)
-        z, x, v = full.vectors()
-        for kinds in (_INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)):
-            full.ask(kinds, z, x, v)
 
     @np.errstate(all="ignore")  # a step that overflows ends the run by its result
     def step(self, oracles: Oracles, state: HOAGState, index: int) -> HOAGState:

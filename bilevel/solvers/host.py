@@ -6,6 +6,7 @@
 import dataclasses
 from abc import abstractmethod
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from bilevel._tree import flat
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import SolverBase, State
+from bilevel.solvers.parameters import one_of
 
 _COLUMNS = 64  # of a Hessian at a time, so that its intermediate arrays stay a few times the data
 OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
@@ -26,11 +28,25 @@ class HostSolver(SolverBase):
     """A solver that `run` steps from Python, with oracles and start in float64 whatever the dtype of the problem.
 
     Its state is of NumPy arrays and has a field ``calls``: the oracle calls so far, by kind.
+
+    Parameters
+    ----------
+    sampling : "full" only
     """
 
-    @abstractmethod
+    sampling: str = one_of(("full",), default="full", kw_only=True)
+
+    asks: ClassVar[tuple[tuple[str, ...], ...]] = ()  # kinds of derivatives that steps ask for, together
+
     def warm_up(self, oracles: Oracles, start: Point) -> None:
         """Compile and import what steps will call, off the clock."""
+        import scipy.optimize
+        import scipy.sparse.linalg  # noqa: F401
+
+        full = FullBatch(oracles, start)
+        z, x, v = full.vectors()
+        for kinds in self.asks:
+            full.ask(kinds, z, x, v)
 
     @abstractmethod
     def step(self, oracles: Oracles, state: State, index: int) -> State:
@@ -38,13 +54,9 @@ class HostSolver(SolverBase):
 
 
 class FullBatch:
-    """A problem seen through flat vectors z, x and v, which counts the oracle calls of its full-batch passes.
+    """A problem seen through flat vectors z, x and v, which adds its full-batch passes to ``calls``, by kind.
 
-    Parameters
-    ----------
-    oracles : in float64
-    like : a point with the structure and shapes of the variables
-    calls : the oracle calls so far, one entry per kind; None means none
+    ``like`` is a point with the structure and shapes of the variables, in float64 as the oracles are.
     """
 
     def __init__(self, oracles: Oracles, like: Point, calls: np.ndarray | None = None) -> None:

@@ -55,9 +55,6 @@ class StormSolver(neumann.NeumannSolver):
     def init(self, oracles: Oracles, start: Point) -> StormState:
         return StormState(start, start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
 
-    def refreshes(self, index: Array, draw: StormDraw) -> Array:
-        return index == 0
-
     def refresh(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
         return self.step(oracles, state, index, draw, first=True)
 
@@ -94,5 +91,6 @@ class MRBO(StormSolver):
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:
-        inner, series = split(oracles.draw_inner(key, index, self.n_neumann + 2), None, self.n_neumann + 1)
-        return StormDraw(inner, neumann.assign_batches(series, oracles.draw_outer(key, index), self.n_neumann))
+        rows = oracles.draw_inner(key, index, self.n_neumann + 2)
+        inner, products, cross = split(rows, None, self.n_neumann, None)
+        return StormDraw(inner, neumann.NeumannDraw(products, cross, oracles.draw_outer(key, index)))

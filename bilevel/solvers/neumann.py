@@ -12,12 +12,11 @@ of a batch, and leave the relative error (1 - η h)^Q, give or take one factor, 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver
-from bilevel.solvers.directions import decay, move, move_outer, repeat, split
+from bilevel.solvers.base import Solver, State
+from bilevel.solvers.directions import decay, draw_below, inner_descent, move, move_outer, repeat, split
 from bilevel.solvers.parameters import positive, whole
 
 
@@ -34,21 +33,8 @@ def check_step(solver: Solver, step: float, oracles: Oracles) -> None:
     """Refuse a step with which the series cannot converge, where the curvature is known."""
     curvature = oracles.largest_curvature
     if curvature is not None and not step < 2 / curvature:
-        raise ValueError(
-            f"`{type(solver).__name__}(neumann_step={step:g})`: the largest curvature of the inner problem is "
-            f"{curvature:.3g}, so the Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
-        )
-
-
-def assign_batches(inner_rows: Any, outer_rows: Any, n_products: int) -> NeumannDraw:
-    """Name the batches of a truncated series: ``n_products`` + 1 inner ones, one outer."""
-    products, cross = split(inner_rows, n_products, None)
-    return NeumannDraw(products, cross, outer_rows)
-
-
-def random_length(key: Array, index: Array, n_neumann: int) -> Array:
-    """Draw P uniform in {0, …, Q-1}."""
-    return _threefry.integers(_threefry.fold_in(_threefry.fold_in(key, 2), index), (), n_neumann)
+        told = f"`{type(solver).__name__}(neumann_step={step:g})`: the largest curvature L is {curvature:.3g}, so the"
+        raise ValueError(f"{told} Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}.")
 
 
 def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
@@ -109,18 +95,23 @@ class AlternatingSolver(NeumannSolver):
     """
 
     n_inner_steps = 1  # unless a solver makes it a parameter
+    inner_power = outer_power = 0.5  # of t, by which steps decrease
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
-        rows = oracles.draw_inner(key, index, self.n_inner_steps + self.n_neumann)
-        inner_loop, series = split(rows, self.n_inner_steps, self.n_neumann)
-        draw = assign_batches(series, oracles.draw_outer(key, index), self.n_neumann - 1)
-        return LoopDraw(inner_loop, draw._replace(length=random_length(key, index, self.n_neumann)))
+        times, length = self.n_inner_steps, draw_below(key, index, self.n_neumann)
+        rows = oracles.draw_inner(key, index, times + self.n_neumann)
+        inner_loop, products, cross = split(rows, times, self.n_neumann - 1, None)
+        return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index), length))
 
-    def move_outer(self, oracles: Oracles, point: Point, index: Array, draw: LoopDraw, power: float) -> Point:
-        """Move x along the hypergradient at a point whose z has moved already; steps decrease like t^-power."""
+    def step(self, oracles: Oracles, state: State, index: Array, draw: LoopDraw) -> State:
+        point = self.inner_loop(oracles, state, index, draw)
         _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-        step = decay(self.step_size / self.outer_ratio, index, power)
-        return move_outer(oracles, point._replace(v=v), grad, step)
+        step = decay(self.step_size / self.outer_ratio, index, self.outer_power)
+        return state._replace(point=move_outer(oracles, point._replace(v=v), grad, step))
+
+    def inner_loop(self, oracles: Oracles, state: State, index: Array, draw: LoopDraw) -> Point:
+        step = decay(self.step_size, index, self.inner_power)
+        return inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, step)
 
     def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
         hyper = hypergradient_calls(oracles, draw.neumann, self.n_neumann)

@@ -21,14 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
+from bilevel._types import Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver
-from bilevel.solvers.directions import descend, spread
+from bilevel.solvers.base import Solver, State
+from bilevel.solvers.directions import descend
 from bilevel.solvers.parameters import bounds, positive, transformation
-
-PRECONDITIONERS = ("diagonal",)
-OPTIMIZERS = ("adam",)
 
 # Adam's step is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
 _RATE, _DELAY = 1e-2, 1000.0
@@ -57,7 +54,7 @@ class PreconditionedSolver(Solver):
     """
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
-    outer_optimizer: str | Any | None = transformation(OPTIMIZERS, default=None, kw_only=True)  # noqa: RUF009
+    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)  # noqa: RUF009
     outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
 
     def check_start(self, start: Point) -> None:
@@ -70,10 +67,8 @@ class PreconditionedSolver(Solver):
             with jax.numpy_dtype_promotion("standard"):
                 jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), start.outer_var)
         except TypeError as error:
-            raise ValueError(
-                f"`{type(self).__name__}(outer_optimizer=…)`: it is given gradients, its state and parameters, and "
-                f"asks for more ({error}); take a transformation that does not."
-            ) from error
+            told = f"`{type(self).__name__}(outer_optimizer=…)`: it is given gradients, its state and parameters"
+            raise ValueError(f"{told}, and asks for more ({error}); take a transformation that does not.") from error
 
     def init_preconditioning(self, start: Point, diagonal: PyTree = ()) -> Preconditioning:
         if self.outer_optimizer is None:
@@ -82,16 +77,13 @@ class PreconditionedSolver(Solver):
             return Preconditioning(diagonal, _transformation(self.outer_optimizer).init(start.outer_var))
 
     def descend(
-        self,
-        oracles: Oracles,
-        point: Point,
-        direction: Point,
-        preconditioning: Preconditioning,
-        step: Scalar,
-        outer_step: Scalar,
-        outer_scale: Scalar = 1,
-    ) -> tuple[Point, Preconditioning]:
-        """Move all variables; updates of a transformation are taken ``outer_scale`` times, not ``outer_step`` times."""
+        self, oracles: Oracles, state: State, direction: Point, step: Scalar, scale: Scalar | None = None
+    ) -> State:
+        """Move all variables; a ``scale`` shortens every move, also those of a transformation."""
+        point, preconditioning = state.point, state.preconditioning
+        outer_step = step / self.outer_ratio
+        if scale is not None:
+            step, outer_step = scale * step, scale * outer_step
         if self.outer_optimizer is not None:
             old = preconditioning.optimizer
             # optax promotes its integer counts to floats, which strict promotion would refuse.
@@ -100,12 +92,22 @@ class PreconditionedSolver(Solver):
             updates, new = _cast_like(updates, point.outer_var), _cast_like(new, old)
             # Updates are added where directions are subtracted.
             direction = direction._replace(outer_var=trees.scale(-1, updates))
-            preconditioning, outer_step = preconditioning._replace(optimizer=new), outer_scale
+            preconditioning, outer_step = preconditioning._replace(optimizer=new), 1 if scale is None else scale
         diagonal, parts = preconditioning.diagonal, (direction.inner_var, direction.v)
         if jax.tree.leaves(diagonal):
             z, v = (jax.tree.map(lambda leaf, d: leaf / d, part, diagonal) for part in parts)
             direction = direction._replace(inner_var=z, v=v)
-        return descend(oracles, point, direction, step, outer_step, self.v_radius, self.outer_bounds), preconditioning
+        point = self._project(descend(oracles, point, direction, step, outer_step))
+        return state._replace(point=point, preconditioning=preconditioning)
+
+    def _project(self, point: Point) -> Point:
+        if self.outer_bounds is not None:
+            lower, upper = (_spread(bound, point.outer_var) for bound in self.outer_bounds)
+            point = point._replace(outer_var=jax.tree.map(jnp.clip, point.outer_var, lower, upper))
+        if self.v_radius is not None:
+            norm = jnp.sqrt(trees.norm_sq(point.v))
+            point = point._replace(v=trees.scale(jnp.where(norm > self.v_radius, self.v_radius / norm, 1), point.v))
+        return point
 
 
 def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
@@ -133,35 +135,30 @@ def diagonal_calls(oracles: Oracles) -> Calls:
 
 
 def _transformation(optimizer: Any) -> Any:
-    return _adam() if isinstance(optimizer, str) else optimizer
-
-
-@functools.cache
-def _adam() -> Any:
-    def rate(count: Array) -> Array:
-        return _RATE / jnp.sqrt(1 + count / _DELAY)
-
+    if not isinstance(optimizer, str):
+        return optimizer
     import optax
 
-    return optax.adam(rate)
+    return optax.adam(lambda count: _RATE / jnp.sqrt(1 + count / _DELAY))
+
+
+def _spread(bound: PyTree, like: PyTree) -> PyTree:
+    """Return the bound as a tree like another, where one number stands for all."""
+    one = jax.tree_util.treedef_is_leaf(jax.tree.structure(bound)) and jnp.ndim(bound) == 0
+    return jax.tree.map(lambda _: bound, like) if one else bound
 
 
 def _check_bounds(solver: PreconditionedSolver, outer_var: PyTree) -> None:
     named = f"`{type(solver).__name__}(outer_bounds={solver.parameters()['outer_bounds']})`"
     assert isinstance(solver.outer_bounds, tuple), "a text is converted when the solver is made"
-    sides = [spread(bound, outer_var) for bound in solver.outer_bounds]
-    if not all(_fits(side, outer_var) for side in sides):
-        raise ValueError(f"{named}: a bound does not have the shape of the outer variable.")
+    sides = [_spread(bound, outer_var) for bound in solver.outer_bounds]
+    for side in sides:
+        alike = jax.tree.map(lambda _: 0, side) == jax.tree.map(lambda _: 0, outer_var)
+        pairs = zip(jax.tree.leaves(side), jax.tree.leaves(outer_var), strict=False)
+        if not alike or any(np.shape(bound) not in ((), np.shape(leaf)) for bound, leaf in pairs):
+            raise ValueError(f"{named}: a bound does not have the shape of the outer variable.")
     for start, lower, upper in zip(*map(jax.tree.leaves, (outer_var, *sides)), strict=True):
         if not np.all(lower <= upper):
             raise ValueError(f"{named}: a lower bound exceeds its upper bound.")
         if not np.all((lower <= np.asarray(start)) & (np.asarray(start) <= upper)):
             raise ValueError(f"{named}: the outer variable starts outside; move the start or widen the bounds.")
-
-
-def _fits(side: PyTree, outer_var: PyTree) -> bool:
-    """Tell whether a bound is a tree like the outer variable, a number or an array in the place of each leaf."""
-    if jax.tree.map(lambda _: 0, side) != jax.tree.map(lambda _: 0, outer_var):
-        return False
-    pairs = zip(jax.tree.leaves(side), jax.tree.leaves(outer_var), strict=True)
-    return all(np.shape(bound) in ((), np.shape(leaf)) for bound, leaf in pairs)

@@ -21,8 +21,6 @@ from bilevel.solvers.base import PointState, Solver, solver
 from bilevel.solvers.directions import inner_descent, move_outer
 from bilevel.solvers.parameters import positive, whole
 
-_GAUSSIAN_STREAM = 2
-
 
 class PZOBODraw(NamedTuple):
     """Batches of the inner loop and of the outer gradients, and the key of the Gaussians."""
@@ -49,7 +47,7 @@ class PZOBO(Solver):
     table_order = 15
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
-        gaussian_key = _threefry.fold_in(_threefry.fold_in(key, _GAUSSIAN_STREAM), index)
+        gaussian_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)  # batches take the streams 0 and 1
         inner_loop = oracles.draw_inner(key, index, self.n_inner_steps)
         return PZOBODraw(inner_loop, oracles.draw_outer(key, index), gaussian_key)
 

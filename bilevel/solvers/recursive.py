@@ -1,13 +1,8 @@
 """The recursive estimate of D = (D_z, D_v, D_x): what SRBA and SPABA share.
 
-With u = (z, v, x), steps ρ for z and v and γ for x, and the projection P of v onto a ball,
-
-    at a refresh:  D ← D(u), a full-batch pass;                                       u ← P(u - step · D)
-    otherwise:     draw B, C;  D ← D + D_{B,C}(u) - D_{B,C}(u_previous);              u ← P(u - step · D)
-
-with the same B, C at both points. D is kept unscaled: the difference needs both points and not how one came from the
-other, so that moves are free. They may be preconditioned (:mod:`bilevel.solvers.preconditioning`), and are then rolled
-back where they grow (:mod:`bilevel.solvers.rollback`).
+The equations are in :mod:`bilevel.solvers.srba`; B and C are the same at both points. D is kept unscaled: the
+difference needs both points and not how one came from the other, so that moves are free. They may be preconditioned
+(:mod:`bilevel.solvers.preconditioning`), and are then rolled back where they grow (:mod:`bilevel.solvers.rollback`).
 """
 
 from dataclasses import dataclass
@@ -21,14 +16,8 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.directions import direction_calls
-from bilevel.solvers.parameters import one_of, positive
-from bilevel.solvers.preconditioning import (
-    PRECONDITIONERS,
-    PreconditionedSolver,
-    Preconditioning,
-    diagonal_calls,
-    metric_diagonal,
-)
+from bilevel.solvers.parameters import one_of, positive, whole
+from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning, diagonal_calls, metric_diagonal
 from bilevel.solvers.rollback import Rollback, check_refresh, init_rollback, point_within_reach
 
 _DRIFTED = 0.5  # a working recursion shows 0 to 0.3, one at the floor of its arithmetic 0.4 to 1.1
@@ -55,7 +44,8 @@ class RecursiveSolver(PreconditionedSolver):
     """Both methods but for when they refresh. A draw has fields ``inner`` and ``outer``."""
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
-    preconditioner: str | None = one_of(PRECONDITIONERS, default=None, optional=True, kw_only=True)
+    preconditioner: str | None = one_of(("diagonal",), default=None, optional=True, kw_only=True)
+    period: int | None = whole(default=None, optional=True, hint="; use None for the default")
 
     restarts = True
 
@@ -67,6 +57,10 @@ class RecursiveSolver(PreconditionedSolver):
         plain = self.preconditioner is None and self.outer_optimizer is None
         rollback = () if plain else init_rollback(start, preconditioning, zero)
         return RecursiveState(start, start, trees.zeros_like(start), zero, zero, preconditioning, rollback)
+
+    def refreshes(self, index: Array, draw: Any) -> Array:
+        assert self.period is not None, "resolve() fills it in"
+        return index % self.period == 0
 
     def refresh(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Any) -> RecursiveState:
         exact = oracles.direction(state.point)
@@ -88,11 +82,9 @@ class RecursiveSolver(PreconditionedSolver):
         return self._move(oracles, state, estimate)
 
     def _move(self, oracles: Oracles, state: RecursiveState, estimate: Point) -> RecursiveState:
-        steps: tuple[Any, ...] = (self.step_size, self.step_size / self.outer_ratio)
-        if isinstance(state.rollback, Rollback):
-            steps = *(state.rollback.scale * step for step in steps), state.rollback.scale
-        point, preconditioning = self.descend(oracles, state.point, estimate, state.preconditioning, *steps)
-        return state._replace(point=point, previous=state.point, estimate=estimate, preconditioning=preconditioning)
+        scale = state.rollback.scale if isinstance(state.rollback, Rollback) else None
+        moved = self.descend(oracles, state, estimate, self.step_size, scale)
+        return moved._replace(previous=state.point, estimate=estimate)
 
     def evaluation_point(self, state: RecursiveState) -> Point:
         last = state.rollback

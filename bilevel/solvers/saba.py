@@ -23,13 +23,7 @@ from bilevel.oracles import Oracles, RowwiseOracles, join
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import direction_calls
 from bilevel.solvers.parameters import one_of, whole
-from bilevel.solvers.preconditioning import (
-    PRECONDITIONERS,
-    PreconditionedSolver,
-    Preconditioning,
-    diagonal_calls,
-    metric_diagonal,
-)
+from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning, diagonal_calls, metric_diagonal
 from bilevel.solvers.saga_memory import TABLES, Level
 
 _ROWS_REBUILD_AFTER = 10  # times as many steps as blocks: the rows are read for it
@@ -65,7 +59,7 @@ class SABA(PreconditionedSolver):
     tables: str = one_of(("zero", "full"), default="zero")
     memory: str = one_of(tuple(TABLES), default="blocks")
     rebuild_every: int | None = whole(default=None, optional=True, hint="; use None for the default")
-    preconditioner: str | None = one_of(PRECONDITIONERS, default=None, optional=True, kw_only=True)
+    preconditioner: str | None = one_of(("diagonal",), default=None, optional=True, kw_only=True)
     sampling: str = one_of(("blocks",), default="blocks", kw_only=True)
     table_order = 2
     complexity = Complexity("O((n+m)^2/3 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
@@ -108,10 +102,9 @@ class SABA(PreconditionedSolver):
     def step(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
         inner, inner_table = state.inner.update(Level.of(oracles, "inner"), state.point, draw.inner)
         outer, outer_table = state.outer.update(Level.of(oracles, "outer"), state.point, draw.outer)
-        steps = self.step_size, self.step_size / self.outer_ratio
-        point, preconditioning = self.descend(oracles, state.point, join(inner, outer), state.preconditioning, *steps)
-        return SABAState(point, inner_table, outer_table, preconditioning)
+        state = state._replace(inner=inner_table, outer=outer_table)
+        return self.descend(oracles, state, join(inner, outer), self.step_size)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        cost = direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
+        cost = super().calls(oracles, draw, refresh)
         return trees.add(cost, diagonal_calls(oracles)) if refresh and self.preconditioner is not None else cost

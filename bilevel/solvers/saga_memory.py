@@ -1,12 +1,8 @@
 """What SABA remembers of each level: the last estimate of every block, or the last terms of every row.
 
-With weights w_i = (rows of block i)/n and M the mean of what is remembered,
-
-    reduced = g - Y[i] + M;     M ← M + w_i (g - Y[i]);     Y[i] ← g
-
-Terms of rows take less memory than estimates where rows are long (see :mod:`bilevel.oracles.rowwise`): of a softmax
-model a few numbers per class instead of a few per class and feature. The part of the derivatives that is no sum over
-rows is then not remembered but exact.
+The updates are in :mod:`bilevel.solvers.saba`. Terms of rows take less memory than estimates where rows are long (see
+:mod:`bilevel.oracles.rowwise`): of a softmax model a few numbers per class instead of a few per class and feature. The
+part of the derivatives that is no sum over rows is then not remembered but exact.
 """
 
 from collections.abc import Callable

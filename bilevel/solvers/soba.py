@@ -10,10 +10,10 @@ Cost 5b. Memory 2p + d.
 
 from typing import NamedTuple
 
-from bilevel._types import Array, Calls, Point, Rows
+from bilevel._types import Array, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import decay, direction_calls
+from bilevel.solvers.directions import decay
 from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning
 
 
@@ -41,8 +41,4 @@ class SOBA(PreconditionedSolver):
     def step(self, oracles: Oracles, state: SOBAState, index: Array, draw: Rows) -> SOBAState:
         step = decay(self.step_size, index, 0.5)
         direction = oracles.direction(state.point, draw)
-        moved = self.descend(oracles, state.point, direction, state.preconditioning, step, step / self.outer_ratio)
-        return SOBAState(*moved)
-
-    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
+        return self.descend(oracles, state, direction, step)

@@ -11,14 +11,11 @@ Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d.
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from bilevel import _threefry
 from bilevel._types import Array
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import solver
-from bilevel.solvers.parameters import whole
+from bilevel.solvers.directions import draw_below
 from bilevel.solvers.recursive import RecursiveSolver
-
-_COIN_STREAM = 2
 
 
 class SPABADraw(NamedTuple):
@@ -38,19 +35,14 @@ class SPABA(RecursiveSolver):
     period : q, mean number of steps from one full-batch pass to the next; None means 1 + (n + m) // batch_size
     """
 
-    period: int | None = whole(default=None, optional=True, hint="; use None for the default")
     table_order = 20
 
     def resolve(self, oracles: Oracles) -> Self:
-        if self.period is not None:
-            return self
-        return replace(self, period=1 + (oracles.n_inner + oracles.n_outer) // self.batch_size)
+        return replace(self, period=self.period or 1 + (oracles.n_inner + oracles.n_outer) // self.batch_size)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> SPABADraw:
         assert self.period is not None, "resolve() fills it in"
-        rows = oracles.draw(key, index)
-        coin_key = _threefry.fold_in(_threefry.fold_in(key, _COIN_STREAM), index)
-        return SPABADraw(*rows, _threefry.integers(coin_key, (), self.period) == 0)
+        return SPABADraw(*oracles.draw(key, index), draw_below(key, index, self.period) == 0)
 
     def refreshes(self, index: Array, draw: SPABADraw) -> Array:
         return (index == 0) | draw.coin

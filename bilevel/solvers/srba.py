@@ -14,10 +14,9 @@ The moves are in :mod:`bilevel.solvers.recursive`. Cost per period: 3n + 2m + 10
 from dataclasses import replace
 from typing import Self
 
-from bilevel._types import Array, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.parameters import positive, whole
+from bilevel.solvers.parameters import positive
 from bilevel.solvers.recursive import RecursiveSolver
 
 AUTO = "auto"
@@ -38,7 +37,6 @@ class SRBA(RecursiveSolver):
     """
 
     step_size: float | str = positive(default=0.1, word=AUTO)  # type: ignore[assignment]
-    period: int | None = whole(default=None, optional=True, hint="; use None for the default")
     table_order = 1
     complexity = Complexity("O((n+m)^1/2 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
 
@@ -53,8 +51,4 @@ class SRBA(RecursiveSolver):
                 outer_bounds=oracles.wide_bounds if self.outer_bounds is None else self.outer_bounds,
                 period=self.period or max(1, min(_AUTO_PERIOD, rows // self.batch_size)),
             )
-        return self if self.period is not None else replace(self, period=max(1, rows // (2 * self.batch_size)))
-
-    def refreshes(self, index: Array, draw: Rows) -> Array:
-        assert self.period is not None, "resolve() fills it in"
-        return index % self.period == 0
+        return replace(self, period=self.period or max(1, rows // (2 * self.batch_size)))

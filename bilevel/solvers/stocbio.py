@@ -38,10 +38,9 @@ class StocBiO(Solver):
         return self
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> neumann.LoopDraw:
-        sizes = self.n_inner_steps, self.n_neumann + 1
-        inner_loop, series = split(oracles.draw_inner(key, index, sum(sizes)), *sizes)
-        draw = neumann.assign_batches(series, oracles.draw_outer(key, index), self.n_neumann)
-        return neumann.LoopDraw(inner_loop, draw)
+        rows = oracles.draw_inner(key, index, self.n_inner_steps + self.n_neumann + 1)
+        inner_loop, products, cross = split(rows, self.n_inner_steps, self.n_neumann, None)
+        return neumann.LoopDraw(inner_loop, neumann.NeumannDraw(products, cross, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: neumann.LoopDraw) -> PointState:
         point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)

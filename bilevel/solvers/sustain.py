@@ -10,10 +10,10 @@ Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d
 
 from bilevel._types import Array
 from bilevel.oracles import Oracles
-from bilevel.solvers import neumann
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import split
+from bilevel.solvers.directions import draw_below, split
 from bilevel.solvers.mrbo import StormDraw, StormSolver
+from bilevel.solvers.neumann import NeumannDraw
 
 
 @solver
@@ -28,6 +28,6 @@ class SUSTAIN(StormSolver):
     table_order = 12
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:
-        inner, products = split(oracles.draw_inner(key, index, self.n_neumann + 1), None, self.n_neumann)
-        series = neumann.assign_batches(products, oracles.draw_outer(key, index), self.n_neumann - 1)
-        return StormDraw(inner, series._replace(length=neumann.random_length(key, index, self.n_neumann)))
+        rows, length = oracles.draw_inner(key, index, self.n_neumann + 1), draw_below(key, index, self.n_neumann)
+        inner, products, cross = split(rows, None, self.n_neumann - 1, None)
+        return StormDraw(inner, NeumannDraw(products, cross, oracles.draw_outer(key, index), length))

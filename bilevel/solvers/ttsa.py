@@ -9,11 +9,8 @@ Application to Actor-Critic. SIAM J. Optim. 33(1), 2023, arXiv 2007.05170.
 The paper lets Q grow like log t; here it is fixed. Cost (4 + P) b, P of mean (Q - 1)/2. Memory p + d.
 """
 
-from bilevel._types import Array
-from bilevel.oracles import Oracles
-from bilevel.solvers.base import PointState, solver
-from bilevel.solvers.directions import decay, inner_descent
-from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
+from bilevel.solvers.base import solver
+from bilevel.solvers.neumann import AlternatingSolver
 
 
 @solver
@@ -26,9 +23,5 @@ class TTSA(AlternatingSolver):
     outer_ratio : the outer variable moves with ``step_size / outer_ratio``, decreasing like t^-3/5
     """
 
+    inner_power, outer_power = 2 / 5, 3 / 5
     table_order = 10
-
-    def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        step = decay(self.step_size, index, 2 / 5)
-        point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, step)
-        return PointState(self.move_outer(oracles, point, index, draw, power=3 / 5))

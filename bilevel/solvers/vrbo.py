@@ -22,7 +22,7 @@ from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import batch, move, move_outer
+from bilevel.solvers.directions import batch, move, move_outer, split
 from bilevel.solvers.parameters import positive, whole
 
 
@@ -54,9 +54,8 @@ class VRBO(Solver):
 
     def resolve(self, oracles: Oracles) -> Self:
         neumann.check_step(self, self.neumann_step, oracles)
-        if self.period is not None:
-            return self
-        return replace(self, period=max(1, (oracles.n_inner + oracles.n_outer) // (2 * self.batch_size)))
+        rows = oracles.n_inner + oracles.n_outer
+        return replace(self, period=self.period or max(1, rows // (2 * self.batch_size)))
 
     def init(self, oracles: Oracles, start: Point) -> VRBOState:
         return VRBOState(start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
@@ -101,9 +100,10 @@ class VRBO(Solver):
 
     def _gradients(self, oracles: Oracles, point: Point, inner: Any, outer: Any) -> Point:
         """Return (∇z G, hypergradient, v) on Q + 2 inner batches and one outer."""
-        draw = neumann.assign_batches(None if inner is None else inner[1:], outer, self.n_neumann)
+        first, products, cross = split(inner, None, self.n_neumann, None)
+        draw = neumann.NeumannDraw(products, cross, outer)
         hyper = neumann.hypergradient(oracles, point, draw, self.n_neumann, self.neumann_step)
-        return hyper._replace(inner_var=oracles.inner_grad(point, batch(inner, 0)))
+        return hyper._replace(inner_var=oracles.inner_grad(point, first))
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         differences, each, n, m = self.n_inner_steps + 1, self.n_neumann + 2, oracles.n_inner, oracles.n_outer
