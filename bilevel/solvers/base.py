@@ -21,7 +21,6 @@ from numpy.typing import DTypeLike
 
 from bilevel._types import Array, Calls, Point
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.directions import direction_calls
 from bilevel.solvers.parameters import bounds, document, flag, fraction, one_of, positive, transformation, whole
 
 
@@ -132,9 +131,9 @@ class Solver(SolverBase):
     def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
         """Return the state after step ``index``, which counts from 0."""
 
+    @abstractmethod
     def calls(self, oracles: Oracles, draw: Draw, refresh: bool) -> Calls:
-        """Return the exact cost of a step, or of a refresh; one direction on the drawn batches unless overridden."""
-        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
+        """Return the exact cost of a step, or of a refresh."""
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
         """Draw all randomness of step ``index``; one batch on each level unless a solver says more.

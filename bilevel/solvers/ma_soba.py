@@ -14,10 +14,10 @@ from typing import NamedTuple
 import jax
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Point, PyTree, Rows
+from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import decay, decay_share, descend
+from bilevel.solvers.directions import decay, decay_share, descend, direction_calls
 from bilevel.solvers.parameters import fraction
 
 
@@ -52,3 +52,6 @@ class MASOBA(Solver):
         share = decay_share(self.momentum, index, 0.5)
         average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, state.average, direction.outer_var)
         return MASOBAState(point, average)
+
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
+        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

@@ -10,10 +10,10 @@ Cost 5b. Memory 2p + d.
 
 from typing import NamedTuple
 
-from bilevel._types import Array, Point, Rows
+from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import solver
-from bilevel.solvers.directions import decay
+from bilevel.solvers.directions import decay, direction_calls
 from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning
 
 
@@ -42,3 +42,6 @@ class SOBA(PreconditionedSolver):
         step = decay(self.step_size, index, 0.5)
         direction = oracles.direction(state.point, draw)
         return self.descend(oracles, state, direction, step)
+
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
+        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
