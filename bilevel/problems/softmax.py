@@ -173,5 +173,4 @@ def centered_norms(tangents: Array) -> Array:
 
 def largest_bends(tangents: Array, curvatures: Array) -> Array:
     """Return k of each row."""
-    width = jnp.max(tangents, axis=1) - jnp.min(tangents, axis=1)
-    return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * width)
+    return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * jnp.ptp(tangents, axis=1))

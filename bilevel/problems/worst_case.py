@@ -38,8 +38,6 @@ GAMMA_CURVATURE = 180  # the maximum of |Γ''|, at -1
 GAMMA_AT_0 = 60 * (1 + log(2)) - 30 * pi
 ALPHA = 1 / GAMMA_CURVATURE
 SHORTEST_CHAIN = 14  # the first integer of at least 1/√α: h(0) - inf h <= gap is proved from there on
-NORMALIZATIONS = ("individual", "mean_squared")
-ROTATIONS = ("coordinates", "random")
 
 
 def worst_case(
@@ -87,8 +85,8 @@ def worst_case(
     n_inner = n_outer if n_inner is None else n_inner
     check_sizes(n_outer=n_outer, n_inner=n_inner)
     check_positive(epsilon=epsilon, smoothness=smoothness, gap=gap, inner_curvature=inner_curvature)
-    check_choice("normalization", normalization, NORMALIZATIONS)
-    check_choice("rotation", rotation, ROTATIONS)
+    check_choice("normalization", normalization, ("individual", "mean_squared"))
+    check_choice("rotation", rotation, ("coordinates", "random"))
     each = smoothness if normalization == "individual" else sqrt(n_outer) * smoothness
     amplitude, width, length = _scales(n_outer, epsilon, each, gap)
     dim = n_outer * (length + 1)
