@@ -152,9 +152,6 @@ class CleaningOracles(SoftmaxOracles):
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
         return sigmoid(point.outer_var[data.index])[:, None] * super()._curvatures(point, data, majorize)
 
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jnp.full_like(point.inner_var, 2 * self.regularization)
-
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         s = sigmoid(point.outer_var[data.index])
         losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)

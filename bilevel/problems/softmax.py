@@ -132,6 +132,9 @@ class SoftmaxOracles(RowwiseOracles):
         curvatures = self._curvatures(point, data, majorize)
         return (data.features ** (2 * power)).T @ (weights[:, None] * curvatures**power)
 
+    def _diagonal_regularization(self, point: Point) -> Array:
+        return self.inner_regularization(point._replace(v=jnp.ones_like(point.inner_var))).hvp
+
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
         """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual.
 

@@ -1,8 +1,6 @@
 """Selection of penalties for softmax regression, one per class, feature or group of them, on a validation set.
 
-    G = mean CE(d'z) + ½ sum_kc exp(x) z_kc²        F = mean CE(d'z)        z: features × classes
-
-With the residual r = softmax(d'z) - e_label of each row and S t = p (t - p't), on rows D:
+With z: features × classes, the residual r = softmax(d'z) - e_label of each row and S t = p (t - p't), on rows D:
 
     ∇z G = D'r + exp(x) z     (∇²zz G) v = D'S(Dv) + exp(x) v     (∇²xz G) v = sum exp(x) z v
 
@@ -108,9 +106,6 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
         z, x, v = point
         penalties = self.penalties(x)
         return InnerPass(penalties * z, penalties * v, self._sum_shared(penalties * z * v, x))
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
 
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         return self._sum_shared(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
