@@ -34,7 +34,6 @@ from bilevel.problems import certificate
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
 from bilevel.problems.exact import ExactSolution, cholesky
-from bilevel.problems.losses import Curvature
 
 LOG_PENALTIES = (-20.0, 20.0)  # beside curvatures near 1, as good as no penalty, and as leaving the feature out
 EVERY_WIDTH = 2**62  # the closed form wants features first, however many there are
@@ -55,9 +54,9 @@ class LinearOracles(RowwiseOracles):
     holds_only_rows = True
     wide_bounds = LOG_PENALTIES
 
-    @abstractmethod
     def _features(self, data: PyTree) -> Array:
-        """Return the rows, (features, samples)."""
+        """Return the rows, (features, samples): the first array of the data."""
+        return jax.tree.leaves(data)[0]
 
     @abstractmethod
     def _losses(self, scores: Array, data: PyTree) -> Array:
@@ -68,15 +67,14 @@ class LinearOracles(RowwiseOracles):
         """Return l' and l'' of each score."""
 
     @abstractmethod
-    def curvature_near(self, scores: Array, reach: Array) -> Curvature:
-        """Return bounds of l'' and l''' within a reach of each score."""
+    def curvature_near(self, scores: Array, reach: Array) -> tuple[Array, Array, Array]:
+        """Return infimum and supremum of l'' and supremum of |l'''| within a reach of each score."""
 
     def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
         """Return the curvatures, or what they may become where the loss is flat for being large."""
         return curvatures
 
     def penalties(self, outer_var: Array) -> Array:
-        """Return the penalty of each feature."""
         penalties = jnp.exp(outer_var)
         return penalties if self.groups is None else penalties[self.groups]
 
@@ -204,10 +202,10 @@ def _curvature(oracles: LinearOracles, point: Point, inverse_root: Array, radius
     def of_piece(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
         whitened = certificate.whiten(rows, inverse_root)
-        near = oracles.curvature_near(z @ rows, certificate.norms(whitened) * radius)
+        least, second, third = oracles.curvature_near(z @ rows, certificate.norms(whitened) * radius)
         if kind == "least":
-            return (rows * (weights * near.least_second)) @ rows.T
-        bends = weights * near.largest_third * abs(v @ rows)
-        return certificate.second_moment(whitened, bends if kind == "bend" else weights * near.largest_second)
+            return (rows * (weights * least)) @ rows.T
+        bends = weights * third * abs(v @ rows)
+        return certificate.second_moment(whitened, bends if kind == "bend" else weights * second)
 
     return (oracles.outer_samples if kind == "slope" else oracles.inner_samples).mean(of_piece)

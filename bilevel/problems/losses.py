@@ -1,7 +1,6 @@
 """Losses of one score, with derivatives that XLA turns into short loops, and bounds of their curvature near a score."""
 
 from math import log, sqrt
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,21 +36,13 @@ SIGMOID = (1.0, 1 / 4, 1 / (6 * sqrt(3)), 1 / 8, _ROOT * (1 - _ROOT**2) * (2 - 3
 STEEPEST = log(2 + sqrt(3))  # the score where |l'''| of the logistic loss is largest
 
 
-class Curvature(NamedTuple):
-    """Of a loss l over scores near one: infimum and supremum of l'', supremum of |l'''|."""
-
-    least_second: Array
-    largest_second: Array
-    largest_third: Array
-
-
-def logistic_curvature(scores: Array, reach: Array) -> Curvature:
-    """Return the bounds of the logistic loss within ``reach`` of each score."""
+def logistic_curvature(scores: Array, reach: Array) -> tuple[Array, Array, Array]:
+    """Return infimum and supremum of l'' and supremum of |l'''| of the logistic loss within ``reach`` of each score."""
     sizes = jnp.abs(scores)
     nearest, farthest = jnp.maximum(sizes - reach, 0), sizes + reach
     steepest = jnp.clip(STEEPEST, nearest, farthest)  # |l'''| is even, rises up to its peak and falls beyond it
     third = _logistic_second(steepest) * (1 - 2 * sigmoid(-steepest))
-    return Curvature(_logistic_second(farthest), _logistic_second(nearest), third)
+    return _logistic_second(farthest), _logistic_second(nearest), third
 
 
 def _logistic_second(sizes: Array) -> Array:

@@ -186,7 +186,6 @@ class Means(NamedTuple):
 
     @classmethod
     def of(cls, factors: Factors) -> "Means":
-        """Average the samples of a level."""
         n = len(factors.a)
         views, total = [np.asarray(leaf) for leaf in factors], cls(0, 0, 0, 0, 0)  # type: ignore[arg-type]
         for begin in range(0, n, _CHUNK):

@@ -1,7 +1,7 @@
 """Selection of penalties for least squares: l = ½ (d'z - y)² in :mod:`bilevel.problems.linear`."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel._precision import resolve_dtype
-from bilevel._types import Array
+from bilevel._types import AnyArray, Array
 from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_data, check_groups, check_tables
 from bilevel.problems.exact import ExactSolution, cholesky
 from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
-from bilevel.problems.losses import Curvature
 
 
 def ridge_selection(
@@ -45,33 +44,37 @@ def ridge_selection(
     X_train, X_val, outer_bounds, groups, dtype, seed : as for `logistic_selection`
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
-    data = check_tables(X_train, check_data("y_train", y_train), X_val, check_data("y_val", y_val))
-    data = jax.tree.map(lambda part: part.astype(np.float64, copy=False), data)
-    dim, starts = data[0][0].shape[1], (inner_var, outer_var)
+    tables = check_tables(X_train, check_data("y_train", y_train), X_val, check_data("y_val", y_val))
+    train, validation = (Regression(*(part.astype(np.float64, copy=False) for part in table)) for table in tables)
+    dim, starts = train.features.shape[1], (inner_var, outer_var)
     groups, n_penalties = check_groups(groups, dim)
     defaults, rng = (np.zeros(dim), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
-    parts, start = lay_out(data, starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
+    parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = RidgeOracles(**parts, groups=groups)
     solver = RidgeExactSolver(oracles)
     return BilevelProblem(oracles, start, solver, "ridge_selection", certificate_bounds=LinearBounds)
 
 
+class Regression(NamedTuple):
+    """Features, (features, samples), and one target per sample."""
+
+    features: AnyArray
+    targets: AnyArray
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RidgeOracles(LinearOracles):
-    """A pair on each level: features, (features, samples), and one target per sample."""
+    """Features and targets on each level."""
 
-    def _features(self, data: tuple[Array, Array]) -> Array:
-        return data[0]
+    def _losses(self, scores: Array, data: Regression) -> Array:
+        return (scores - data.targets) ** 2 / 2
 
-    def _losses(self, scores: Array, data: tuple[Array, Array]) -> Array:
-        return (scores - data[1]) ** 2 / 2
+    def _slopes(self, scores: Array, data: Regression) -> tuple[Array, Array]:
+        return scores - data.targets, jnp.ones_like(scores)
 
-    def _slopes(self, scores: Array, data: tuple[Array, Array]) -> tuple[Array, Array]:
-        return scores - data[1], jnp.ones_like(scores)
-
-    def curvature_near(self, scores: Array, reach: Array) -> Curvature:
-        return Curvature(jnp.ones_like(scores), jnp.ones_like(scores), jnp.zeros_like(scores))
+    def curvature_near(self, scores: Array, reach: Array) -> tuple[Array, Array, Array]:
+        return jnp.ones_like(scores), jnp.ones_like(scores), jnp.zeros_like(scores)
 
 
 class RidgeExactSolver(LinearExactSolver):

@@ -117,23 +117,21 @@ def _scales(m: int, epsilon: float, each: float, gap: float) -> tuple[float, flo
 
 
 def _numbers(m: int, amplitude: float, width: float, length: int) -> dict[str, float]:
-    """Return what is known in closed form of m chains with these scales."""
-    smoothness = amplitude / width**2 * _chain_smoothness(length)
-    chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * length * GAMMA_AT_0
-    numbers = {"outer_smoothness": smoothness, "mean_squared_smoothness": smoothness / sqrt(m)}
-    numbers |= {"value_smoothness": smoothness / m, "initial_gap": amplitude * chain_at_0}
-    return numbers | {"query_bound": m * length / 2}
+    """Return what is known in closed form of m chains with these scales.
 
-
-def _chain_smoothness(length: int) -> float:
-    """Return max ||∇²f||: the top eigenvalue at y = (-1, ..., -1), where each Γ'' is at its maximum."""
+    max ||∇²f|| is the top eigenvalue at y = (-1, ..., -1), where each Γ'' is at its maximum.
+    """
     from scipy.linalg import eigh_tridiagonal
 
     diagonal = np.full(length + 1, 2 + ALPHA * GAMMA_CURVATURE)
     diagonal[0] += sqrt(ALPHA) - 1
     diagonal[-1] = 1
-    top = (length, length)
-    return float(eigh_tridiagonal(diagonal, -np.ones(length), eigvals_only=True, select="i", select_range=top)[0])
+    last = {"eigvals_only": True, "select": "i", "select_range": (length, length)}
+    smoothness = amplitude / width**2 * float(eigh_tridiagonal(diagonal, -np.ones(length), **last)[0])
+    chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * length * GAMMA_AT_0
+    numbers = {"outer_smoothness": smoothness, "mean_squared_smoothness": smoothness / sqrt(m)}
+    numbers |= {"value_smoothness": smoothness / m, "initial_gap": amplitude * chain_at_0}
+    return numbers | {"query_bound": m * length / 2}
 
 
 def _chains(rotation: str, m: int, dim: int, dtype: np.dtype, seed: int) -> "tuple[type[WorstCaseOracles], Array]":
