@@ -167,13 +167,6 @@ def second_moment(rows: Array, weights: Array) -> Array:
     return (rows * weights) @ rows.T
 
 
-def penalty_bounds(metric: Metric, point: Point, direction: Point, groups: np.ndarray, **bounds: float) -> Bounds:
-    """Return the bounds where G holds ½ sum exp(x_g) z², from those of the fit: delta, mu, a and b."""
-    penalties, v_residual = np.exp(point.outer_var)[groups], metric.dual_norm(direction.v.ravel())
-    c, e = (metric.grouped_norm(penalties * part.ravel(), groups) for part in (point.v, point.inner_var))
-    return Bounds(v_residual=v_residual, c=c, e=e + bounds["delta"], least=metric.least, **bounds)
-
-
 def ball(metric: Metric, residual: float, least_hessian: Callable[[float], np.ndarray]) -> tuple[float, float] | None:
     """Return δ and μ with ||z - z*|| <= δ and H >= μ M within δ of z, or None where none is found.
 

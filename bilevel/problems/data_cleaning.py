@@ -1,8 +1,6 @@
 """Data cleaning: learn the weight of each training row, by the loss of the fit on clean validation rows.
 
-    G = mean_i sigmoid(x_i) CE_i(z) + C ||z||²        F = mean CE(z)        z: features × classes
-
-With the residual r_i = softmax(d_i'z) - e_label and S_i t = p (t - p't), where s = sigmoid(x):
+With z: features × classes, the residual r_i = softmax(d_i'z) - e_label and S_i t = p (t - p't), where s = sigmoid(x):
 
     ∇z G = D'(s r) + 2C z     (∇²zz G) v = D'(s S(Dv)) + 2C v     ((∇²xz G) v)_i = s_i (1 - s_i) r_i'(d_i'v) / n
 
@@ -81,42 +79,39 @@ def data_cleaning(
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
         oracles = CleaningOracles(**parts, regularization=jnp.asarray(regularization, dtype))
-        metrics = _test_metrics(X_test, y_test, shape, dtype) | _weight_metrics(corrupted, len(start.outer_var))
+        metrics = _metrics(X_test, y_test, corrupted, start, dtype)
     longest = float(np.linalg.norm(oracles.outer_samples.leaves.features, axis=1).max())
-    info = {"inner_strong_convexity": 2 * regularization}
-    info["v_radius"] = float(np.sqrt(2) * longest / (2 * regularization))
-    solver = IterativeExactSolver(oracles, start, residual=1e-10)
+    mu, solver = 2 * regularization, IterativeExactSolver(oracles, start, residual=1e-10)
+    info = {"inner_strong_convexity": mu, "v_radius": float(np.sqrt(2) * longest / mu)}
     return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, cleaning_constants, CleaningBounds)
 
 
-def _test_metrics(X_test: Any, y_test: Any, shape: tuple[int, int], dtype: np.dtype) -> dict[str, Partial]:
-    if X_test is None and y_test is None:
-        return {}
-    if X_test is None or y_test is None:
+def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.dtype) -> dict[str, Partial]:
+    metrics, shape, n_rows = {}, start.inner_var.shape, len(start.outer_var)
+    if (X_test is None) != (y_test is None):
         raise ValueError("`X_test` and `y_test` must be given together.")
-    rows, labels = check_table("X_test", X_test, "y_test", y_test)
-    check_same_features(("X_train", "X_test"), (np.empty(shape).T, rows))
-    labels = check_classes("y_test", labels, shape[1])
-    return {"test_error": Partial(_error_rate, jnp.asarray(rows.astype(dtype, copy=False)), jnp.asarray(labels))}
+    if X_test is not None:
+        rows, labels = check_table("X_test", X_test, "y_test", y_test)
+        check_same_features(("X_train", "X_test"), (np.empty(shape).T, rows))
+        labels = check_classes("y_test", labels, shape[1])
+        table = jnp.asarray(rows.astype(dtype, copy=False)), jnp.asarray(labels)
+        metrics["test_error"] = Partial(_error_rate, *table)
+    if corrupted is not None:
+        marked = np.asarray(corrupted)
+        if marked.shape != (n_rows,) or marked.dtype != bool:
+            got = f"{marked.dtype} of shape {marked.shape}"
+            raise ValueError(f"`corrupted` must hold one bool per training row ({n_rows}), got {got}.")
+        if marked.all() or not marked.any():
+            raise ValueError("`corrupted` must mark some rows and leave others; leave it out where none is known.")
+        clean, wrong = (jnp.asarray(np.flatnonzero(mask).astype(np.int32)) for mask in (~marked, marked))
+        metrics["weight_auc"] = Partial(_separation, clean, wrong)
+    return metrics
 
 
 @jax.jit
 def _error_rate(rows: Array, labels: Array, point: Point) -> Array:
     guesses = jnp.argmax(rows @ point.inner_var, axis=1).astype(labels.dtype)
     return jnp.mean(guesses != labels, dtype=rows.dtype)
-
-
-def _weight_metrics(corrupted: Any, n_rows: int) -> dict[str, Partial]:
-    if corrupted is None:
-        return {}
-    marked = np.asarray(corrupted)
-    if marked.shape != (n_rows,) or marked.dtype != bool:
-        got = f"{marked.dtype} of shape {marked.shape}"
-        raise ValueError(f"`corrupted` must hold one bool per training row ({n_rows}), got {got}.")
-    if marked.all() or not marked.any():
-        raise ValueError("`corrupted` must mark some rows and leave others; leave it out where nothing is to be told.")
-    clean, wrong = (jnp.asarray(np.flatnonzero(mask).astype(np.int32)) for mask in (~marked, marked))
-    return {"weight_auc": Partial(_separation, clean, wrong)}
 
 
 @jax.jit
@@ -151,9 +146,6 @@ class CleaningOracles(SoftmaxOracles):
 
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
         return sigmoid(point.outer_var[data.index])[:, None] * super()._curvatures(point, data, majorize)
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jnp.full_like(point.inner_var, 2 * self.regularization)
 
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         s = sigmoid(point.outer_var[data.index])

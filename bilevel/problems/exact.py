@@ -92,12 +92,8 @@ class IterativeExactSolver:
 
     Newton steps go from the guess to z*, shortened where a whole one does not halve the gradient; where that fails too,
     L-BFGS comes nearer first. Gradients and residuals are computed in float64; linear systems are solved by conjugate
-    gradients in the dtype of the problem as long as that brings the residuals down, then in float64.
-
-    Parameters
-    ----------
-    oracles, start : of the problem
-    residual : where to stop: ||D_z|| relative to ||(∇²zz G) z||, and ||D_v|| relative to ||∇z F||
+    gradients in the dtype of the problem as long as that brings the residuals down, then in float64. ``residual`` is
+    where to stop: ||D_z|| relative to ||(∇²zz G) z||, and ||D_v|| relative to ||∇z F||.
     """
 
     def __init__(self, oracles: Oracles, start: Point, residual: float = 1e-12) -> None:

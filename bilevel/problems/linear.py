@@ -21,7 +21,7 @@ z a score stays within ||d̃|| t. Two metrics are tried, and the smaller error i
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,15 +34,9 @@ from bilevel.problems import certificate
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
 from bilevel.problems.exact import ExactSolution, cholesky
-from bilevel.problems.losses import Curve
 
 LOG_PENALTIES = (-20.0, 20.0)  # beside curvatures near 1, as good as no penalty, and as leaving the feature out
 EVERY_WIDTH = 2**62  # the closed form wants features first, however many there are
-
-
-def expand_groups(per_group: Array, groups: Array | None) -> Array:
-    """Return what each member has from its group."""
-    return per_group if groups is None else per_group[groups]
 
 
 def sum_groups(per_member: Array, groups: Array | None, n_groups: int) -> Array:
@@ -56,15 +50,13 @@ class LinearOracles(RowwiseOracles):
 
     groups: Array | None = None
 
-    curve: ClassVar[Curve]  # bounds of l'' and l''' near a score
-
     diagonal_passes = 1
     holds_only_rows = True
     wide_bounds = LOG_PENALTIES
 
-    @abstractmethod
     def _features(self, data: PyTree) -> Array:
-        """Return the rows, (features, samples)."""
+        """Return the rows, (features, samples): the first array of the data."""
+        return jax.tree.leaves(data)[0]
 
     @abstractmethod
     def _losses(self, scores: Array, data: PyTree) -> Array:
@@ -74,13 +66,17 @@ class LinearOracles(RowwiseOracles):
     def _slopes(self, scores: Array, data: PyTree) -> tuple[Array, Array]:
         """Return l' and l'' of each score."""
 
+    @abstractmethod
+    def curvature_near(self, scores: Array, reach: Array) -> tuple[Array, Array, Array]:
+        """Return infimum and supremum of l'' and supremum of |l'''| within a reach of each score."""
+
     def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
         """Return the curvatures, or what they may become where the loss is flat for being large."""
         return curvatures
 
     def penalties(self, outer_var: Array) -> Array:
-        """Return the penalty of each feature."""
-        return expand_groups(jnp.exp(outer_var), self.groups)
+        penalties = jnp.exp(outer_var)
+        return penalties if self.groups is None else penalties[self.groups]
 
     def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> Array:
         features = self._features(data)
@@ -164,11 +160,11 @@ class LinearBounds:
         """Return what gives the length of a row in a metric; None is for a radius of 0, where lengths do not count."""
         return np.ones(z.size) if metric is None else metric.inverse_root
 
-    def _least_curvature(self, point: Point, measure: np.ndarray, radius: Any) -> Array:
-        return _least_fit_curvature(self._oracles, point.inner_var, measure, radius)
+    def _curvature(self, kind: str, point: Point, measure: np.ndarray, radius: Any) -> Array:
+        return _curvature(self._oracles, point, measure, radius, kind)
 
     def _moves(self, metric: Metric, point: Point, delta: Any) -> list[float]:
-        moves = _moves(self._oracles, point.inner_var, point.v, metric.inverse_root, delta)
+        moves = (self._curvature(kind, point, metric.inverse_root, delta) for kind in ("bend", "slope"))
         return [certificate.largest(matrix) for matrix in moves]
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
@@ -183,7 +179,7 @@ class LinearBounds:
 
     def _local(self, point: Point, direction: Point, penalties: np.ndarray) -> Bounds:
         def least_hessian(measure: np.ndarray, radius: float) -> np.ndarray:
-            return np.asarray(self._least_curvature(point, measure, np.float64(radius))) + np.diag(penalties)
+            return np.asarray(self._curvature("least", point, measure, np.float64(radius))) + np.diag(penalties)
 
         metric = Metric.dense(least_hessian(self._measure(None, point.inner_var), 0.0))
         within = partial(least_hessian, self._measure(metric, point.inner_var))
@@ -192,35 +188,24 @@ class LinearBounds:
 
     def _bounds(self, metric: Metric, point: Point, direction: Point, delta: float, mu: float) -> Bounds:
         a, b = self._moves(metric, point, np.float64(delta))
-        return certificate.penalty_bounds(metric, point, direction, self._groups, delta=delta, mu=mu, a=a, b=b)
+        penalties, v_residual = np.exp(point.outer_var)[self._groups], metric.dual_norm(direction.v.ravel())
+        parts = point.v, point.inner_var
+        c, e = (metric.grouped_norm(penalties * part.ravel(), self._groups) for part in parts)
+        return Bounds(delta, mu, v_residual, a, b, c, e + delta, metric.least)
 
 
-@jax.jit
-def _least_fit_curvature(oracles: LinearOracles, z: Array, inverse_root: Array, radius: Array) -> Array:
-    """Return mean l'' dd' with the least l'' of each row within a radius of z."""
+@partial(jax.jit, static_argnames="kind")
+def _curvature(oracles: LinearOracles, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
+    """Return mean l'' dd' with the least l'' within a radius of z ("least"), or what has the eigenvalue a or b."""
+    z, _, v = point
 
     def of_piece(data: Any, weights: Array) -> Array:
         rows = oracles._features(data)
-        reach = certificate.norms(certificate.whiten(rows, inverse_root)) * radius
-        return (rows * (weights * oracles.curve.least_second(z @ rows, reach))) @ rows.T
-
-    return oracles.inner_samples.mean(of_piece)
-
-
-@jax.jit
-def _moves(oracles: LinearOracles, z: Array, v: Array, inverse_root: Array, delta: Array) -> tuple[Array, Array]:
-    """Return the matrices whose largest eigenvalues are a and b."""
-
-    def bend(data: Any, weights: Array) -> Array:
-        rows = oracles._features(data)
         whitened = certificate.whiten(rows, inverse_root)
-        third = oracles.curve.largest_third(z @ rows, certificate.norms(whitened) * delta)
-        return certificate.second_moment(whitened, weights * third * abs(v @ rows))
+        least, second, third = oracles.curvature_near(z @ rows, certificate.norms(whitened) * radius)
+        if kind == "least":
+            return (rows * (weights * least)) @ rows.T
+        bends = weights * third * abs(v @ rows)
+        return certificate.second_moment(whitened, bends if kind == "bend" else weights * second)
 
-    def slope(data: Any, weights: Array) -> Array:
-        rows = oracles._features(data)
-        whitened = certificate.whiten(rows, inverse_root)
-        second = oracles.curve.largest_second(z @ rows, certificate.norms(whitened) * delta)
-        return certificate.second_moment(whitened, weights * second)
-
-    return oracles.inner_samples.mean(bend), oracles.outer_samples.mean(slope)
+    return (oracles.outer_samples if kind == "slope" else oracles.inner_samples).mean(of_piece)

@@ -21,7 +21,7 @@ from bilevel.problems.checks import check_groups, check_signs, check_tables
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
 from bilevel.problems.exact import ExactSolution, newton_to_rounding
 from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
-from bilevel.problems.losses import LOGISTIC, SIGMOID, STEEPEST, logistic, sigmoid
+from bilevel.problems.losses import SIGMOID, STEEPEST, logistic, logistic_curvature, sigmoid
 
 
 def logistic_selection(
@@ -71,17 +71,15 @@ def logistic_selection(
 class LogisticOracles(LinearOracles):
     """One array per level: signed rows, (features, samples)."""
 
-    curve = LOGISTIC
-
-    def _features(self, data: Array) -> Array:
-        return data
-
     def _losses(self, scores: Array, data: Array) -> Array:
         return logistic(scores)
 
     def _slopes(self, scores: Array, data: Array) -> tuple[Array, Array]:
         residuals = sigmoid(-scores)
         return -residuals, residuals * (1 - residuals)
+
+    def curvature_near(self, scores: Array, reach: Array) -> tuple[Array, Array, Array]:
+        return logistic_curvature(scores, reach)
 
     def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
         # Both are alike in the mean where the model is right; where a row is fitted badly only the first is not 0.

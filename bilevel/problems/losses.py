@@ -1,8 +1,6 @@
 """Losses of one score, with derivatives that XLA turns into short loops, and bounds of their curvature near a score."""
 
-from collections.abc import Callable
 from math import log, sqrt
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,34 +36,16 @@ SIGMOID = (1.0, 1 / 4, 1 / (6 * sqrt(3)), 1 / 8, _ROOT * (1 - _ROOT**2) * (2 - 3
 STEEPEST = log(2 + sqrt(3))  # the score where |l'''| of the logistic loss is largest
 
 
-class Curve(NamedTuple):
-    """A loss l of one score: infimum and supremum of l'', supremum of |l'''| over scores within a reach of it."""
-
-    least_second: Callable[[Array, Array], Array]
-    largest_second: Callable[[Array, Array], Array]
-    largest_third: Callable[[Array, Array], Array]
+def logistic_curvature(scores: Array, reach: Array) -> tuple[Array, Array, Array]:
+    """Return infimum and supremum of l'' and supremum of |l'''| of the logistic loss within ``reach`` of each score."""
+    sizes = jnp.abs(scores)
+    nearest, farthest = jnp.maximum(sizes - reach, 0), sizes + reach
+    steepest = jnp.clip(STEEPEST, nearest, farthest)  # |l'''| is even, rises up to its peak and falls beyond it
+    third = _logistic_second(steepest) * (1 - 2 * sigmoid(-steepest))
+    return _logistic_second(farthest), _logistic_second(nearest), third
 
 
 def _logistic_second(sizes: Array) -> Array:
     """Return l'' of scores with these absolute values: it is even, and falls with them."""
     slope = sigmoid(-sizes)
     return slope * (1 - slope)
-
-
-def _logistic_largest_third(scores: Array, reach: Array) -> Array:
-    sizes = jnp.abs(scores)
-    # |l'''| is even, rises up to its peak and falls beyond it.
-    nearest = jnp.clip(STEEPEST, jnp.maximum(sizes - reach, 0), sizes + reach)
-    return _logistic_second(nearest) * (1 - 2 * sigmoid(-nearest))
-
-
-LOGISTIC = Curve(
-    least_second=lambda scores, reach: _logistic_second(jnp.abs(scores) + reach),
-    largest_second=lambda scores, reach: _logistic_second(jnp.maximum(jnp.abs(scores) - reach, 0)),
-    largest_third=_logistic_largest_third,
-)
-SQUARED = Curve(
-    least_second=lambda scores, reach: jnp.ones_like(scores),
-    largest_second=lambda scores, reach: jnp.ones_like(scores),
-    largest_third=lambda scores, reach: jnp.zeros_like(scores),
-)

@@ -79,7 +79,8 @@ def quadratic(
         inner_samples, outer_samples = (Samples(level, len(level.a), axes=(0,) * 6, dtype=dtype) for level in factors)
     inner, outer = map(Means.of, factors)
     exact_solver = QuadraticExactSolver(inner, outer)
-    oracles = QuadraticOracles(inner_samples, outer_samples, curvature=float(np.linalg.eigvalsh(inner.a_inner)[-1]))
+    curvature = float(np.linalg.eigvalsh(inner.a_inner)[-1])
+    oracles = QuadraticOracles(inner_samples, outer_samples, largest_curvature=curvature)
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
     known: dict[str, Any] = {"find_constants": quadratic_constants, "certificate_bounds": QuadraticBounds}
     return BilevelProblem(oracles, start, exact_solver, "quadratic", **known)
@@ -131,15 +132,11 @@ class Factors(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuadraticOracles(Oracles):
-    """Factors on each level, rows first; ``curvature`` is the largest eigenvalue of the mean A_z of G, if known."""
+    """Factors on each level, rows first; ``largest_curvature`` is the top eigenvalue of the mean A_z of G, if known."""
 
-    curvature: float | None = field(default=None, metadata=STATIC)
+    largest_curvature: float | None = field(default=None, metadata=STATIC)
 
     diagonal_passes = 1
-
-    @property
-    def largest_curvature(self) -> float | None:
-        return self.curvature
 
     def _row_diagonals(self, point: Point, data: Factors, weights: Array, *, power: int, majorize: bool) -> Array:
         return weights @ data.a ** (2 * power)
@@ -189,7 +186,6 @@ class Means(NamedTuple):
 
     @classmethod
     def of(cls, factors: Factors) -> "Means":
-        """Average the samples of a level."""
         n = len(factors.a)
         views, total = [np.asarray(leaf) for leaf in factors], cls(0, 0, 0, 0, 0)  # type: ignore[arg-type]
         for begin in range(0, n, _CHUNK):
@@ -209,29 +205,26 @@ class QuadraticExactSolver:
         mixed = outer.b @ self.jacobian
         self.hessian = outer.a_outer + self.jacobian.T @ outer.a_inner @ self.jacobian + mixed + mixed.T
         _require_positive(self.hessian, "h")
-        self.minimizer = -np.linalg.solve(self.hessian, self._gradient(np.zeros(len(self.hessian))))
+        self.minimizer = -np.linalg.solve(self.hessian, self._solve(np.zeros(len(self.hessian)))[-1])
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         x = np.asarray(outer_var, np.float64)
-        z, v = self._solutions(x)
+        z, v, outer_grad, hypergrad = self._solve(x)
         inner, outer, move = self.inner, self.outer, x - self.minimizer
         value = z @ outer.a_inner @ z / 2 + x @ outer.a_outer @ x / 2 + x @ outer.b @ z
         value = float(value + outer.linear_inner @ z + outer.linear_outer @ x)
         inner_residual = float(np.linalg.norm(inner.a_inner @ z + inner.b.T @ x + inner.linear_inner))
-        v_residual = float(np.linalg.norm(inner.a_inner @ v + self._outer_grad(z, x)))
+        v_residual = float(np.linalg.norm(inner.a_inner @ v + outer_grad))
         value_gap = float(move @ self.hessian @ move / 2)
-        return ExactSolution(z, v, value, self._gradient(x), inner_residual, v_residual, value_gap)
+        return ExactSolution(z, v, value, hypergrad, inner_residual, v_residual, value_gap)
 
-    def _outer_grad(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
-        return self.outer.a_inner @ z + self.outer.b.T @ x + self.outer.linear_inner
-
-    def _solutions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _solve(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return z*, v*, ∇z F and ∇h."""
+        inner, outer = self.inner, self.outer
         z = self.jacobian @ x + self.offset
-        return z, -np.linalg.solve(self.inner.a_inner, self._outer_grad(z, x))
-
-    def _gradient(self, x: np.ndarray) -> np.ndarray:
-        z, v = self._solutions(x)
-        return self.inner.b @ v + self.outer.a_outer @ x + self.outer.b @ z + self.outer.linear_outer
+        outer_grad = outer.a_inner @ z + outer.b.T @ x + outer.linear_inner
+        v = -np.linalg.solve(inner.a_inner, outer_grad)
+        return z, v, outer_grad, inner.b @ v + outer.a_outer @ x + outer.b @ z + outer.linear_outer
 
 
 def _require_positive(matrix: np.ndarray, what: str) -> None:

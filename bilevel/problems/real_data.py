@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 from bilevel._precision import resolve_dtype
 from bilevel.datasets import Dataset, load
 from bilevel.problems.base import BilevelProblem
+from bilevel.problems.checks import check_sizes
 from bilevel.problems.data_cleaning import data_cleaning
 from bilevel.problems.logistic import logistic_selection
 from bilevel.problems.softmax_selection import softmax_selection
@@ -99,9 +100,7 @@ def _cleaning(
     if not 0 <= corruption < 1:
         raise ValueError(f"`corruption={corruption!r}`: must be at least 0 and below 1.")
     n = len(data.X_train)
-    for name, size in zip(("n_train", "n_val"), sizes, strict=True):
-        if not isinstance(size, int | np.integer) or not 1 <= size < n:
-            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1 and below {n}.")
+    check_sizes(n_train=sizes[0], n_val=sizes[1])
     if sum(sizes) > n:
         raise ValueError(f"`n_train` and `n_val` together exceed the {n} rows of this data set.")
     rng = np.random.default_rng(seed)

@@ -15,7 +15,6 @@ from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_data, check_groups, check_tables
 from bilevel.problems.exact import ExactSolution, cholesky
 from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
-from bilevel.problems.losses import SQUARED
 
 
 def ridge_selection(
@@ -47,11 +46,10 @@ def ridge_selection(
     dtype = resolve_dtype(dtype, X_train, X_val)
     tables = check_tables(X_train, check_data("y_train", y_train), X_val, check_data("y_val", y_val))
     train, validation = (Regression(*(part.astype(np.float64, copy=False) for part in table)) for table in tables)
-    dim = train.features.shape[1]
+    dim, starts = train.features.shape[1], (inner_var, outer_var)
     groups, n_penalties = check_groups(groups, dim)
     defaults, rng = (np.zeros(dim), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
-    data, starts = (train, validation), (inner_var, outer_var)
-    parts, start = lay_out(data, starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
+    parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = RidgeOracles(**parts, groups=groups)
     solver = RidgeExactSolver(oracles)
     return BilevelProblem(oracles, start, solver, "ridge_selection", certificate_bounds=LinearBounds)
@@ -69,16 +67,14 @@ class Regression(NamedTuple):
 class RidgeOracles(LinearOracles):
     """Features and targets on each level."""
 
-    curve = SQUARED
-
-    def _features(self, data: Regression) -> Array:
-        return data.features
-
     def _losses(self, scores: Array, data: Regression) -> Array:
         return (scores - data.targets) ** 2 / 2
 
     def _slopes(self, scores: Array, data: Regression) -> tuple[Array, Array]:
         return scores - data.targets, jnp.ones_like(scores)
+
+    def curvature_near(self, scores: Array, reach: Array) -> tuple[Array, Array, Array]:
+        return jnp.ones_like(scores), jnp.ones_like(scores), jnp.zeros_like(scores)
 
 
 class RidgeExactSolver(LinearExactSolver):

@@ -132,6 +132,9 @@ class SoftmaxOracles(RowwiseOracles):
         curvatures = self._curvatures(point, data, majorize)
         return (data.features ** (2 * power)).T @ (weights[:, None] * curvatures**power)
 
+    def _diagonal_regularization(self, point: Point) -> Array:
+        return self.inner_regularization(point._replace(v=jnp.ones_like(point.inner_var))).hvp
+
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
         """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual.
 
@@ -173,5 +176,4 @@ def centered_norms(tangents: Array) -> Array:
 
 def largest_bends(tangents: Array, curvatures: Array) -> Array:
     """Return k of each row."""
-    width = jnp.max(tangents, axis=1) - jnp.min(tangents, axis=1)
-    return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * width)
+    return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * jnp.ptp(tangents, axis=1))

@@ -1,8 +1,6 @@
 """Selection of penalties for softmax regression, one per class, feature or group of them, on a validation set.
 
-    G = mean CE(d'z) + ½ sum_kc exp(x) z_kc²        F = mean CE(d'z)        z: features × classes
-
-With the residual r = softmax(d'z) - e_label of each row and S t = p (t - p't), on rows D:
+With z: features × classes, the residual r = softmax(d'z) - e_label of each row and S t = p (t - p't), on rows D:
 
     ∇z G = D'r + exp(x) z     (∇²zz G) v = D'S(Dv) + exp(x) v     (∇²xz G) v = sum exp(x) z v
 
@@ -39,7 +37,7 @@ from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import Metric
 from bilevel.problems.checks import check_choice, check_groups
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import LOG_PENALTIES, LinearBounds, expand_groups, sum_groups
+from bilevel.problems.linear import LOG_PENALTIES, LinearBounds, sum_groups
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
 PENALTIES = ("class", "feature")  # each stands at the axis of z along which its penalties are shared
@@ -96,7 +94,9 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
 
     def penalties(self, outer_var: Array) -> Array:
         """Return the penalties in a shape that broadcasts to that of z."""
-        return jnp.expand_dims(expand_groups(jnp.exp(outer_var), self.groups), PENALTIES.index(self.per))
+        penalties = jnp.exp(outer_var)
+        shared = penalties if self.groups is None else penalties[self.groups]
+        return jnp.expand_dims(shared, PENALTIES.index(self.per))
 
     def _sum_shared(self, per_entry: Array, outer_var: Array) -> Array:
         """Return the sum over the entries of z that share a penalty."""
@@ -106,9 +106,6 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
         z, x, v = point
         penalties = self.penalties(x)
         return InnerPass(penalties * z, penalties * v, self._sum_shared(penalties * z * v, x))
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jnp.broadcast_to(self.penalties(point.outer_var), point.inner_var.shape)
 
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         return self._sum_shared(self.penalties(point.outer_var) * point.inner_var**2 / 2, point.outer_var)
@@ -141,36 +138,33 @@ class SoftmaxSelectionBounds(LinearBounds):
         blocks = metric.inverse_root.reshape(-1, n_features, n_classes).transpose(2, 0, 1)
         return np.stack([np.linalg.cholesky(block.T @ block).T for block in blocks])
 
-    def _least_curvature(self, point: Point, measure: np.ndarray, radius: Any) -> Array:
-        return _curvature(self._oracles.inner_samples, point, measure, radius, "least")
+    def _curvature(self, kind: str, point: Point, measure: np.ndarray, radius: Any) -> Array:
+        of_metric = _diagonal_curvature if measure.ndim == 1 else _curvature
+        samples = self._oracles.outer_samples if kind == "slope" else self._oracles.inner_samples
+        return of_metric(samples, point, measure, radius, kind)
 
     def _moves(self, metric: Metric, point: Point, delta: Any) -> list[float]:
         if metric.inverse_root.ndim == 1:
-            longest = metric.inverse_root.reshape(point.inner_var.shape).max(axis=1)
-            return [certificate.largest(matrix) for matrix in _moves(self._oracles, point, longest, delta)]
-        roots = self._measure(metric, point.inner_var)
-        levels = ("bend", self._oracles.inner_samples), ("slope", self._oracles.outer_samples)
-        return [metric.largest(np.asarray(_curvature(rows, point, roots, delta, kind))) for kind, rows in levels]
+            measure, largest = metric.inverse_root.reshape(point.inner_var.shape).max(axis=1), certificate.largest
+        else:
+            measure, largest = self._measure(metric, point.inner_var), metric.largest
+        moves = (self._curvature(kind, point, measure, delta) for kind in ("bend", "slope"))
+        return [largest(np.asarray(matrix)) for matrix in moves]
 
 
-@jax.jit
-def _moves(oracles: SoftmaxSelectionOracles, point: Point, inverse_root: Array, delta: Array) -> tuple[Array, Array]:
-    """Return the matrices whose largest eigenvalues are a and b."""
+@partial(jax.jit, static_argnames="kind")
+def _diagonal_curvature(samples: Samples, point: Point, inverse_root: Array, delta: Array, kind: str) -> Array:
+    """Return the matrix whose largest eigenvalue is a ("bend") or b ("slope")."""
 
-    def curvatures(data: Labeled, whitened: Array) -> Array:
+    def of_piece(data: Labeled, weights: Array) -> Array:
+        whitened = certificate.whiten(data.features.T, inverse_root)
         p = softmax.probabilities(data.features @ point.inner_var)
-        return softmax.largest_curvatures(p, certificate.norms(whitened) * delta)
+        sizes = softmax.largest_curvatures(p, certificate.norms(whitened) * delta)
+        if kind == "bend":
+            sizes = softmax.largest_bends(data.features @ point.v, sizes)
+        return certificate.second_moment(whitened, weights * sizes)
 
-    def inner(data: Labeled, weights: Array) -> Array:
-        whitened = certificate.whiten(data.features.T, inverse_root)
-        bends = softmax.largest_bends(data.features @ point.v, curvatures(data, whitened))
-        return certificate.second_moment(whitened, weights * bends)
-
-    def outer(data: Labeled, weights: Array) -> Array:
-        whitened = certificate.whiten(data.features.T, inverse_root)
-        return certificate.second_moment(whitened, weights * curvatures(data, whitened))
-
-    return oracles.inner_samples.mean(inner), oracles.outer_samples.mean(outer)
+    return samples.mean(of_piece)
 
 
 @partial(jax.jit, static_argnames="kind")

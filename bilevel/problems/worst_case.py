@@ -38,8 +38,6 @@ GAMMA_CURVATURE = 180  # the maximum of |Γ''|, at -1
 GAMMA_AT_0 = 60 * (1 + log(2)) - 30 * pi
 ALPHA = 1 / GAMMA_CURVATURE
 SHORTEST_CHAIN = 14  # the first integer of at least 1/√α: h(0) - inf h <= gap is proved from there on
-NORMALIZATIONS = ("individual", "mean_squared")
-ROTATIONS = ("coordinates", "random")
 
 
 def worst_case(
@@ -57,10 +55,9 @@ def worst_case(
 ) -> BilevelProblem:
     """Build the instance on which ||∇h||² <= epsilon takes a method at least ``query_bound`` rows of F.
 
-    Each F_j is a chain of T + 1 coordinates of its own, in p = d = m (T + 1) dimensions, and G_i = μ/2 ||z - x||².
-    A query of F_j, at any point reached so far, brings at most one more coordinate of chain j into reach, and ||∇h||²
-    exceeds epsilon as long as half of the chains are not reached to the end. Queries are calls of ``outer_grad``. The
-    bound is for methods that start at 0 and stay in the span of the gradients they have seen.
+    Variables have m (T + 1) dimensions. A query of F_j, at any point reached so far, brings at most one more coordinate
+    of chain j into reach, and ||∇h||² exceeds epsilon as long as half of the chains are not reached to the end. Queries
+    are calls of ``outer_grad``. The bound is for methods that start at 0 and stay in the span of gradients seen.
 
     The ``info`` of the problem holds ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
     ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness``, ``value_smoothness`` (of h), each the smallest that
@@ -87,8 +84,8 @@ def worst_case(
     n_inner = n_outer if n_inner is None else n_inner
     check_sizes(n_outer=n_outer, n_inner=n_inner)
     check_positive(epsilon=epsilon, smoothness=smoothness, gap=gap, inner_curvature=inner_curvature)
-    check_choice("normalization", normalization, NORMALIZATIONS)
-    check_choice("rotation", rotation, ROTATIONS)
+    check_choice("normalization", normalization, ("individual", "mean_squared"))
+    check_choice("rotation", rotation, ("coordinates", "random"))
     each = smoothness if normalization == "individual" else sqrt(n_outer) * smoothness
     amplitude, width, length = _scales(n_outer, epsilon, each, gap)
     dim = n_outer * (length + 1)
@@ -97,7 +94,7 @@ def worst_case(
         kind, outer_rows = _chains(rotation, n_outer, dim, dtype, seed)
         inner = Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype)
         outer = Samples(outer_rows, n_outer, axes=(0,), dtype=dtype)
-    oracles = kind(inner, outer, alpha=ALPHA, amplitude=amplitude, width=width, curvature=curvature)
+    oracles = kind(inner, outer, amplitude=amplitude, width=width, curvature=curvature)
     start = Point(*(np.zeros(dim, dtype) for _ in Point._fields))
     info = {"L": smoothness, "Delta": gap, "mu_G": inner_curvature, "epsilon": epsilon}
     info |= {"alpha": ALPHA, "lambda": amplitude, "beta": width, "T": length}
@@ -120,27 +117,21 @@ def _scales(m: int, epsilon: float, each: float, gap: float) -> tuple[float, flo
 
 
 def _numbers(m: int, amplitude: float, width: float, length: int) -> dict[str, float]:
-    """Return what is known in closed form of m chains with these scales."""
-    smoothness = amplitude / width**2 * _chain_smoothness(length)
-    chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * length * GAMMA_AT_0
-    return {
-        "outer_smoothness": smoothness,
-        "mean_squared_smoothness": smoothness / sqrt(m),
-        "value_smoothness": smoothness / m,
-        "initial_gap": amplitude * chain_at_0,
-        "query_bound": m * length / 2,
-    }
+    """Return what is known in closed form of m chains with these scales.
 
-
-def _chain_smoothness(length: int) -> float:
-    """Return max ||∇²f||: the top eigenvalue at y = (-1, ..., -1), where each Γ'' is at its maximum."""
+    max ||∇²f|| is the top eigenvalue at y = (-1, ..., -1), where each Γ'' is at its maximum.
+    """
     from scipy.linalg import eigh_tridiagonal
 
     diagonal = np.full(length + 1, 2 + ALPHA * GAMMA_CURVATURE)
     diagonal[0] += sqrt(ALPHA) - 1
     diagonal[-1] = 1
-    top = (length, length)
-    return float(eigh_tridiagonal(diagonal, -np.ones(length), eigvals_only=True, select="i", select_range=top)[0])
+    last = {"eigvals_only": True, "select": "i", "select_range": (length, length)}
+    smoothness = amplitude / width**2 * float(eigh_tridiagonal(diagonal, -np.ones(length), **last)[0])
+    chain_at_0 = sqrt(ALPHA) / 2 + ALPHA * length * GAMMA_AT_0
+    numbers = {"outer_smoothness": smoothness, "mean_squared_smoothness": smoothness / sqrt(m)}
+    numbers |= {"value_smoothness": smoothness / m, "initial_gap": amplitude * chain_at_0}
+    return numbers | {"query_bound": m * length / 2}
 
 
 def _chains(rotation: str, m: int, dim: int, dtype: np.dtype, seed: int) -> "tuple[type[WorstCaseOracles], Array]":
@@ -181,7 +172,6 @@ def chain_slope(y: Array, alpha: float) -> Array:
 class WorstCaseOracles(Oracles):
     """Inner rows hold their curvature μ; what outer rows hold is up to the subclass."""
 
-    alpha: float = field(metadata=STATIC)  # α
     amplitude: float = field(metadata=STATIC)  # λ
     width: float = field(metadata=STATIC)  # β
     curvature: float = field(metadata=STATIC)  # μ
@@ -189,10 +179,6 @@ class WorstCaseOracles(Oracles):
     @abstractmethod
     def _parts(self, z: Array, rows: Array) -> Array:
         """Return U_j z of each row, (rows, T + 1)."""
-
-    @abstractmethod
-    def _whole(self, parts: Array, rows: Array) -> Array:
-        """Return the sum of U_j' parts_j over the rows."""
 
     @property
     def largest_curvature(self) -> float:
@@ -207,16 +193,16 @@ class WorstCaseOracles(Oracles):
         return jnp.sum(weights * data) * (point.outer_var - point.inner_var)
 
     def _outer(self, point: Point, data: Array, weights: Array) -> OuterPass:
-        slopes = chain_slope(self._parts(point.inner_var, data) / self.width, self.alpha)
-        grad = self._whole(weights[:, None] * (self.amplitude / self.width * slopes), data)
+        parts, transpose = jax.vjp(partial(self._parts, rows=data), point.inner_var)
+        slopes = self.amplitude / self.width * chain_slope(parts / self.width, ALPHA)
+        (grad,) = transpose(weights[:, None] * slopes)
         return OuterPass(grad, jnp.zeros_like(point.outer_var))
 
     def _inner_value(self, point: Point, data: Array, weights: Array) -> Array:
         return jnp.sum(weights * data) / 2 * jnp.sum((point.inner_var - point.outer_var) ** 2)
 
     def _outer_value(self, point: Point, data: Array, weights: Array) -> Array:
-        values = chain(self._parts(point.inner_var, data) / self.width, self.alpha)
-        return self.amplitude * jnp.sum(weights * values)
+        return self.amplitude * jnp.sum(weights * chain(self._parts(point.inner_var, data) / self.width, ALPHA))
 
 
 @jax.tree_util.register_dataclass
@@ -227,9 +213,6 @@ class CoordinateChains(WorstCaseOracles):
     def _parts(self, z: Array, rows: Array) -> Array:
         return jnp.take(z.reshape(self.n_outer, -1), rows, axis=0)
 
-    def _whole(self, parts: Array, rows: Array) -> Array:
-        return jnp.zeros((self.n_outer, parts.shape[1]), parts.dtype).at[rows].add(parts).ravel()
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +221,6 @@ class RotatedChains(WorstCaseOracles):
 
     def _parts(self, z: Array, rows: Array) -> Array:
         return rows @ z
-
-    def _whole(self, parts: Array, rows: Array) -> Array:
-        return jnp.tensordot(parts, rows, axes=2)
 
 
 _outer_value_and_grads = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.outer(point)))
@@ -269,13 +249,13 @@ def worst_case_constants(problem: BilevelProblem, radius: float | None, box: Any
     assert isinstance(oracles, WorstCaseOracles)
     mu, smoothness = oracles.curvature, problem.info["outer_smoothness"]
     slope, value_smoothness = oracles.amplitude / oracles.width, problem.info["value_smoothness"]
-    third = slope / oracles.width**2 * oracles.alpha * _largest_third_derivative()
+    third = slope / oracles.width**2 * ALPHA * _largest_third_derivative()
     values: Values = {"mu_G": mu, "L1_F": smoothness, "L2_F": third, "L1_G": 2 * mu, "L2_G": 0.0, "L3_G": 0.0}
     values |= {"L_z_star": 1.0, "L_v_star": value_smoothness / mu, "L_h": value_smoothness}
     how = dict.fromkeys(values, "exact")
     if radius is None:
         return values | {"L0_F": None}, how | {"L0_F": "exact", "R": "exact"}, Region()
-    steepest = smoothness * radius + slope * sqrt(oracles.alpha)  # the slope at 0 is the second term
+    steepest = smoothness * radius + slope * sqrt(ALPHA)  # the slope at 0 is the second term
     return values | {"L0_F": steepest}, how | {"L0_F": "bound"}, Region(radius)
 
 

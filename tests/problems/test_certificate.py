@@ -11,7 +11,7 @@ import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Point
 from bilevel.problems.certificate import Bounds, Certifier
-from bilevel.problems.losses import LOGISTIC
+from bilevel.problems.losses import logistic_curvature
 from bilevel.problems.softmax import bend, largest_bends, largest_curvatures, probabilities
 from tests import cases
 from tests.problems import small
@@ -201,7 +201,7 @@ def test_suprema_of_the_logistic_curve_are_those_of_a_grid():
     second = slopes * (1 - slopes)
     third = second * abs(1 - 2 * slopes)
     with arithmetic(np.float64):
-        found = [function(scores, reach) for function in LOGISTIC]
+        found = logistic_curvature(scores, reach)
     for supremum, expected in zip(found, (second.min(1), second.max(1), third.max(1)), strict=True):
         np.testing.assert_allclose(supremum, expected, rtol=1e-4, atol=1e-9)
 
