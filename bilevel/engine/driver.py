@@ -48,10 +48,7 @@ class Budget:
             raise ValueError("no budget: give at least one of `max_steps`, `max_calls`, `max_seconds`.")
 
     def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
-        """Return the position on a page at whose end an evaluation is due: `steps.NextEvaluation` once epoch is given.
-
-        No rule looks at the clock: the rows of a history are the same in every run, and comparable between solvers.
-        """
+        """Be a `steps.NextEvaluation` once epoch is given. It does not look at the clock, so that histories compare."""
         if self.eval_every is not None:
             return step - step % self.eval_every + self.eval_every - page_first
         target = epoch / 64
@@ -86,20 +83,20 @@ class Driver:
     def drive(self, budget: Budget, report: Reporter | None = None, *, watched: bool = False) -> None:
         due = partial(budget.next_evaluation, self.epoch)
         last = INT32_MAX if budget.max_steps is None else int(budget.max_steps)
-        max_seconds = math.inf if budget.max_seconds is None else budget.max_seconds
+        max_calls, max_seconds = (math.inf if n is None else n for n in (budget.max_calls, budget.max_seconds))
         self.running[:] = True
         self._look(self.running, budget)
         while self.running.any():
             _, step, _, seconds = self.steps.position
             is_over = step >= last or seconds >= max_seconds
-            lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(budget.max_calls)
+            lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(max_calls)
             ending = self.running & (lasts <= step)[:, None]
             if ending.any():
                 self._look(ending, budget)
                 self.running &= ~ending
                 continue
             stop = min(last, int(lasts[self.running.any(axis=1)].min()))
-            if watched or budget.max_seconds is not None:
+            if watched or max_seconds < math.inf:
                 seconds = min(_LOOK_SECONDS, max_seconds - self.steps.position.seconds)
                 stop = min(stop, step + max(1, int(self.steps.steps_per_second * seconds)))
             if self.steps.advance(stop, due) or self.steps.diverged:
