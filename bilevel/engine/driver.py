@@ -117,20 +117,17 @@ class Driver:
         step = self.steps.position.step
         new = runs & [[not rows or rows[-1]["step"] != step for rows in of_seed] for of_seed in self.rows]
         if new.any():
-            self._add_rows(new)
+            found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
+            # A point may be finite where F overflows.
+            parts = [found[0]["outer_value"], found[0]["direction_norm_sq"], *jax.tree.leaves(points)]
+            finite = np.all([np.isfinite(part).all(axis=tuple(range(2, part.ndim))) for part in parts], axis=0)
+            for i, j in np.argwhere(new & (finite | self.steps.alone)):
+                self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
+            for kept, leaf in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
+                kept[new & finite] = leaf[new & finite]
+            self.diverged |= new & ~finite
         self.diverged |= runs & self.steps.diverged
         self.recorder.catch_up(self.rows[0][0])
-
-    def _add_rows(self, runs: np.ndarray) -> None:
-        found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
-        # A point may be finite where F overflows.
-        parts = [found[0]["outer_value"], found[0]["direction_norm_sq"], *jax.tree.leaves(points)]
-        finite = np.all([np.isfinite(part).all(axis=tuple(range(2, part.ndim))) for part in parts], axis=0)
-        for i, j in np.argwhere(runs & (finite | self.steps.alone)):
-            self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
-        for kept, new in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
-            kept[runs & finite] = new[runs & finite]
-        self.diverged |= runs & ~finite
 
     def _add_row(self, i: int, j: int, found: Evaluation, point: Point) -> None:
         _, step, calls, seconds = self.steps.position
