@@ -93,7 +93,11 @@ class CSVLog(Log):
 
     A metric missing from a row is ``nan``. A new run refuses a file that exists. A resumed one goes on in the file of
     the run that was saved, and refuses that of another run: rows later than the save are dropped, and those missing are
-    written, so that the file always holds the whole history. The folder of ``path`` is made.
+    written, so that the file always holds the whole history.
+
+    Parameters
+    ----------
+    path : of the file; its folder is made
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -144,10 +148,14 @@ def _lines(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> bytes:
 
 
 class TensorBoardLog(Log):
-    """Event files for TensorBoard in a folder, one per run: each column a scalar at its step, and what ran as a text.
+    """Event files for TensorBoard: each column a scalar at its step, and what ran as a text.
 
     TensorBoard's relative time is the seconds of ``result.history``. A new run refuses a folder with event files. A
     resumed one goes on in it, and hides steps later than the save; a folder without event files gets the past rows too.
+
+    Parameters
+    ----------
+    folder : one per run; it is made
     """
 
     def __init__(self, folder: str | Path) -> None:
