@@ -24,9 +24,8 @@ def progress_bar(title: str, shown: bool) -> Iterator[Reporter]:
         yield lambda fraction, text: None
         return
     rich = require("rich.progress", "progress")
-    title_column, text_column = rich.TextColumn("{task.description}"), rich.TextColumn("{task.fields[text]}")
     columns = rich.BarColumn(bar_width=16), rich.TaskProgressColumn(), rich.TimeRemainingColumn()
-    with rich.Progress(title_column, *columns, text_column) as bar:
+    with rich.Progress("{task.description}", *columns, "{task.fields[text]}") as bar:
         task = bar.add_task(title, total=1.0, text="starting")
         yield lambda fraction, text: bar.update(task, completed=min(fraction, 1.0), text=text)
         bar.update(task, completed=1.0)

@@ -12,20 +12,14 @@ from bilevel._types import PyTree
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype:
     """Return ``dtype`` as a NumPy dtype, refusing what the library does not compute in."""
-    try:
-        resolved = np.dtype(dtype)
-    except TypeError:
-        resolved = None
-    if resolved not in (np.dtype("float32"), np.dtype("float64")):
-        raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
-    return resolved
+    for known in (np.dtype("float32"), np.dtype("float64")):
+        if known == dtype:
+            return known
+    raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
 
 
 def resolve_dtype(dtype: DTypeLike | None, *data: PyTree) -> np.dtype:
-    """Return ``dtype``, or where it is None the one that JAX would give to the data.
-
-    That is float64 where JAX's x64 flag is on and a floating leaf is float64, or none is there; else float32.
-    """
+    """Return ``dtype``, or where it is None the one that JAX would give to the data; float64 to data without floats."""
     if dtype is not None:
         return as_float_dtype(dtype)
     found = {np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)}

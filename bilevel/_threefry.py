@@ -11,30 +11,24 @@ import numpy as np
 from bilevel._types import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-Words = tuple[Array, Array]
 
 
 def fold_in(key: Array, data: Array | int) -> Array:
     """Return ``jax.random.fold_in`` of a threefry key."""
-    return jax.random.wrap_key_data(jnp.stack(_hash(_words(key), data)), impl="threefry2x32")
+    return jax.random.wrap_key_data(jnp.stack(_hash(jax.random.key_data(key), data)), impl="threefry2x32")
 
 
 def integers(key: Array, shape: tuple[int, ...], n: int) -> Array:
     """Return ``jax.random.randint`` of a threefry key: 32-bit integers of {0, …, n-1}."""
     positions = np.arange(np.prod(shape, dtype=int), dtype=np.uint32).reshape(shape)
-    halves = (_hash(_words(key), half) for half in (0, 1))
+    halves = (_hash(jax.random.key_data(key), half) for half in (0, 1))
     high, low = (jnp.bitwise_xor(*_hash(half, positions)) % jnp.uint32(n) for half in halves)
     shift = (2**16 % n) ** 2 % 2**32 % n
     return ((high * jnp.uint32(shift) + low) % jnp.uint32(n)).astype(jnp.int32)
 
 
-def _words(key: Array) -> Words:
-    words = jax.random.key_data(key)
-    return words[0], words[1]
-
-
 @jax.jit
-def _hash(key: Words, count: Array | int) -> Words:
+def _hash(key: Array | tuple[Array, Array], count: Array | int) -> tuple[Array, Array]:
     """Return Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the words (0, count)."""
     keys = (*key, key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))
     x, y = keys[0], keys[1] + jnp.asarray(count, jnp.uint32)

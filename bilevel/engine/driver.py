@@ -48,10 +48,7 @@ class Budget:
             raise ValueError("no budget: give at least one of `max_steps`, `max_calls`, `max_seconds`.")
 
     def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
-        """Return the position on a page at whose end an evaluation is due: `steps.NextEvaluation` once epoch is given.
-
-        No rule looks at the clock: the rows of a history are the same in every run, and comparable between solvers.
-        """
+        """Be a `steps.NextEvaluation` once epoch is given. It does not look at the clock, so that histories compare."""
         if self.eval_every is not None:
             return step - step % self.eval_every + self.eval_every - page_first
         target = epoch / 64
@@ -86,20 +83,20 @@ class Driver:
     def drive(self, budget: Budget, report: Reporter | None = None, *, watched: bool = False) -> None:
         due = partial(budget.next_evaluation, self.epoch)
         last = INT32_MAX if budget.max_steps is None else int(budget.max_steps)
-        max_seconds = math.inf if budget.max_seconds is None else budget.max_seconds
+        max_calls, max_seconds = (math.inf if n is None else n for n in (budget.max_calls, budget.max_seconds))
         self.running[:] = True
         self._look(self.running, budget)
         while self.running.any():
             _, step, _, seconds = self.steps.position
             is_over = step >= last or seconds >= max_seconds
-            lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(budget.max_calls)
+            lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(max_calls)
             ending = self.running & (lasts <= step)[:, None]
             if ending.any():
                 self._look(ending, budget)
                 self.running &= ~ending
                 continue
             stop = min(last, int(lasts[self.running.any(axis=1)].min()))
-            if watched or budget.max_seconds is not None:
+            if watched or max_seconds < math.inf:
                 seconds = min(_LOOK_SECONDS, max_seconds - self.steps.position.seconds)
                 stop = min(stop, step + max(1, int(self.steps.steps_per_second * seconds)))
             if self.steps.advance(stop, due) or self.steps.diverged:
@@ -120,20 +117,17 @@ class Driver:
         step = self.steps.position.step
         new = runs & [[not rows or rows[-1]["step"] != step for rows in of_seed] for of_seed in self.rows]
         if new.any():
-            self._add_rows(new)
+            found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
+            # A point may be finite where F overflows.
+            parts = [found[0]["outer_value"], found[0]["direction_norm_sq"], *jax.tree.leaves(points)]
+            finite = np.all([np.isfinite(part).all(axis=tuple(range(2, part.ndim))) for part in parts], axis=0)
+            for i, j in np.argwhere(new & (finite | self.steps.alone)):
+                self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
+            for kept, leaf in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
+                kept[new & finite] = leaf[new & finite]
+            self.diverged |= new & ~finite
         self.diverged |= runs & self.steps.diverged
         self.recorder.catch_up(self.rows[0][0])
-
-    def _add_rows(self, runs: np.ndarray) -> None:
-        found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
-        # A point may be finite where F overflows.
-        parts = [found[0]["outer_value"], found[0]["direction_norm_sq"], *jax.tree.leaves(points)]
-        finite = np.all([np.isfinite(part).all(axis=tuple(range(2, part.ndim))) for part in parts], axis=0)
-        for i, j in np.argwhere(runs & (finite | self.steps.alone)):
-            self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
-        for kept, new in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
-            kept[runs & finite] = new[runs & finite]
-        self.diverged |= runs & ~finite
 
     def _add_row(self, i: int, j: int, found: Evaluation, point: Point) -> None:
         _, step, calls, seconds = self.steps.position

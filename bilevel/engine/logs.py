@@ -59,27 +59,25 @@ class Recorder:
         if log is not None and about is not None:
             log.open(about, past)
 
-    def catch_up(self, rows: Sequence[Row]) -> None:
+    def catch_up(self, rows: Sequence[Row], *, closing: bool = False) -> None:
+        log = self._log
+        if log is None:
+            return
         try:
-            while self._log is not None and self._done < len(rows):
-                self._log.write(dict(rows[self._done]))
+            while self._done < len(rows):
+                log.write(dict(rows[self._done]))
                 self._done += 1
+            if closing:
+                log.close()
         except Exception as error:
-            self._let_go(error)
+            self._log = None
+            with contextlib.suppress(Exception):
+                log.close()
+            how = f"{type(log).__name__} failed ({error!r})"
+            warn_user(f"`log`: {how}. The run goes on without it; `result.history` has every row.")
 
     def close(self) -> None:
-        try:
-            if self._log is not None:
-                self._log.close()
-        except Exception as error:
-            self._let_go(error)
-
-    def _let_go(self, error: Exception) -> None:
-        failed, self._log = self._log, None
-        with contextlib.suppress(Exception):
-            failed.close()  # type: ignore[union-attr]
-        how = f"{type(failed).__name__} failed ({error!r})"
-        warn_user(f"`log`: {how}. The run goes on without it; `result.history` has every row.")
+        self.catch_up((), closing=True)
 
 
 def warn_user(sentence: str) -> None:
@@ -178,22 +176,20 @@ class TensorBoardLog(Log):
         self._writer = files.EventsWriter(str(self.folder / "events"), f".{uuid.uuid4().hex[:8]}")
         if begun:  # hide what came after the save
             restart = self._events.SessionLog(status=self._events.SessionLog.START)
-            later = int(past[-1]["step"]) + 1
-            self._writer.write_event(self._events.Event(step=later, wall_time=time.time(), session_log=restart))
-            return
+            return self._add(int(past[-1]["step"]) + 1, past[-1]["seconds"], session_log=restart)
         about_rows = {"problem": about.problem, "solver": about.solver, "seed": about.seed, **about.parameters}
         table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in about_rows.items())]
-        self._add(0, 0.0, self._summaries.text("run", "\n".join(table)))
+        self._add(0, 0.0, summary=self._summaries.text("run", "\n".join(table)))
         for row in past:
             self.write(row)
 
     def write(self, row: Row) -> None:
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
-        self._add(int(row["step"]), row["seconds"], self._summaries.Summary(value=values))
+        self._add(int(row["step"]), row["seconds"], summary=self._summaries.Summary(value=values))
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, step: int, seconds: float, summary: Any) -> None:
-        self._writer.write_event(self._events.Event(step=step, wall_time=self._began + seconds, summary=summary))
+    def _add(self, step: int, seconds: float, **content: Any) -> None:
+        self._writer.write_event(self._events.Event(step=step, wall_time=self._began + seconds, **content))

@@ -42,22 +42,18 @@ def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length
 
     def one(index: Array) -> tuple[Draw, Array, Calls]:
         draw = solver.draw(oracles, key, index)
-        cost = solver.calls(oracles, draw, refresh=False)
+        cost = partial(solver.calls, oracles, draw)
         if not solver.restarts:
-            return draw, jnp.array(False), _int32(cost)
+            return draw, jnp.array(False), cost(refresh=False)
         refreshes = solver.refreshes(index, draw)
-        refresh_cost = solver.calls(oracles, draw, refresh=True)
-        return draw, refreshes, jax.tree.map(partial(jnp.where, refreshes), _int32(refresh_cost), _int32(cost))
+        return draw, refreshes, jax.tree.map(partial(jnp.where, refreshes), cost(refresh=True), cost(refresh=False))
 
     positions = jnp.arange(length, dtype=jnp.int32)
     draws, refreshes, calls = jax.vmap(one)(first + positions)
+    calls = jax.tree.map(lambda count: count.astype(jnp.int32), calls)
     # The minimum over positions >= i, then moved by one for positions > i.
     at_or_after = jax.lax.cummin(jnp.where(refreshes, positions, length), reverse=True)
     return Page(first, draws, calls, refreshes, jnp.append(at_or_after[1:], jnp.int32(length)))
-
-
-def _int32(calls: Calls) -> Calls:
-    return jax.tree.map(lambda count: jnp.asarray(count, jnp.int32), calls)
 
 
 def take_steps(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
@@ -114,15 +110,11 @@ class Programs(NamedTuple):
     """The compiled parts of a run, or of runs that step together, whose states have ``axes`` axes in front."""
 
     axes: int
-    init: Callable[..., State]
+    init: Callable[..., State]  # without the axis of seeds, which start alike
     draw: Callable[..., Page]
     advance: Callable[..., State]
     evaluate: Callable[..., Evaluation]
     points: Callable[..., Point]
-
-
-def _initial(solver: Solver, oracles: Oracles, start: Point, key: Array) -> State:
-    return initial_state(solver, oracles, start)
 
 
 def _evaluate(solver: SolverBase, oracles: Oracles, metrics: dict[str, Any], state: State) -> Evaluation:
@@ -135,34 +127,27 @@ def _point(solver: SolverBase, state: State) -> Point:
     return solver.evaluation_point(state)
 
 
-ONE_RUN = Programs(0, _initial, draw_page, advance, _evaluate, _point)
+ONE_RUN = Programs(0, initial_state, draw_page, advance, _evaluate, _point)
 
-_init_settings = jax.vmap(_initial, in_axes=(0, None, None, None))
+_init_settings = jax.jit(jax.vmap(initial_state, in_axes=(0, None, None)))
 _advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
 _evaluations = jax.jit(_evaluate_settings), jax.jit(_point_settings)
-SETTINGS = Programs(1, jax.jit(_init_settings), draw_page, Compiled(_advance_settings), *_evaluations)
+SETTINGS = Programs(1, _init_settings, draw_page, Compiled(_advance_settings), *_evaluations)
 
-_axes_of: Callable[..., Any] = Page
 # Draws and costs belong to a seed; full-batch passes must come at the same steps for all seeds of a program.
-_PAGE_AXES = _axes_of(first=None, draws=0, calls=0, refreshes=None, next_refresh=None)
-
-
-@jax.jit
-def _init_seeds(settings: Solver, oracles: Oracles, start: Point, keys: tuple[Array, ...]) -> State:
-    return jax.vmap(partial(_init_settings, settings, oracles, start))(jnp.stack(keys))
+_PAGE_AXES = Page(first=None, draws=0, calls=0, refreshes=None, next_refresh=None)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnames="length")
 def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Array, length: int) -> Page:
-    draw = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length), out_axes=_axes_of(None, 0, 0, 0, 0))
-    pages = draw(jnp.stack(keys))
-    return pages._replace(refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
+    pages = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length))(jnp.stack(keys))
+    return pages._replace(first=first, refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
 
 
 _advance_seeds = jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_AXES, None, None))
 _evaluate_seeds = jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))
 _point_seeds = jax.vmap(_point_settings, in_axes=(None, 0))
 _evaluations = jax.jit(_evaluate_seeds), jax.jit(_point_seeds)
-SEEDS_AND_SETTINGS = Programs(2, _init_seeds, _draw_seeds, Compiled(_advance_seeds), *_evaluations)
+SEEDS_AND_SETTINGS = Programs(2, _init_settings, _draw_seeds, Compiled(_advance_seeds), *_evaluations)

@@ -1,7 +1,4 @@
-"""What is measured along a run, off its clock and its count of oracle calls.
-
-History, store, selection, tables and figures read `METRICS`. A metric of a user's problem needs no entry there.
-"""
+"""What is measured along a run, off its clock and its count of oracle calls."""
 
 from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple
@@ -21,7 +18,6 @@ class Metric(NamedTuple):
 
     name: str  # its column in histories and stores
     label: str  # what tables and axes call it
-    unit: str = ""
     better: Literal["lower", "higher"] | None = "lower"  # None where it says nothing about quality
     log_scale: bool = True  # of its axis
     of_test_rows: bool = False  # such a metric selects nothing
@@ -31,7 +27,7 @@ class Metric(NamedTuple):
     in_summary: bool = False  # of a run, beside those in tables
 
 
-# In the order in which tables and figures offer them.
+# In the order in which tables and figures offer them. A metric of a user's problem needs no entry.
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -40,7 +36,7 @@ METRICS: dict[str, Metric] = {
         Metric("hypergrad_norm_sq", "‖∇h(x)‖²", in_tables=True),
         Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²", in_summary=True),
         Metric("test_error", "test error", log_scale=False, of_test_rows=True, of_problem=True, in_tables=True),
-        Metric("weight_auc", "AUC of the weights", "", "higher", log_scale=False, of_problem=True, in_tables=True),
+        Metric("weight_auc", "AUC of the weights", "higher", log_scale=False, of_problem=True, in_tables=True),
         Metric("outer_value", "F(z, x)", log_scale=False, selects=True, in_tables=True),
         Metric("inner_distance_sq", "‖z − z*(x)‖²"),
         Metric("v_distance_sq", "‖v − v*(x)‖²"),

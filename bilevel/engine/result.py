@@ -1,7 +1,4 @@
-"""What a run returns: shown, saved to one file, and read back.
-
-A file is a NumPy archive of arrays and a JSON text; nothing is pickled.
-"""
+"""What a run returns: shown, saved to one file (a NumPy archive with a JSON text, nothing pickled), and read back."""
 
 import json
 import zipfile
@@ -18,8 +15,7 @@ from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
-from bilevel.engine.metrics import METRICS, cheap_metrics, default_metric
-from bilevel.engine.metrics import metric as describe
+from bilevel.engine import metrics
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Certificate, Certifier
 from bilevel.solvers import SOLVERS
@@ -104,16 +100,19 @@ class RunResult:
             f"steps    {last['step']:,} in {last['seconds']:.3g} s (compilation {self.compile_seconds:.3g} s apart)",
             f"calls    {last['calls']:,} = {last['epochs']:.4g} epochs ({kinds or 'none'})",
         ]
-        shown = [name for name, entry in METRICS.items() if (entry.in_tables or entry.in_summary) and name in last]
-        lines += [f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}" for name in shown]
+        for name, entry in metrics.METRICS.items():
+            if (entry.in_tables or entry.in_summary) and name in last:
+                lines.append(f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}")
         if self.problem.exact_solver is None:
             lines.append("No exact hypergradient: the problem does not say that its inner loss is strongly convex.")
         return "\n".join(lines)
 
+    __repr__ = summary
+
     def plot(self, metric: str | None = None) -> "Figure":
         """Draw a metric against calls and against seconds; ‖∇h‖² by default, where it is known."""
         figure_module = require("matplotlib.figure", "plot")
-        entry = default_metric(self.history) if metric is None else describe(metric)
+        entry = metrics.default_metric(self.history) if metric is None else metrics.metric(metric)
         if entry.name not in self.history:
             raise ValueError(f"`metric={metric!r}` is not in the history, which has {', '.join(self.history)}.")
         values, name = self.history[entry.name], type(self.solver).__name__
@@ -138,9 +137,6 @@ class RunResult:
         arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
         with replacing(Path(path)) as file:
             np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
-
-    def __repr__(self) -> str:
-        return self.summary()
 
 
 def load(
@@ -185,4 +181,4 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
 def _probe(problem: BilevelProblem) -> list[float]:
     """Return numbers that betray a change of the losses, which a digest of the data cannot see."""
     with arithmetic(problem.dtype):
-        return [float(value) for value in cheap_metrics(problem.oracles, problem.start).values()]
+        return [float(value) for value in metrics.cheap_metrics(problem.oracles, problem.start).values()]

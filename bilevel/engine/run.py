@@ -131,20 +131,17 @@ class Run:
         about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
         log = log if steps.oracles.n_processes == 1 or jax.process_index() == 0 else None
         driver.certifier = certifier
+        title, rows = f"{about.solver} on {about.problem}", driver.rows[0][0]
         with arithmetic(steps.dtype):
-            for row in driver.rows[0][0][-1:]:
+            for row in rows[-1:]:
                 row |= driver.certified(jax.tree.map(lambda leaf: leaf[0, 0], steps.points()))
-        with (
-            arithmetic(steps.dtype),
-            closing(Recorder(log, about, tuple(driver.rows[0][0]))) as driver.recorder,
-            progress_bar(f"{about.solver} on {about.problem}", progress) as report,
-        ):
-            try:
-                # Looks at the clock would make the processes of one run go apart.
-                driver.drive(budget, report, watched=progress and steps.oracles.n_processes == 1)
-            except KeyboardInterrupt:
-                driver.interrupted = True
-                driver.evaluate(np.ones((1, 1), bool))
+            with closing(Recorder(log, about, tuple(rows))) as driver.recorder, progress_bar(title, progress) as report:
+                try:
+                    # Looks at the clock would make the processes of one run go apart.
+                    driver.drive(budget, report, watched=progress and steps.oracles.n_processes == 1)
+                except KeyboardInterrupt:
+                    driver.interrupted = True
+                    driver.evaluate(np.ones((1, 1), bool))
         return self.result()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
@@ -65,10 +66,7 @@ class Position(NamedTuple):
 
 
 class Steps(ABC):
-    """Takes steps. Making it goes to the start; a single run compiles before, off the clock.
-
-    All is called within `arithmetic(dtype)`.
-    """
+    """Takes steps, within `arithmetic(dtype)`. Made, it is at the start; a single run has compiled, off the clock."""
 
     programs: Programs = ONE_RUN
     alone = True  # a single run, with a clock of its own
@@ -88,16 +86,15 @@ class Steps(ABC):
             self.compile_seconds = time.perf_counter() - began
         self.begin()
 
-    @abstractmethod
     def _warm_up(self) -> None:
-        """Call once what is compiled, so that it is not on the clock."""
+        self.advance(0, None)  # compiles what steps call
 
     @abstractmethod
     def begin(self) -> None:
         """Go to the start; what a solver computes there is on the clock."""
 
     @abstractmethod
-    def last_steps(self, max_calls: int | None) -> np.ndarray:
+    def last_steps(self, max_calls: float) -> np.ndarray:
         """Return, by seed, a step that it may go to; it is the present one where no further one is affordable."""
 
     @abstractmethod
@@ -127,9 +124,9 @@ class HostSteps(Steps):
         state = self.solver.init(self.oracles, self.start)
         self.position, self.diverged = Position(state, 0, np.array([state.calls]), 0.0), False
 
-    def last_steps(self, max_calls: int | None) -> np.ndarray:
+    def last_steps(self, max_calls: float) -> np.ndarray:
         _, step, calls, _ = self.position
-        return np.array([step if max_calls is not None and calls.sum() >= max_calls else step + 1])
+        return np.array([step + int(calls.sum() < max_calls)])
 
     def advance(self, stop: int, due: NextEvaluation | None) -> bool:
         before, began = self.position, time.perf_counter()
@@ -171,21 +168,17 @@ class CompiledSteps(Steps):
         self.programs, self.alone, self.shape = programs, programs.axes == 0, (len(seeds), max(1, len(settings)))
         super().__init__(prepared)
 
-    def _warm_up(self) -> None:
-        self._take(self._open_page().draws, self.position.state, 0, 0)
-
     def begin(self) -> None:
-        began = time.perf_counter()
-        state = self.programs.init(self._settings, self.oracles, self.start, self._key)
-        jax.block_until_ready(state)
-        seconds = time.perf_counter() - began
         calls = np.tile(np.array(self.solver.init_calls(self.oracles), np.int64), (self.shape[0], 1))
-        self.position, self._page, self.diverged = Position(state, 0, calls, seconds), None, False
+        began = time.perf_counter()
+        state = self.programs.init(self._settings, self.oracles, self.start)
+        if self.programs.axes == 2:
+            state = jax.tree.map(lambda leaf: jnp.stack([leaf] * self.shape[0]), state)
+        jax.block_until_ready(state)
+        self.position, self._page, self.diverged = Position(state, 0, calls, time.perf_counter() - began), None, False
 
-    def last_steps(self, max_calls: int | None) -> np.ndarray:
+    def last_steps(self, max_calls: float) -> np.ndarray:
         page = self._open_page()
-        if max_calls is None:
-            return np.full(self.shape[0], page.last)
         # Short blocks make seeds differ in cost, so each has a last step of its own.
         return page.first + np.array([np.searchsorted(total, max_calls, side="right") for total in page.totals])
 

@@ -1,8 +1,4 @@
-"""Many settings of one solver in one program.
-
-The settings differ in traced numbers alone. Rows are drawn once per seed, and all settings step through them together
-by ``vmap``; what happens in one never reaches another. Seeds come one after the other, or by a second ``vmap``.
-"""
+"""Many settings of one solver in one program: rows are drawn once per seed, and all settings step together."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,17 +28,20 @@ def sweep(
 ) -> list[list[CellResult]]:
     """Run every setting with every seed until its calls are used up; results by seed, then by setting.
 
-    The solvers are of one class, resolved, with the same static parameters. Exact metrics are in the last row alone,
+    The solvers are of one class, resolved, and differ in traced numbers alone. Exact metrics are in the last row alone,
     and no row has seconds: those of a program of many runs belong to none. To step all seeds ``together`` pays on a
     GPU; all but the last row are then at the steps where the first seed is evaluated.
     """
     prepared = steps.prepare(problem, solvers[0])
     for solver in solvers[1:]:
         solver.check_start(prepared.start)
-    together = together and _refreshes_agree(prepared, solvers[0], seeds)
-    groups, programs = ([seeds], SEEDS_AND_SETTINGS) if together else ([[seed] for seed in seeds], SETTINGS)
     results = []
     with arithmetic(prepared.dtype):
+        if together and solvers[0].restarts:  # full-batch passes at the same steps for all seeds, save by a coin
+            first = solvers[0].cast(prepared.dtype), prepared.oracles
+            drawn = [draw_page(*first, run_key(seed), np.int32(0), steps.PAGE_LENGTH).refreshes for seed in seeds]
+            together = all(np.array_equal(refreshes, drawn[0]) for refreshes in drawn)
+        groups, programs = ([seeds], SEEDS_AND_SETTINGS) if together else ([[seed] for seed in seeds], SETTINGS)
         for group in groups:
             driver = Driver(problem, steps.CompiledSteps(prepared, group, solvers, programs), exact=False)
             driver.drive(Budget(max_calls=max_calls))
@@ -51,13 +50,3 @@ def sweep(
                 ends = [(driver.add_exact(i, j), driver.status(i, j)) for j in range(len(solvers))]
                 results.append([CellResult(*end, memory) for end in ends])
     return results
-
-
-def _refreshes_agree(prepared: steps.Prepared, solver: Solver, seeds: Sequence[int]) -> bool:
-    """Tell whether full-batch passes come at the same steps for all seeds; they do not where a coin decides."""
-    if not solver.restarts:
-        return True
-    with arithmetic(prepared.dtype):
-        of_page = solver.cast(prepared.dtype), prepared.oracles
-        drawn = [draw_page(*of_page, run_key(seed), np.int32(0), steps.PAGE_LENGTH).refreshes for seed in seeds]
-        return all(np.array_equal(refreshes, drawn[0]) for refreshes in drawn)
