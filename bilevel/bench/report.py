@@ -115,7 +115,7 @@ def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     metrics: list[dict[str, Any]] = []
     for one in (section.metrics[name] for name in section.with_curves(0)):
         positive = all(np.all(curve.median > 0) for key, curve in section.curves.items() if key[0] == one.name)
-        metrics.append({"name": one.name, "label": one.label, "log": one.log_scale and positive})
+        metrics.append({"name": one.name, "label": one.title, "log": one.log_scale and positive})
     settings = {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders}
     return {"id": name, "metrics": metrics, "settings": settings, "curves": curves}
 
@@ -230,7 +230,7 @@ def _panel(axes: Any, section: Section, metric: str, axis: str, looks: dict[str,
         axes.fill_between(curve.x, *edges, where=~np.isnan(median), color=style["color"], alpha=0.15, linewidth=0)
     if bottom > 0 and section.metrics[metric].log_scale:
         axes.set_yscale("log")
-    axes.set(xlabel=AXES[axis], ylabel=section.metrics[metric].label)
+    axes.set(xlabel=AXES[axis], ylabel=section.metrics[metric].title)
     axes.grid(alpha=0.3, linewidth=0.5)
 
 

@@ -42,7 +42,10 @@ def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length
 
     def one(index: Array) -> tuple[Draw, Array, Calls]:
         draw = solver.draw(oracles, key, index)
-        cost = partial(solver.calls, oracles, draw)
+
+        def cost(refresh: bool) -> Calls:
+            return jax.tree.map(lambda count: jnp.asarray(count, jnp.int32), solver.calls(oracles, draw, refresh))
+
         if not solver.restarts:
             return draw, jnp.array(False), cost(refresh=False)
         refreshes = solver.refreshes(index, draw)
@@ -50,7 +53,6 @@ def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length
 
     positions = jnp.arange(length, dtype=jnp.int32)
     draws, refreshes, calls = jax.vmap(one)(first + positions)
-    calls = jax.tree.map(lambda count: count.astype(jnp.int32), calls)
     # The minimum over positions >= i, then moved by one for positions > i.
     at_or_after = jax.lax.cummin(jnp.where(refreshes, positions, length), reverse=True)
     return Page(first, draws, calls, refreshes, jnp.append(at_or_after[1:], jnp.int32(length)))

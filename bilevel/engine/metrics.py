@@ -25,6 +25,12 @@ class Metric(NamedTuple):
     selects: bool = False  # settings, where no metric is named; the first one that is known does
     in_tables: bool = False  # of final values
     in_summary: bool = False  # of a run, beside those in tables
+    unit: str = ""
+
+    @property
+    def title(self) -> str:
+        """The label with the unit, for axes."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
 # In the order in which tables and figures offer them. A metric of a user's problem needs no entry.

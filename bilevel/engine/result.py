@@ -122,7 +122,7 @@ class RunResult:
             axes.plot(self.history[scale], values, marker=".", label=name)
             axes.set(xlabel=scale, yscale="log" if is_log else "linear")
             axes.grid(alpha=0.3)
-        figure.axes[0].set_ylabel(entry.label)
+        figure.axes[0].set_ylabel(entry.title)
         figure.suptitle(f"{name} on {self.problem.name}: {self.status}")
         return figure
 

@@ -106,5 +106,5 @@ class SABA(PreconditionedSolver):
         return self.descend(oracles, state, join(inner, outer), self.step_size)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        cost = super().calls(oracles, draw, refresh)
+        cost = direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))
         return trees.add(cost, diagonal_calls(oracles)) if refresh and self.preconditioner is not None else cost
