@@ -17,7 +17,7 @@ from bilevel.oracles.samples import NARROW
 from bilevel.oracles.sharding import digest, shard, shard_own
 from bilevel.problems.certificate import Certifier, PointBounds
 from bilevel.problems.checks import check_bounds, check_data, check_derivatives, check_variable
-from bilevel.problems.constants import Constants, ConstantsRule, SampledBounds, complete, sample_constants
+from bilevel.problems.constants import Constants, ConstantsRule, SampledBounds, implied, sample_constants
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
 
 
@@ -151,7 +151,11 @@ class BilevelProblem:
             raise ValueError("the inner level may not be strongly convex; if it is, build with `strongly_convex=True`.")
         if radius is not None and not 0 < radius < inf:
             raise ValueError(f"`radius={radius!r}`: must be above 0 and finite, or None.")
-        return complete(*(self.find_constants or sample_constants)(self, radius, box, seed))
+        found: tuple[dict[str, Any], Any, Any] = (self.find_constants or sample_constants)(self, radius, box, seed)
+        values, how, region = found
+        follows = implied(**{name: values[name] for name in ("mu_G", "L0_F", "L1_F", "L1_G", "L2_G")})
+        worst = "estimate" if "estimate" in how.values() else "bound"
+        return Constants(**follows | values, how=dict.fromkeys(follows, worst) | how, region=region)
 
     def certifier(self) -> Certifier:
         """Return the function from a point to its certificate; making it may take a pass over all rows."""

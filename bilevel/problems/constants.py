@@ -117,13 +117,6 @@ def implied(mu_G: float, L0_F: float | None, L1_F: float, L1_G: float, L2_G: flo
     return {"R": R, "L_z_star": L_z_star, "L_v_star": sqrt(stretch) * slope / mu_G, "L_h": stretch * slope}
 
 
-def complete(values: dict[str, Any], how: dict[str, str], region: Region) -> Constants:
-    """Add what follows from the assumed constants to what a rule found."""
-    follows = implied(**{name: values[name] for name in ("mu_G", "L0_F", "L1_F", "L1_G", "L2_G")})
-    worst = "estimate" if "estimate" in how.values() else "bound"
-    return Constants(**follows | values, how=dict.fromkeys(follows, worst) | how, region=region)
-
-
 def radius_with_start(problem: "BilevelProblem", radius: float) -> float:
     """Return the radius, or a larger one whose ball holds the start."""
     return max(radius, float(np.linalg.norm(trees.flat(problem.start.inner_var))))

@@ -93,9 +93,8 @@ def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.d
     if X_test is not None:
         rows, labels = check_table("X_test", X_test, "y_test", y_test)
         check_same_features(("X_train", "X_test"), (np.empty(shape).T, rows))
-        labels = check_classes("y_test", labels, shape[1])
-        table = jnp.asarray(rows.astype(dtype, copy=False)), jnp.asarray(labels)
-        metrics["test_error"] = Partial(_error_rate, *table)
+        test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[1])
+        metrics["test_error"] = Partial(_error_rate, *map(jnp.asarray, test))
     if corrupted is not None:
         marked = np.asarray(corrupted)
         if marked.shape != (n_rows,) or marked.dtype != bool:

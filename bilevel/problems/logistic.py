@@ -62,8 +62,8 @@ def logistic_selection(
     defaults = rng.standard_normal((dim,)), np.log(rng.uniform(size=(n_penalties,)))
     parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = LogisticOracles(**parts, groups=groups)
-    known: dict[str, Any] = {"find_constants": logistic_constants, "certificate_bounds": LinearBounds}
-    return BilevelProblem(oracles, start, LogisticExactSolver(oracles), "logistic_selection", **known)
+    solver = LogisticExactSolver(oracles)
+    return BilevelProblem(oracles, start, solver, "logistic_selection", {}, {}, logistic_constants, LinearBounds)
 
 
 @jax.tree_util.register_dataclass
@@ -71,15 +71,14 @@ def logistic_selection(
 class LogisticOracles(LinearOracles):
     """One array per level: signed rows, (features, samples)."""
 
+    curvature_near = staticmethod(logistic_curvature)
+
     def _losses(self, scores: Array, data: Array) -> Array:
         return logistic(scores)
 
     def _slopes(self, scores: Array, data: Array) -> tuple[Array, Array]:
         residuals = sigmoid(-scores)
         return -residuals, residuals * (1 - residuals)
-
-    def curvature_near(self, scores: Array, reach: Array) -> tuple[Array, Array, Array]:
-        return logistic_curvature(scores, reach)
 
     def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
         # Both are alike in the mean where the model is right; where a row is fitted badly only the first is not 0.
@@ -89,8 +88,7 @@ class LogisticOracles(LinearOracles):
 class LogisticExactSolver(LinearExactSolver):
     """Exact solutions by damped Newton steps, from the last one or from zero.
 
-    The passes over rows are JAX's and not NumPy's: threads of a BLAS go on spinning after a call, and would slow down
-    the steps that follow an evaluation.
+    Passes over rows are JAX's: threads of NumPy's BLAS go on spinning after a call, and would slow down later steps.
     """
 
     @cached_property

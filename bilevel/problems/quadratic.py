@@ -4,8 +4,7 @@ On both levels a sample is
 
     ½ (a'z)² + ½ (c'x)² + (e'x)(f'z) + d_z'z + d_x'x
 
-so that A_z = a a', A_x = c c', B = e f': matrices of rank one, kept as factors. A row costs p + d numbers of each kind
-instead of p².
+so that A_z = a a', A_x = c c', B = e f': of rank one, kept as factors. A row costs numbers like p + d instead of p².
 
 Exact solutions. With the mean matrices, z*(x) = J x + z*(0) where J = -(A_z^G)^-1 (B^G)', and h is the quadratic with
 Hessian A_x^F + J'A_z^F J + B^F J + (B^F J)'. Constants are exact, everywhere.
@@ -82,8 +81,7 @@ def quadratic(
     curvature = float(np.linalg.eigvalsh(inner.a_inner)[-1])
     oracles = QuadraticOracles(inner_samples, outer_samples, largest_curvature=curvature)
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
-    known: dict[str, Any] = {"find_constants": quadratic_constants, "certificate_bounds": QuadraticBounds}
-    return BilevelProblem(oracles, start, exact_solver, "quadratic", **known)
+    return BilevelProblem(oracles, start, exact_solver, "quadratic", {}, {}, quadratic_constants, QuadraticBounds)
 
 
 def _draw_factors(

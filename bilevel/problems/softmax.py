@@ -136,12 +136,10 @@ class SoftmaxOracles(RowwiseOracles):
         return self.inner_regularization(point._replace(v=jnp.ones_like(point.inner_var))).hvp
 
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
-        """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual.
-
-        Both are alike in the mean; where a row is fitted badly, only the residual is not 0.
-        """
+        """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual."""
         p = probabilities(data.features @ point.inner_var)
         plain = p * (1 - p)
+        # Both are alike in the mean; where a row is fitted badly, only the residual is not 0.
         return jnp.maximum(plain, residuals(p, data.labels) ** 2) if majorize else plain
 
     def _outer_terms(self, point: Point, data: Labeled) -> Array:

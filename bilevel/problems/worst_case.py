@@ -88,8 +88,7 @@ def worst_case(
     check_choice("rotation", rotation, ("coordinates", "random"))
     each = smoothness if normalization == "individual" else sqrt(n_outer) * smoothness
     amplitude, width, length = _scales(n_outer, epsilon, each, gap)
-    dim = n_outer * (length + 1)
-    curvature = float(dtype.type(inner_curvature))  # as the rows hold it
+    dim, curvature = n_outer * (length + 1), float(dtype.type(inner_curvature))  # as the rows hold it
     with arithmetic(dtype):
         kind, outer_rows = _chains(rotation, n_outer, dim, dtype, seed)
         inner = Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype)
