@@ -62,8 +62,14 @@ def logistic_selection(
     defaults = rng.standard_normal((dim,)), np.log(rng.uniform(size=(n_penalties,)))
     parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = LogisticOracles(**parts, groups=groups)
-    solver = LogisticExactSolver(oracles)
-    return BilevelProblem(oracles, start, solver, "logistic_selection", {}, {}, logistic_constants, LinearBounds)
+    return BilevelProblem(
+        oracles,
+        start,
+        LogisticExactSolver(oracles),
+        "logistic_selection",
+        find_constants=logistic_constants,
+        certificate_bounds=LinearBounds,
+    )
 
 
 @jax.tree_util.register_dataclass

@@ -81,7 +81,14 @@ def quadratic(
     curvature = float(np.linalg.eigvalsh(inner.a_inner)[-1])
     oracles = QuadraticOracles(inner_samples, outer_samples, largest_curvature=curvature)
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
-    return BilevelProblem(oracles, start, exact_solver, "quadratic", {}, {}, quadratic_constants, QuadraticBounds)
+    return BilevelProblem(
+        oracles,
+        start,
+        exact_solver,
+        "quadratic",
+        find_constants=quadratic_constants,
+        certificate_bounds=QuadraticBounds,
+    )
 
 
 def _draw_factors(
