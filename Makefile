@@ -18,7 +18,11 @@ demo: install  ## sweep, select and time four solvers on embedded data; the repo
 
 # Programs compiled by one run of the tests serve the next.
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
-PYTEST := $(CACHE) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# Most of the time of a test is XLA's, on programs that run once: it is told to optimize little. One test compares every
+# solver with what it computes when XLA does its best, as it does for users, in the documentation and in the demo.
+HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
+	--xla_cpu_use_fusion_emitters=false"
+PYTEST := $(CACHE) $(HASTY) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # Without 64-bit types the defaults differ, and so may all that is done outside the arithmetic of a problem: building,
 # drawing, casting, loading. The examples of the pages run only as users run them.

@@ -75,6 +75,8 @@ def newton_to_rounding(
     """Take Newton steps, halved where the gradient does not fall, to rounding; return z, gradient and Hessian there."""
     (grad, hessian), damping = derivatives(z), 1.0
     for _ in range(max_steps):
+        if np.linalg.norm(grad) == 0:
+            break
         trial = z - damping * cholesky(hessian)(grad)
         trial_grad, trial_hessian = derivatives(trial)
         fell = np.linalg.norm(trial_grad) / np.linalg.norm(grad)

@@ -40,7 +40,8 @@ IN_PYTHON = ["logistic 2 blocks Exact", "quadratic 8 blocks HOAG"]
 
 def outcomes(names, timeout=900):
     """What `sharded_runs` says of each, on eight simulated devices."""
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.oracles.sharded_runs", *names]
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=timeout

@@ -10,7 +10,7 @@ import bilevel
 from bilevel import problems
 from bilevel._precision import arithmetic
 from bilevel._types import Point
-from bilevel.problems.exact import IterativeExactSolver
+from bilevel.problems.exact import IterativeExactSolver, newton_to_rounding
 from tests import cases
 from tests.problems import small
 
@@ -195,3 +195,9 @@ def test_weak_penalties_of_many_sizes_are_solved_by_newton_steps_alone(monkeypat
     expected = minimize(value, np.zeros(12), tol=1e-12)
     assert value(found.inner_var.ravel()) <= expected.fun + 1e-12
     assert found.inner_residual < 1e-10
+
+
+@pytest.mark.parametrize("start", [0.0, 3.0])
+def test_newton_steps_end_where_the_gradient_is_zero(start):
+    z, grad, _ = newton_to_rounding(lambda z: (2 * z, 2 * np.eye(2)), np.full(2, start))
+    assert np.linalg.norm(z) == np.linalg.norm(grad) == 0
