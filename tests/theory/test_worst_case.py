@@ -9,6 +9,7 @@ import bilevel
 from bilevel._types import Point
 from bilevel.problems.worst_case import worst_case
 from bilevel.solvers import Solver
+from bilevel.solvers.neumann import LoopDraw
 from bilevel.theory.worst_case import OUTSIDE, gradient_floor, measure_progress, n_completed, reach
 from tests import cases
 from tests.theory.zero_chain import zero_chain
@@ -81,7 +82,8 @@ ORDERS = {"SRBA": "together", "SABA": "together", "SOBA": "together", "SPABA": "
 def rows_of_f(run, steps):
     """How often each step reads each row, from the draws; all rows at a refresh of the recursions."""
     refreshes = np.asarray(run.page.refreshes)[:steps] & (type(run.solver).__name__ in ("SRBA", "SPABA"))
-    drawn = [np.bincount(cases.indices(run.oracles.outer_samples, draw.outer), minlength=M) for draw in run.draws]
+    outer = [draw.neumann.outer if isinstance(draw, LoopDraw) else draw.outer for draw in run.draws]
+    drawn = [np.bincount(cases.indices(run.oracles.outer_samples, rows), minlength=M) for rows in outer]
     return np.where(refreshes[:, None], 1, drawn)
 
 
