@@ -22,7 +22,8 @@ CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN
 # solver with what it computes when XLA does its best, as it does for users, in the documentation and in the demo.
 HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
 	--xla_cpu_use_fusion_emitters=false"
-PYTEST := $(CACHE) $(HASTY) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# BLAS threads of two workers would wait for one another.
+PYTEST := $(CACHE) $(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # Without 64-bit types the defaults differ, and so may all that is done outside the arithmetic of a problem: building,
 # drawing, casting, loading. The examples of the pages run only as users run them.
