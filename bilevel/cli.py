@@ -38,9 +38,12 @@ _MODULES = ("sklearn", "pyarrow", "pandas", "msgspec", "jinja2", "plotly", "matp
 _LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
 ResultsFolder = Annotated[Path, typer.Argument(help="folder of results, the --store of a run")]
 OutFolder = Annotated[Path, typer.Option("--out", help="folder to write to")]
-SelectionMetric = Annotated[str | None, typer.Option(help="metric to select settings by; the config's by default")]
+_SELECTION = "metric to select settings by, not of test rows; the config's by default"
+SelectionMetric = Annotated[str | None, typer.Option("--select", help=_SELECTION)]
+DrawnMetric = Annotated[str | None, typer.Option("--draw", help="metric to draw; the one that selects by default")]
 Kind = StrEnum("Kind", ["solvers", "problems", "datasets", "metrics"])
 Device = StrEnum("Device", ["cpu", "gpu"])
+Phase = StrEnum("Phase", ["sweep", "timing"])
 
 
 @contextlib.contextmanager
@@ -91,6 +94,7 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = 1,
     dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler")] = None,
     device: Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="sweep on one machine, time on another; both by default")] = None,
 ) -> None:
     """Run an experiment: sweep its grid, select, time the selected settings. What is in the store is not run again."""
     with _errors_in_a_line():
@@ -98,8 +102,10 @@ def run(
         where = Where(jobs, dask, device.value if device else None)
         folder = store or Path("results") / experiment.name
         options = {"only": only, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "dask": dask, "device": device}
+        options |= {"phase": phase}
         again = _command("run", config, store=folder, **options)
         chosen: dict[str, Any] = {"seeds": _seed_range(seeds), "only": only or None}
+        chosen |= {"phases": [phase.value]} if phase else {}
         watcher = _Live(experiment.metric)
         with watcher.bar:
             try:
@@ -139,41 +145,51 @@ def _seed_range(text: str | None) -> range | None:
 
 
 @app.command("select")
-def select_(store: ResultsFolder, metric: SelectionMetric = None) -> None:
+def select_(
+    store: ResultsFolder, metric: Annotated[str | None, typer.Option("--metric", help=_SELECTION)] = None
+) -> None:
     """Show each solver's best setting in the sweep."""
     with _errors_in_a_line():
         results, metric = _open_store(store, metric)
         best = select(results.read(), metric or "value")
     columns = ["experiment", "solver", _table.Column("setting", overflow="fold"), best["metric"].iloc[0]]
     _print_table([*columns, "20 – 80 %", "seeds", "diverged"], map(_describe_selection, best.to_dict("records")))
+    if best["edges"].any():
+        _say(out, "(least), (largest): at an end of its grid; a better value may lie beyond.")
 
 
 def _describe_selection(row: dict[str, Any]) -> tuple[str, ...]:
+    ends = {name: f" ({end})" for end, name in (edge.split() for edge in row["edges"].split(", ") if edge)}
     named = {name.removeprefix("param_"): value for name, value in row.items() if name.startswith("param_")}
     numbers = {name: value for name, value in named.items() if type(value) in (int, float) and value == value}
-    setting = ", ".join(f"{name}={value:g}" for name, value in numbers.items())
+    setting = ", ".join(f"{name}={value:g}{ends.get(name, '')}" for name, value in numbers.items())
     spread = (f"{row['median']:.6g}", f"{row['p20']:.4g} – {row['p80']:.4g}")
-    return row["experiment"], row["solver"], setting, *spread, str(row["n_seeds"]), str(row["n_diverged"])
+    return row["experiment"], row["label"], setting, *spread, str(row["n_seeds"]), str(row["n_diverged"])
 
 
 @app.command()
-def report(store: ResultsFolder, out_folder: OutFolder = Path("report"), metric: SelectionMetric = None) -> None:
+def report(store: ResultsFolder, out_folder: OutFolder = Path("report"), select: SelectionMetric = None) -> None:
     """Write the results as one page that needs no network."""
     with _errors_in_a_line():
-        results, metric = _open_store(store, metric)
+        results, select = _open_store(store, select)
         budgets = "; ".join(experiment.budgets for experiment in results.experiments())
         runs = (_command("run", path, store=store) for path in results.configs())
         commands = [*runs, _command("report", store, out=out_folder)]
-        page = write_report(results.read(), out_folder, metric=metric, budgets=budgets, commands=commands)
+        page = write_report(results.read(), out_folder, select=select, budgets=budgets, commands=commands)
     _say(out, f"report: {page}")
 
 
 @app.command()
-def figure(store: ResultsFolder, out_folder: OutFolder = Path("figures"), metric: SelectionMetric = None) -> None:
+def figure(
+    store: ResultsFolder,
+    out_folder: OutFolder = Path("figures"),
+    select: SelectionMetric = None,
+    draw: DrawnMetric = None,
+) -> None:
     """Write figures for print, as PDF and PNG."""
     with _errors_in_a_line():
-        results, metric = _open_store(store, metric)
-        for path in write_figures(results.read(), out_folder, metric=metric):
+        results, select = _open_store(store, select)
+        for path in write_figures(results.read(), out_folder, select=select, draw=draw):
             _say(out, str(path))
 
 

@@ -179,8 +179,8 @@ def test_a_store_that_is_not_there_or_empty_is_refused(command, tmp_path):
 
 @pytest.mark.parametrize("command", ["select", "report", "figure"])
 def test_an_unknown_metric_is_refused_with_the_nearest(command, finished, tmp_path):
-    options = () if command == "select" else ("--out", tmp_path)
-    shown = said(command, finished[1], *options, "--metric", "value_gab", code=2)
+    options = ("--metric",) if command == "select" else ("--out", tmp_path, "--select")
+    shown = said(command, finished[1], *options, "value_gab", code=2)
     assert "did you mean `value_gap`?" in shown
 
 

@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     solver: str
     parameters: Pairs
     period_fraction: float | None = None
+    columns: tuple[str, ...] = ()  # of the table of results: each is selected apart
 
     def pairs(self, n_rows: int) -> Pairs:
         """Return the parameters on a problem with n + m rows, the period q = max(1, floor(a (n + m) / b)) included."""
@@ -61,13 +62,18 @@ class Cell:
     phase: str = SWEEP  # where many cells run in one program, or TIMING, where one is alone on the machine
     max_calls: int | None = None
     max_seconds: float | None = None  # one of the two may be None
+    exact: bool = True  # are h and its gradient evaluated?
+    columns: tuple[str, ...] = ()  # of the config, that have the setting; no part of what is run
 
     @functools.cached_property
     def id(self) -> str:
-        """A digest of all the above: the same cell has the same one everywhere."""
-        pairs = {"problem_arguments": dict(self.problem_arguments), "parameters": dict(self.parameters)}
-        text = json.dumps(dataclasses.asdict(self) | pairs, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """A digest of all that is run: the same cell has the same one everywhere."""
+        stated = dataclasses.asdict(self)
+        stated |= {"problem_arguments": dict(self.problem_arguments), "parameters": dict(self.parameters)}
+        del stated["columns"]
+        if self.exact:  # as in stores from before there was a choice
+            del stated["exact"]
+        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Task(NamedTuple):
@@ -100,14 +106,16 @@ def _prepare(cell: Cell, problem: BilevelProblem | None = None) -> Prepared:
 
 
 def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
-    """Return the cells without those that a default, which follows the problem's size, makes equal to one before."""
+    """Return the cells, in one those that a default, which follows the problem's size, makes equal."""
     resolved: dict[Any, Any] = {}
     first: dict[Any, Cell] = {}
     for cell in cells:
         stated = cell.solver, cell.parameters
         if stated not in resolved:
             resolved[stated] = tuple(sorted(_prepare(cell, problem).solver.parameters().items(), key=str))
-        first.setdefault((cell.solver, resolved[stated], cell.seed), cell)
+        key = cell.solver, resolved[stated], cell.seed
+        kept = first.setdefault(key, cell)
+        first[key] = dataclasses.replace(kept, columns=tuple(dict.fromkeys((*kept.columns, *cell.columns))))
     return tuple(first.values())
 
 
@@ -151,7 +159,8 @@ def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
     seeds = sorted({cell.seed for cell in task.cells})
     problem = build_problem(first.problem, first.problem_arguments)
     assert first.max_calls is not None
-    results = sweep(problem, list(solvers.values()), seeds, first.max_calls, together=seeds_together)
+    options = {"together": seeds_together, "exact": first.exact}
+    results = sweep(problem, list(solvers.values()), seeds, first.max_calls, **options)
     found = {seed: dict(zip(solvers, of_seed, strict=True)) for seed, of_seed in zip(seeds, results, strict=True)}
     cells = sorted(task.cells, key=lambda cell: cell.seed)
     parts = (make_rows(cell, solvers[cell.parameters], found[cell.seed][cell.parameters]) for cell in cells)
@@ -166,7 +175,8 @@ def time_cell(cell: Cell) -> Rows:
 
 def _run_alone(cell: Cell) -> tuple[SolverBase, CellResult]:
     problem, solver = build_problem(cell.problem, cell.problem_arguments), _prepare(cell).solver
-    result = run(problem, solver, seed=cell.seed, max_calls=cell.max_calls, max_seconds=cell.max_seconds)
+    limits: dict[str, Any] = {"max_calls": cell.max_calls, "max_seconds": cell.max_seconds}
+    result = run(problem, solver, seed=cell.seed, exact=cell.exact, **limits)
     if result.status is Status.interrupted:
         raise KeyboardInterrupt  # `run` gives what it has, but half a cell is none
     rows = require("pandas", "bench").DataFrame(result.history).to_dict("records")
@@ -179,7 +189,12 @@ def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> Rows:
     common = {name: getattr(cell, name) for name in ("experiment", "phase", "problem", "solver", "seed")}
     common |= {f"param_{name}": value for name, value in solver.parameters().items()} | environment()
     common |= {"problem_arguments": json.dumps(dict(cell.problem_arguments), sort_keys=True)}
-    common |= {"cell": cell.id, "status": str(result.status), "final": False}
+    common |= {
+        "columns": ", ".join(cell.columns) or None,
+        "cell": cell.id,
+        "status": str(result.status),
+        "final": False,
+    }
     rows = [common | row for row in result.rows]
     rows[-1] |= {"final": True, "memory_bytes": float(result.memory_bytes)}
     return rows

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from bilevel._precision import as_float_dtype
 from bilevel.bench.cells import SWEEP, TIMING, Cell, Pairs, Setting, parameter_types
 from bilevel.engine.metrics import METRICS
+from bilevel.engine.metrics import metric as describe
 from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS, SolverBase
 
@@ -35,7 +36,7 @@ class Experiment:
     """A problem, settings to compare on it, and what each may cost."""
 
     name: str
-    metric: str  # which settings are selected by, at the end of the sweep
+    metric: str  # which settings are selected by, at the end of the sweep; not of test rows
     seeds: tuple[int, ...]  # of the batches
     new_problem_per_seed: bool  # is the problem drawn anew with each seed?
     problem: str  # a name in ``bilevel.problems.PROBLEMS``
@@ -44,13 +45,19 @@ class Experiment:
     max_calls: int | None  # budget of a cell; either this or the next is None
     epochs: float | None
     max_seconds: float | None  # budget of a timing cell besides; None where there is no timing phase
+    timing_epochs: float | None  # of a timing cell, where they are not those of the sweep
+    exact: bool  # are h and its gradient evaluated?
 
     @property
     def budgets(self) -> str:
         """What a run may use, in words."""
         sweep = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_calls:,} oracle calls"
-        timing = "" if self.max_seconds is None else f", and at most {self.max_seconds:g} seconds in the timing phase"
-        return f"{self.name}: {sweep} for each run{timing}"
+        if self.max_seconds is None:
+            return f"{self.name}: {sweep} for each run"
+        epochs = "" if self.timing_epochs is None else f"{self.timing_epochs:g} epochs and "
+        return (
+            f"{self.name}: {sweep} for each run, and at most {epochs}{self.max_seconds:g} seconds in the timing phase"
+        )
 
     @property
     def solvers(self) -> tuple[str, ...]:
@@ -66,8 +73,12 @@ class Experiment:
         n_rows = n_inner + n_outer
         kept = (setting for setting in self.settings if only is None or setting.solver in only)
         # Different fractions may come to the same period.
-        runs = dict.fromkeys((setting.solver, setting.pairs(n_rows)) for setting in kept)
-        return tuple(self._cells(itertools.product(runs, self._seeds(seeds)), SWEEP, n_rows))
+        runs: dict[tuple[str, Pairs], tuple[str, ...]] = {}
+        for setting in kept:
+            run = setting.solver, setting.pairs(n_rows)
+            runs[run] = tuple(dict.fromkeys((*runs.get(run, ()), *setting.columns)))
+        turns = ((run, columns, seed) for run, columns in runs.items() for seed in self._seeds(seeds))
+        return tuple(self._cells(turns, SWEEP, n_rows))
 
     def timing_cells(
         self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int, seeds: Seeds | None = None
@@ -77,16 +88,19 @@ class Experiment:
         if self.max_seconds is None:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
         runs = [(name, _list_parameters(SOLVERS[name](**dict(pairs)))) for name, pairs in settings]
-        turns = ((run, seed) for seed in self._seeds(seeds) for run in runs)
+        turns = ((run, (), seed) for seed in self._seeds(seeds) for run in runs)
         return tuple(self._cells(turns, TIMING, n_inner + n_outer))
 
-    def _cells(self, turns: Iterable[tuple[tuple[str, Pairs], int]], phase: str, n_rows: int) -> Iterator[Cell]:
-        max_calls = math.floor(self.epochs * n_rows) if self.epochs is not None else self.max_calls
+    def _cells(
+        self, turns: Iterable[tuple[tuple[str, Pairs], tuple[str, ...], int]], phase: str, n_rows: int
+    ) -> Iterator[Cell]:
+        epochs = (phase == TIMING and self.timing_epochs) or self.epochs
+        max_calls = math.floor(epochs * n_rows) if epochs is not None else self.max_calls
         budget = max_calls, self.max_seconds if phase == TIMING else None
-        for (solver, pairs), seed in turns:
+        for (solver, pairs), columns, seed in turns:
             arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
             problem = self.problem, tuple(sorted(arguments.items()))
-            yield Cell(self.name, *problem, solver, pairs, seed, phase, *budget)
+            yield Cell(self.name, *problem, solver, pairs, seed, phase, *budget, self.exact, columns)
 
     def _seeds(self, seeds: Seeds | None) -> tuple[int, ...]:
         if seeds is None:
@@ -114,6 +128,7 @@ class _File(Struct, forbid_unknown_fields=True):
     metric: Annotated[str, Meta(description="the name of a metric")]
     seeds: _SeedsEntry
     new_problem_per_seed: Annotated[bool, Meta(description="true or false")] = False
+    exact: Annotated[bool, Meta(description="true or false")] = True
     problem: Any = None
     budget: Any = None
     solvers: Any = None
@@ -123,6 +138,7 @@ class _Budget(Struct, forbid_unknown_fields=True):
     calls: Annotated[Annotated[int, Meta(ge=1, le=2**63 - 1)] | None, Meta(description="an integer above 0")] = None
     epochs: _Cost = None
     seconds: _Cost = None
+    timing_epochs: _Cost = None
 
 
 @functools.cache
@@ -190,19 +206,37 @@ def _parse(file: _File) -> Experiment:
     problem, arguments = _parse_problem(file.problem, file.new_problem_per_seed)
     if file.metric not in METRICS:  # then it is the problem's own, which only the problem knows
         _check_name("metric", file.metric, (*METRICS, *PROBLEMS[problem](**dict(arguments)).metrics))
+    check_selects(file.metric)
     with _at("[budget]"):
         budget = _convert(file.budget, _Budget)
         if (budget.calls is None) == (budget.epochs is None):
             raise ValueError("give exactly one of `calls` and `epochs`.")
+        if budget.timing_epochs is not None and budget.seconds is None:
+            raise ValueError("`timing_epochs` needs `seconds`: without them there is no timing phase.")
     entries = file.solvers
     if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
     settings: dict[Setting, None] = {}
     for number, values in enumerate(entries, start=1):
         with _named(f"[[solvers]] {number}", values, "solver", SOLVERS) as (name, grid):
-            settings |= dict.fromkeys(_parse_grid(SOLVERS[name], grid))
+            columns = _parse_columns(grid.pop("column", []))
+            settings |= dict.fromkeys(_parse_grid(SOLVERS[name], grid, columns))
     head = file.name, file.metric, _list_seeds(file.seeds), file.new_problem_per_seed
-    return Experiment(*head, problem, arguments, tuple(settings), budget.calls, budget.epochs, budget.seconds)
+    budgets = budget.calls, budget.epochs, budget.seconds, budget.timing_epochs
+    return Experiment(*head, problem, arguments, tuple(settings), *budgets, file.exact)
+
+
+def check_selects(metric: str) -> None:
+    """Refuse to select by test rows, which would make them validation rows."""
+    if describe(metric).of_test_rows:
+        raise ValueError(f"`metric={metric!r}` is of test rows, which select nothing; draw it instead.")
+
+
+def _parse_columns(names: Any) -> tuple[str, ...]:
+    listed = names if isinstance(names, list) else [names]
+    if not all(isinstance(name, str) and re.fullmatch(r"\w[\w -]*", name) for name in listed):
+        raise ValueError(f"`column={names!r}`: must be a name, or a list of them, of letters, digits, spaces, - and _.")
+    return tuple(dict.fromkeys(listed))
 
 
 def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pairs]:
@@ -217,7 +251,7 @@ def _parse_problem(values: dict[str, Any], new_per_seed: bool) -> tuple[str, Pai
     return name, tuple(sorted(arguments.items()))
 
 
-def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Setting]:
+def _parse_grid(solver: type[SolverBase], grid: dict[str, Any], columns: tuple[str, ...]) -> Iterator[Setting]:
     """Yield the settings of a grid; hyper-parameters are checked by the solver, which is its own config."""
     types = parameter_types(solver)
     if "period_fraction" in grid and "period" not in types:
@@ -231,7 +265,7 @@ def _parse_grid(solver: type[SolverBase], grid: dict[str, Any]) -> Iterator[Sett
         fraction = parameters.pop("period_fraction", None)
         if fraction is not None and not (type(fraction) is float and fraction > 0):
             raise ValueError(f"`period_fraction={fraction!r}`: must be a finite number above 0.")
-        yield Setting(solver.__name__, _list_parameters(solver(**parameters)), fraction)
+        yield Setting(solver.__name__, _list_parameters(solver(**parameters)), fraction, columns)
 
 
 def _list_values(key: str, value: Any, kind: type = float) -> list[Any]:

@@ -57,6 +57,7 @@ def execute(
     *,
     seeds: Collection[int] | None = None,  # in the place of the experiment's
     only: Collection[str] | None = None,  # these solvers
+    phases: Collection[str] = (SWEEP, TIMING),
     where: Where = Where(),  # noqa: B008
     config: str | Path | None = None,  # a copy is kept beside the results
 ) -> int:
@@ -70,11 +71,15 @@ def execute(
         if config is not None:
             store.keep_config(config)
         missing = store.unfinished(cells)
-        watcher.begin(SWEEP, len(cells) - len(missing), len(cells))
-        outcomes = _run_tasks(group_tasks(missing, where.seeds_together), where)
-        failures = _keep(outcomes, experiment.metric, store, watcher)
+        failures = 0
+        if SWEEP in phases:
+            watcher.begin(SWEEP, len(cells) - len(missing), len(cells))
+            outcomes = _run_tasks(group_tasks(missing, where.seeds_together), where)
+            failures = _keep(outcomes, experiment.metric, store, watcher)
+        elif missing:
+            raise ValueError(f"{len(missing)} cells of the sweep are not in the store; run the sweep first.")
         # What is missing from the sweep might be what should be selected.
-        if experiment.max_seconds is None or failures:
+        if experiment.max_seconds is None or failures or TIMING not in phases:
             return failures
         table = store.read(SWEEP)
         swept = table[table["cell"].isin({cell.id for cell in cells})]

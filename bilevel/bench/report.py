@@ -14,7 +14,7 @@ import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
-from bilevel.bench.cells import SWEEP, TIMING
+from bilevel.bench.cells import TIMING
 from bilevel.bench.sections import AXES, Contender, Section, calls_to_reach, final_values, make_sections
 from bilevel.bench.select import quantiles, worst_value
 from bilevel.bench.store import Frame, list_metrics
@@ -42,9 +42,9 @@ class Look(NamedTuple):
     dashes: tuple[float, ...]
 
 
-def assign_looks(solvers: Iterable[str]) -> dict[str, Look]:
+def assign_looks(labels: Iterable[str]) -> dict[str, Look]:
     """Give each name a look; up to 35 names get different ones."""
-    return dict(zip(sorted(set(solvers)), map(Look, itertools.cycle(COLORS), itertools.cycle(DASHES)), strict=False))
+    return dict(zip(sorted(set(labels)), map(Look, itertools.cycle(COLORS), itertools.cycle(DASHES)), strict=False))
 
 
 def write_report(
@@ -52,21 +52,22 @@ def write_report(
     out: Path,
     *,
     title: str = "Benchmark",
-    metric: str | None = None,
+    select: str | None = None,
     budgets: str = "",
     commands: Sequence[str] = (),
 ) -> Path:
     """Write ``index.html``, from all rows of a store, to a folder, and return its path.
 
-    `metric` is that of :func:`bilevel.bench.sections.make_sections`; `budgets` says in words what a cell was allowed
-    to use, for a store only knows what was used; `commands` are the lines that make the page again.
+    `select` is the metric that selects settings; `budgets` says in words what a cell was allowed to use, for a store
+    only knows what was used; `commands` are the lines that make the page again.
     """
-    shown = make_sections(table, metric)
+    shown = make_sections(table, select)
     solvers: list[dict[str, Any]] = []
-    for name, look in assign_looks(table["solver"]).items():
+    looks = assign_looks(one.label for section in shown for one in section.contenders)
+    for name, look in looks.items():
         dash = ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
         solvers.append({"place": len(solvers), "name": name, "color": look.color, "dash": dash})
-    names = [solver["name"] for solver in solvers]
+    names = [*looks]
     drawings = [_drawing(f"section-{place}", section, names) for place, section in enumerate(shown, start=1)]
     given = {"title": title, "budgets": budgets, "commands": commands, "line_width": _LINE_WIDTH, "solvers": solvers}
     sections = [_describe(section) | drawing for section, drawing in zip(shown, drawings, strict=True)]
@@ -116,13 +117,13 @@ def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
     for one in (section.metrics[name] for name in section.with_curves(0)):
         positive = all(np.all(curve.median > 0) for key, curve in section.curves.items() if key[0] == one.name)
         metrics.append({"name": one.name, "label": one.title, "log": one.log_scale and positive})
-    settings = {solvers.index(one.solver): textwrap.wrap(one.setting, 44) for one in section.contenders}
+    settings = {solvers.index(one.label): textwrap.wrap(one.setting, 44) for one in section.contenders}
     return {"id": name, "metrics": metrics, "settings": settings, "curves": curves}
 
 
 def _describe(section: Section) -> dict[str, Any]:
     timed = (one for one in section.contenders if (one.rows["phase"] == TIMING).any())
-    reached = {one.solver: one.rows for one in timed if _REACHED in list_metrics(one.rows)}
+    reached = {one.label: one.rows for one in timed if _REACHED in list_metrics(one.rows)}
     tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
     finals = [_final_row(one, tabled, section) for one in section.contenders]
     return {
@@ -135,18 +136,17 @@ def _describe(section: Section) -> dict[str, Any]:
         "reached": describe(_REACHED).label,
         "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
         "calls_to_reach": {solver: calls_to_reach(rows, _REACHED, EPSILONS) for solver, rows in reached.items()},
-        "selected": {one.solver: one.setting for one in section.contenders},
+        "selected": {one.label: (one.setting, one.edges) for one in section.contenders},
     }
 
 
 def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict[str, Any]:
     last = one.rows[one.rows["final"].astype(bool)]
     ends = one.rows.groupby("cell")["status"].last().value_counts() if one.parameters is not None else {}
-    of_sweep = (section.rows["phase"] == SWEEP) & (section.rows["solver"] == one.solver)
-    swept = section.rows[of_sweep].groupby("cell")["status"].last()
+    swept = one.swept.groupby("cell")["status"].last()
     median = quantiles(final_values(one.rows, section.metric))[1]
     return {
-        "solver": one.solver,
+        "solver": one.label,
         "rank": np.inf if np.isnan(median) else median * np.sign(worst_value(section.metric)),
         "spreads": [quantiles(final_values(one.rows, metric)) for metric in metrics],
         **{name: last[name].median() for name in ("calls", "seconds", "memory_bytes")},
@@ -176,14 +176,21 @@ def _join(column: Any) -> str:
     return " and ".join(sorted({str(value) for value in column.dropna()} - {""})) or "not recorded"
 
 
-def write_figures(table: Frame, out: Path, *, metric: str | None = None) -> list[Path]:
-    """Draw the metric that selects, for each problem with a finite curve, as PDF and PNG, and return their paths."""
-    looks = assign_looks(table["solver"])
-    shown = [section for section in make_sections(table, metric) if section.curves]
+def write_figures(table: Frame, out: Path, *, select: str | None = None, draw: str | None = None) -> list[Path]:
+    """Draw a metric for each problem with a finite curve of it, as PDF and PNG, and return their paths.
+
+    ``draw`` is the metric to draw, by default the one that selects settings, ``select``.
+    """
+    shown = [section for section in make_sections(table, select) if section.curves]
+    drawable = {name for section in shown for name in section.with_curves(0)}
+    if draw is not None and draw not in drawable:
+        raise ValueError(f"`draw={draw!r}`: no curve of it; there are: {', '.join(sorted(drawable))}.")
+    shown = [section for section in shown if draw is None or draw in section.with_curves(0)]
+    looks = assign_looks(one.label for section in shown for one in section.contenders)
     paths: list[Path] = []
     for section, name in zip(shown, file_names(shown), strict=True):
         with require("matplotlib", "bench").rc_context(_STYLE):
-            figure = draw_figure(section, looks)
+            figure = draw_figure(section, looks, draw)
             for kind, metadata in _METADATA.items():
                 paths.append(Path(out) / f"{name}.{kind}")
                 with replacing(paths[-1]) as file:
@@ -199,9 +206,10 @@ def file_names(shown: Sequence[Section]) -> list[str]:
     return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
 
 
-def draw_figure(section: Section, looks: dict[str, Look]) -> Any:
+def draw_figure(section: Section, looks: dict[str, Look], metric: str | None = None) -> Any:
     """Draw one metric against seconds and against oracle calls, where each is known, one panel below the other."""
-    metric = section.metric if section.metric in section.with_curves(0) else section.with_curves(0)[0]
+    metric = metric or section.metric
+    metric = metric if metric in section.with_curves(0) else section.with_curves(0)[0]
     known = {axis for name, axis, _ in section.curves if name == metric}
     panels = [axis for axis in ("seconds", "calls") if axis in known]
     solvers = [solver for solver in looks if any(key[0] == metric and key[2] == solver for key in section.curves)]

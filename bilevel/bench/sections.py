@@ -1,7 +1,8 @@
 """What is shown of a store: for each problem of each experiment, every solver at its selected setting.
 
 The seeds of a setting are one curve: a median, and a band from 20 to 80 %. A seed that diverged counts as worse than
-any other from its end on, and one that converged as what it had reached: left out, they would skew the curve.
+any other from its end on, and one that converged as what it had reached: left out, they would skew the curve. So would
+one that is out of budget; there the curve ends.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bilevel.bench.cells import SWEEP, TIMING
-from bilevel.bench.select import drop_seed, list_settings, quantiles, select, worst_value
+from bilevel.bench.select import SELECTED, drop_seed, quantiles, read_setting, select, split_columns, worst_value
 from bilevel.bench.store import PARAMETER, Frame, list_metrics
 from bilevel.engine.metrics import Metric
 from bilevel.engine.metrics import metric as describe
@@ -75,14 +76,17 @@ def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 
 def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = MAX_POINTS) -> Curve:
-    """Return the quantiles where at least half of the seeds have data."""
+    """Return the quantiles up to the end of the first seed that is out of budget, where at least half have data."""
     # Where seeds were evaluated: dense where they are, whatever the scale of the axis.
     grid = np.unique(np.concatenate([seed.x for seed in seeds]))
     if len(grid) > max_points:
         grid = grid[np.linspace(0, len(grid) - 1, max_points).round().astype(int)]
     values, has_data = map(np.array, zip(*(seed.at(grid, worst) for seed in seeds), strict=True))
-    enough = 2 * np.sum(has_data, axis=0) >= len(seeds)
-    return Curve(grid[enough], *quantiles(values[:, enough]))
+    evaluated = ~np.isnan(values).all(axis=1)
+    # A seed that leaves when its budget is used up would change the median of the others.
+    complete = ~np.isnan(values[evaluated]).any(axis=0)
+    shown = complete & (2 * np.sum(has_data, axis=0) >= len(seeds))
+    return Curve(grid[shown], *quantiles(values[:, shown]))
 
 
 def make_curve(rows: Frame, axis: str, metric: str) -> Curve:
@@ -111,9 +115,11 @@ def calls_to_reach(rows: Frame, metric: str, epsilons: Sequence[float]) -> np.nd
 class Contender(NamedTuple):
     """A solver at its selected setting, or at all of them where none could be selected, because all diverged."""
 
-    solver: str
+    label: str  # the solver, and the column of its grid
     parameters: dict[str, Any] | None
     rows: Frame  # of the timing phase, where there are any
+    swept: Frame  # of the sweep, all settings
+    edges: str  # which parameters are at an end of their grid
 
     @property
     def setting(self) -> str:
@@ -125,7 +131,7 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A problem of an experiment, all its rows, and its contenders in the order of their names."""
+    """A problem of an experiment, all its rows, and its contenders in the order of their labels."""
 
     experiment: str
     problem: str
@@ -141,14 +147,14 @@ class Section:
 
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Curve]:
-        """Curves by metric, axis and solver, without those of which there is nothing to see."""
+        """Curves by metric, axis and contender, without those of which there is nothing to see."""
         selected = [one for one in self.contenders if one.parameters is not None]
         keys = itertools.product(self.metrics, AXES, selected)
-        curves = {(metric, axis, one.solver): make_curve(one.rows, axis, metric) for metric, axis, one in keys}
+        curves = {(metric, axis, one.label): make_curve(one.rows, axis, metric) for metric, axis, one in keys}
         return {key: curve for key, curve in curves.items() if curve.is_drawable}
 
     def with_curves(self, position: int) -> list[str]:
-        """Return the metrics (0) or axes (1) or solvers (2) that have a curve, in their order."""
+        """Return the metrics (0) or axes (1) or labels (2) that have a curve, in their order."""
         return list(dict.fromkeys(key[position] for key in self.curves))
 
 
@@ -166,18 +172,20 @@ def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None
     # By default h selects, or F where h is not known.
     known = (name for name in list_metrics(rows) if describe(name).selects and np.isfinite(rows[name]).any())
     selected = select(rows, metric or next(known, "outer_value"))
-    best = {solver: dict(pairs) for solver, pairs in list_settings(selected)}
-    contenders = (_make_contender(name, rows[rows["solver"] == name], best.get(name)) for name in selected["solver"])
+    contenders = (_make_contender(rows[rows["solver"] == row["solver"]], row) for row in selected.to_dict("records"))
     return Section(experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(contenders))
 
 
-def _make_contender(solver: str, rows: Frame, parameters: dict[str, Any] | None) -> Contender:
-    if parameters is None:
-        return Contender(solver, None, rows[rows["phase"] == SWEEP])
+def _make_contender(rows: Frame, selected: dict[str, Any]) -> Contender:
+    swept = split_columns(rows[rows["phase"] == SWEEP])
+    swept = swept[swept["column"] == selected["column"]]
+    if selected["status"] != SELECTED:
+        return Contender(selected["label"], None, swept, swept, "")
+    parameters = dict(read_setting(selected))
     same = np.ones(len(rows), bool)
     for name in rows.filter(regex=f"^{PARAMETER}"):
         value = parameters.get(name.removeprefix(PARAMETER))
         equal = rows[name].isna() if value is None else rows[name] == value
         same &= equal.to_numpy(bool, na_value=False)
     timed = rows[same & (rows["phase"] == TIMING)]
-    return Contender(solver, parameters, timed if len(timed) else rows[same])
+    return Contender(selected["label"], parameters, timed if len(timed) else rows[same], swept, selected["edges"])

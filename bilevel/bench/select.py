@@ -9,7 +9,7 @@ import numpy as np
 
 from bilevel._optional import require
 from bilevel.bench.cells import SWEEP, Pairs, parameter_types
-from bilevel.bench.config import suggest
+from bilevel.bench.config import check_selects, suggest
 from bilevel.bench.store import PARAMETER, Frame, list_metrics
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.metrics import metric as describe
@@ -22,7 +22,7 @@ _TASK = ["experiment", "problem", "problem_arguments"]
 
 
 def select(table: Frame, metric: str) -> Frame:
-    """Return one row per experiment, problem and solver: its best setting, and how the setting did.
+    """Return one row per experiment, problem, solver and column of its grid: the best setting, and how it did.
 
     Of the rows of a store, the final ones of the sweep count. The best setting is the one of least median, or of the
     largest where higher is better; of equal ones, that of the least spread, then the first in the order of the
@@ -30,25 +30,38 @@ def select(table: Frame, metric: str) -> Frame:
 
     ``status`` is "selected", or "diverged" where no setting has a finite median: such a row claims no setting, and
     counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds``, ``n_settings``
-    and ``n_<status>`` are counts; ``median_calls`` is the cost. ``problem_arguments`` are without the seed.
+    and ``n_<status>`` are counts; ``median_calls`` is the cost. ``problem_arguments`` are without the seed. ``label``
+    names the row; ``edges`` the parameters that have their least or largest value, where a better one may lie beyond.
     """
-    finals, keys = _finals(table, metric), [*_TASK, "solver"]
+    finals, keys = split_columns(_finals(table, metric)), [*_TASK, "solver", "column"]
     parameters = [name for name in table.columns if name.startswith(PARAMETER)]
     rows = [dict(zip(keys, key, strict=True)) | _best(one, metric, parameters) for key, one in finals.groupby(keys)]
+    for row in rows:
+        row["label"] = f"{row['solver']} ({row['column']})" if row["column"] else row["solver"]
     return require("pandas", "bench").DataFrame(rows)
 
 
+def split_columns(rows: Frame) -> Frame:
+    """Return each row once for each column of the grids that it belongs to, in a column ``column``; "" for none."""
+    names = rows["columns"] if "columns" in rows.columns else rows["solver"].map(lambda _: None)
+    return rows.assign(column=names.map(lambda text: text.split(", ") if isinstance(text, str) else [""])).explode(
+        "column"
+    )
+
+
 def list_settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
-    """Return (solver, parameters) of each selected setting, parameters sorted and of their own types."""
-    settings = []
-    for row in selected[selected["status"] == SELECTED].to_dict("records"):
-        # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
-        types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
-        given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
-        known = sorted((name, value) for name, value in given.items() if value is not None and value == value)
-        pairs = ((name, types[name](value) if name in types else value) for name, value in known)
-        settings.append((row["solver"], tuple(pairs)))
-    return tuple(settings)
+    """Return (solver, parameters) of each selected setting, once each."""
+    rows = selected[selected["status"] == SELECTED].to_dict("records")
+    return tuple(dict.fromkeys((row["solver"], read_setting(row)) for row in rows))
+
+
+def read_setting(row: dict[str, Any]) -> Pairs:
+    """Return the parameters of a row, sorted and of their own types."""
+    # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
+    types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
+    given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
+    known = sorted((name, value) for name, value in given.items() if value is not None and value == value)
+    return tuple((name, types[name](value) if name in types else value) for name, value in known)
 
 
 def worst_value(metric: str) -> float:
@@ -78,6 +91,7 @@ def drop_seed(arguments: str) -> str:
 
 def _finals(table: Frame, metric: str) -> Frame:
     """Return the last row of each sweep cell, with a column ``outcome``: the metric, or the worst where it diverged."""
+    check_selects(metric)
     if not len(table):
         raise ValueError("the store is empty; run the sweep first.")
     if metric not in table.columns or table[metric].dtype.kind not in "fiu":
@@ -117,8 +131,20 @@ def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
         "metric": metric,
         **(summary if claimed else _summarize(cells)),
         "n_settings": len(tried),
+        "edges": _edges(cells, example, used) if claimed else "",
         **{name: example[name] if claimed else None for name in parameters},
     }
+
+
+def _edges(cells: Frame, example: Any, parameters: list[str]) -> str:
+    found = []
+    for name in parameters:
+        tried = cells[name].dropna().unique()
+        if len(tried) > 1 and all(type(value) is not str for value in tried):
+            least, largest = min(tried), max(tried)
+            found += [f"least {name.removeprefix(PARAMETER)}"] if example[name] == least else []
+            found += [f"largest {name.removeprefix(PARAMETER)}"] if example[name] == largest else []
+    return ", ".join(found)
 
 
 def _summarize(cells: Frame) -> dict[str, Any]:

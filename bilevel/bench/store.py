@@ -53,7 +53,7 @@ def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> 
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
         **dict(sorted(parameters.items())),
-        **{"seed": int, "status": str, "final": bool, "step": int, "seconds": float},
+        **{"columns": str, "seed": int, "status": str, "final": bool, "step": int, "seconds": float},
         **dict.fromkeys(("calls", *(f"calls_{kind}" for kind in Calls._fields)), int),
         **dict.fromkeys(("epochs", *metrics, "memory_bytes"), float),
         **dict.fromkeys(("machine", "python", "jax", "bilevel", "revision", "written_at"), str),
@@ -105,6 +105,15 @@ class Store:
         except OSError as error:
             raise type(error)(f"`{self.folder}` cannot be written to: {error.strerror or error}.") from error
         return path
+
+    def keep(self, path: Path) -> None:
+        """Write the final rows of the sweep and all rows of the timing to one file, which is itself a store's."""
+        rows = self.read()
+        rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["cell", "step"])
+        table = require("pyarrow", "bench").Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(None)
+        with replacing(path) as file:
+            options = {"compression": "zstd", "compression_level": 19, "write_page_checksum": True}
+            require("pyarrow.parquet", "bench").write_table(table, file, **options)
 
     def keep_config(self, path: str | Path) -> None:
         """Put a copy of an experiment's file beside its results."""

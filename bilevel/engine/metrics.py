@@ -42,6 +42,7 @@ METRICS: dict[str, Metric] = {
         Metric("hypergrad_norm_sq", "‖∇h(x)‖²", in_tables=True),
         Metric("certified_norm_sq", "certified bound of ‖∇h(x)‖²", in_summary=True),
         Metric("test_error", "test error", log_scale=False, of_test_rows=True, of_problem=True, in_tables=True),
+        Metric("validation_error", "validation error", log_scale=False, of_problem=True, in_tables=True),
         Metric("weight_auc", "AUC of the weights", "higher", log_scale=False, of_problem=True, in_tables=True),
         Metric("outer_value", "F(z, x)", log_scale=False, selects=True, in_tables=True),
         Metric("inner_distance_sq", "‖z − z*(x)‖²"),

@@ -28,6 +28,7 @@ class Run:
     ----------
     problem, solver : what to solve, and how; ``run.solver`` has its defaults filled in
     seed : of all random draws
+    exact : evaluate h and its gradient too, by an exact solution at each evaluation
 
     Examples
     --------
@@ -42,13 +43,13 @@ class Run:
     [30, 50]
     """
 
-    def __init__(self, problem: BilevelProblem, solver: SolverBase, *, seed: int = 0) -> None:
+    def __init__(self, problem: BilevelProblem, solver: SolverBase, *, seed: int = 0, exact: bool = True) -> None:
         _check_input(problem, solver, seed)
         prepared = prepare(problem, solver)
-        self.problem, self.solver, self.seed = problem, prepared.solver, seed
+        self.problem, self.solver, self.seed, self._exact = problem, prepared.solver, seed, exact
         with arithmetic(prepared.dtype):
             self._steps = CompiledSteps(prepared, [seed]) if isinstance(solver, Solver) else HostSteps(prepared)
-            self._driver = Driver(problem, self._steps, exact=True)
+            self._driver = Driver(problem, self._steps, exact=exact)
         self.compile_seconds = self._steps.compile_seconds
 
     @classmethod
@@ -96,7 +97,7 @@ class Run:
         """Go to the start once more, without compiling."""
         with arithmetic(self._steps.dtype):
             self._steps.begin()
-            self._driver = Driver(self.problem, self._steps, exact=True)
+            self._driver = Driver(self.problem, self._steps, exact=self._exact)
 
     def advance(self, n_steps: int) -> None:
         """Take ``n_steps`` steps without an evaluation; fewer where the iterates become non-finite before."""
@@ -156,6 +157,7 @@ def run(
     tolerance: float | None = None,
     certified_tolerance: float | None = None,
     eval_every: int | None = None,
+    exact: bool = True,
     progress: bool = False,
     log: Log | None = None,
 ) -> RunResult:
@@ -174,6 +176,7 @@ def run(
         the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and ``certified_norm_sq``, that of ‖∇h‖². Needs a
         problem whose constants are known
     eval_every : evaluate each so many steps; by default four times per doubling of the calls
+    exact : evaluate h and its gradient too, by an exact solution at each evaluation, which may cost seconds
     progress : show a bar
     log : gets each row of the history as soon as it is evaluated, off the clock: :class:`bilevel.CSVLog`,
         :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. Should it fail, the run warns and goes on
@@ -181,7 +184,9 @@ def run(
     budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
     _check_input(problem, solver, seed)
     certifier = _check_limits(problem, budget, log)
-    return Run(problem, solver, seed=seed)._finish(budget, certifier, progress, log)
+    if tolerance is not None and not exact:
+        raise ValueError("`tolerance` needs `exact=True`: it is a bound on the exact gradient.")
+    return Run(problem, solver, seed=seed, exact=exact)._finish(budget, certifier, progress, log)
 
 
 def resume(

@@ -24,13 +24,19 @@ class CellResult(NamedTuple):
 
 
 def sweep(
-    problem: BilevelProblem, solvers: Sequence[Solver], seeds: Sequence[int], max_calls: int, *, together: bool = False
+    problem: BilevelProblem,
+    solvers: Sequence[Solver],
+    seeds: Sequence[int],
+    max_calls: int,
+    *,
+    together: bool = False,
+    exact: bool = True,
 ) -> list[list[CellResult]]:
     """Run every setting with every seed until its calls are used up; results by seed, then by setting.
 
     The solvers are of one class, resolved, and differ in traced numbers alone. Exact metrics are in the last row alone,
-    and no row has seconds: those of a program of many runs belong to none. To step all seeds ``together`` pays on a
-    GPU; all but the last row are then at the steps where the first seed is evaluated.
+    or in none where ``exact`` is false. No row has seconds: those of a program of many runs belong to none. To step all
+    seeds ``together`` pays on a GPU; all but the last row are then at the steps where the first seed is evaluated.
     """
     prepared = steps.prepare(problem, solvers[0])
     for solver in solvers[1:]:
@@ -47,6 +53,6 @@ def sweep(
             driver.drive(Budget(max_calls=max_calls))
             memory = sum(leaf.nbytes // driver.running.size for leaf in jax.tree.leaves(driver.steps.position.state))
             for i in range(len(group)):
-                ends = [(driver.add_exact(i, j), driver.status(i, j)) for j in range(len(solvers))]
-                results.append([CellResult(*end, memory) for end in ends])
+                rows = [driver.add_exact(i, j) if exact else driver.rows[i][j] for j in range(len(solvers))]
+                results.append([CellResult(own, driver.status(i, j), memory) for j, own in enumerate(rows)])
     return results

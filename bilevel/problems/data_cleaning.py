@@ -64,7 +64,7 @@ def data_cleaning(
     Parameters
     ----------
     y_train, y_val : classes 0, 1, 2, …
-    X_test, y_test : rows for the metric ``test_error`` at the solver's z; none by default
+    X_test, y_test : rows for the metric ``test_error`` at the solver's z, beside ``validation_error``; none by default
     corrupted : which training rows are known to be wrong, one bool each, for the metric ``weight_auc``: the
         probability that a clean row has a larger weight than a corrupted one; solvers never see it
     regularization : C
@@ -79,7 +79,9 @@ def data_cleaning(
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
         oracles = CleaningOracles(**parts, regularization=jnp.asarray(regularization, dtype))
-        metrics = _metrics(X_test, y_test, corrupted, start, dtype)
+        validation = oracles.outer_samples.leaves
+        metrics = {"validation_error": Partial(_error_rate, validation.features, validation.labels)}
+        metrics |= _metrics(X_test, y_test, corrupted, start, dtype)
     longest = float(np.linalg.norm(oracles.outer_samples.leaves.features, axis=1).max())
     mu, solver = 2 * regularization, IterativeExactSolver(oracles, start, residual=1e-10)
     info = {"inner_strong_convexity": mu, "v_radius": float(np.sqrt(2) * longest / mu)}

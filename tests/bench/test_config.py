@@ -140,24 +140,43 @@ def test_a_shipped_config_is_found_by_its_bare_name_and_each_of_its_cells_can_be
         SOLVERS[cell.solver](**dict(cell.parameters))
 
 
-# Of the protocol: steps, ratios, periods; then Neumann's wider column (lengths x steps) and VRBO's periods in it.
-PROTOCOL = {"quadratic": (2, 4, 5, 9, 2), "ijcnn1": (7, 5, 6, 6, 2), "cleaning": (4, 6, 5, 9, 2)}
+# Of the published column: steps, ratios, periods.
+PROTOCOL = {"quadratic": (2, 4, 5), "ijcnn1": (4, 5, 6), "cleaning": (4, 6, 5)}
 
 
 @pytest.mark.parametrize("name", PROTOCOL)
-def test_the_published_experiments_have_the_grids_of_the_protocol(name):
-    steps, ratios, periods, wide, wide_periods = PROTOCOL[name]
+def test_the_published_column_has_the_grids_of_the_protocol_and_the_wider_one_contains_it(name):
+    steps, ratios, periods = PROTOCOL[name]
     found = load_config(ROOT / "configs" / f"{name}.toml").cells(*SHIPPED[name])
-    expected = {
-        **{"SRBA": steps * ratios * periods, "SABA": steps * ratios, "AmIGO": steps * ratios},
-        **{"StocBiO": steps * ratios * wide, "MRBO": steps * ratios * wide, "F2SA": steps * ratios * 9},
-        # The published length and step are in both columns, with the periods of the wider one in both as well.
-        "VRBO": steps * ratios * (periods + (wide - 1) * wide_periods),
-    }
-    if name != "cleaning":
-        expected["Exact"] = 1
-    assert Counter(cell.solver for cell in found) == {solver: 10 * n for solver, n in expected.items()}
-    assert {dict(cell.parameters)["batch_size"] for cell in found} == {64}
+    published = [cell for cell in found if "published" in cell.columns]
+    alone = dict.fromkeys(("SABA", "AmIGO", "StocBiO", "MRBO"), steps * ratios)
+    expected = alone | dict.fromkeys(("SRBA", "VRBO"), steps * ratios * periods) | {"F2SA": steps * ratios * 3}
+    assert Counter(cell.solver for cell in published) == {solver: 10 * n for solver, n in expected.items()}
+    assert all("wider" in cell.columns for cell in published)
+    assert {dict(cell.parameters)["schedule"] for cell in published if cell.solver == "F2SA"} == {"printed"}
+    assert {cell.solver for cell in found if "later" in cell.columns} == {"SOBA", "MASOBA", "SPABA"}
+    tuned = [cell for cell in found if cell.solver != "Exact" and "untuned" not in cell.columns]
+    assert {dict(cell.parameters)["batch_size"] for cell in tuned} == {64}
+
+
+def test_columns_name_settings_and_are_no_part_of_a_cell(tmp_path):
+    plain = cells(tmp_path, GOOD)
+    both = SRBA.replace("[0.1, 1.0]", '0.1\ncolumn = ["a", "b"]')
+    named = cells(tmp_path, HEAD + both + SRBA + 'column = "b"\n')
+    assert [cell.id for cell in plain] == [cell.id for cell in named]
+    assert [cell.columns for cell in named] == [("a", "b")] * 2 + [("b",)] * 2
+
+
+def test_the_horizon_of_selection_may_be_shorter_than_the_timed_runs(tmp_path):
+    experiment = load_config(config(tmp_path, GOOD.replace("epochs = 10", "epochs = 10\ntiming_epochs = 25")))
+    assert experiment.cells(60, 40)[0].max_calls == 10 * 100
+    assert experiment.timing_cells([("SOBA", ())], 60, 40)[0].max_calls == 25 * 100
+
+
+def test_a_cell_without_exact_metrics_is_another_one(tmp_path):
+    bare = cells(tmp_path, GOOD.replace("seeds = 2", "seeds = 2\nexact = false"))
+    assert not {cell.id for cell in bare} & {cell.id for cell in cells(tmp_path, GOOD)}
+    assert not any(cell.exact for cell in bare)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +185,17 @@ def test_the_published_experiments_have_the_grids_of_the_protocol(name):
         ('name = "x"', "", "x.toml: `name` is missing; it must be letters, digits, - and _."),
         ('name = "x"', 'name = "../x"', "x.toml: `name='../x'`: must be letters, digits, - and _."),
         ('metric = "value"', 'metric = "valeu"', "x.toml: unknown metric `valeu`; did you mean `value`?"),
+        ('metric = "value"', 'metric = "test_error"', "x.toml: `metric='test_error'` is of test rows, which select"),
+        (
+            "epochs = 10\nseconds = 1",
+            "epochs = 10\ntiming_epochs = 20",
+            "x.toml: [budget]: `timing_epochs` needs `seconds`",
+        ),
+        (
+            "step_size = [0.1",
+            'column = "a,b"\nstep_size = [0.1',
+            "x.toml: [[solvers]] 1 (SRBA): `column='a,b'`: must be",
+        ),
         ('metric = "value"', "metric = 3", "x.toml: `metric=3`: must be the name of a metric."),
         ("seeds = 2", "", "x.toml: `seeds` is missing"),
         ("seeds = 2", "seeds = 0", "x.toml: `seeds=0`: must be"),

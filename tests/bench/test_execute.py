@@ -148,8 +148,8 @@ def test_the_best_value_so_far_is_told(tmp_path, store, pretence):
 
 
 def test_a_metric_that_no_cell_has_is_refused_by_name(tmp_path, store, pretence):
-    path = tiny.write(tmp_path, (tiny.HEAD + tiny.BUDGET + tiny.SECONDS + tiny.SOBA).replace("value_gap", "test_error"))
-    with pytest.raises(ValueError, match="`metric='test_error'`: no cell of `tiny` on quadratic has it"):
+    path = tiny.write(tmp_path, (tiny.HEAD + tiny.BUDGET + tiny.SECONDS + tiny.SOBA).replace("value_gap", "weight_auc"))
+    with pytest.raises(ValueError, match="`metric='weight_auc'`: no cell of `tiny` on quadratic has it"):
         ran(tiny.load_config(path), store)
 
 
@@ -174,7 +174,7 @@ def test_a_metric_of_the_users_own_is_stored_selected_by_drawn_and_reported(tmp_
     (section,) = make_sections(table, "squared_size")
     assert ("squared_size", "seconds", "SOBA") in section.curves
     assert draw_figure(section, assign_looks(["SOBA"])).axes[0].get_ylabel() == "squared size"
-    page = write_report(table, tmp_path / "page", metric="squared_size").read_text()
+    page = write_report(table, tmp_path / "page", select="squared_size").read_text()
     assert "Settings selected by the final squared size." in page
     assert '<th scope="col" class="number">squared size</th>' in page
 

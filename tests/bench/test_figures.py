@@ -88,6 +88,14 @@ def test_lines_are_the_median_curves_in_the_colors_of_their_solvers(table):
         assert line.get_color() == faces[solver].color
 
 
+def test_what_is_drawn_need_not_select(table, tmp_path):
+    drawn = draw_figure(make_sections(table)[0], assign_looks(table["solver"]), "test_error")
+    assert {axes.get_ylabel() for axes in drawn.axes} == {"test error"}
+    assert [path.suffix for path in write_figures(table, tmp_path, draw="test_error")] == [".pdf", ".png"]
+    with pytest.raises(ValueError, match=r"`draw='weight_auc'`: no curve of it; there are: .*test_error"):
+        write_figures(table, tmp_path, draw="weight_auc")
+
+
 def test_without_a_timing_phase_there_is_no_panel_for_seconds(table):
     section = make_sections(table[table.phase == "sweep"], "outer_value")[0]
     assert [axes.get_xlabel() for axes in draw_figure(section, assign_looks(table["solver"])).axes] == ["oracle calls"]

@@ -235,7 +235,7 @@ def test_an_empty_table_is_refused_and_nothing_is_written(table, tmp_path):
 
 def test_an_unknown_metric_is_refused(table, tmp_path):
     with pytest.raises(ValueError, match="metric='value_gab'"):
-        write_report(table, tmp_path, metric="value_gab")
+        write_report(table, tmp_path, select="value_gab")
 
 
 def test_a_solver_has_the_same_color_and_dash_in_its_button_and_its_curve(page, data):

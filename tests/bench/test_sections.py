@@ -70,11 +70,17 @@ def test_seeds_evaluated_at_different_times_meet_on_a_common_grid():
     np.testing.assert_allclose(curve.median, [1, 10, 100])
 
 
-def test_a_curve_ends_where_fewer_than_half_of_the_seeds_have_data():
+def test_a_curve_ends_with_the_first_seed_that_is_out_of_budget():
     ends = [2, 3, 4, 5]
     curve = median_curve([run(range(end + 1), np.full(end + 1, end)) for end in ends])
-    np.testing.assert_array_equal(curve.x, [0, 1, 2, 3, 4])
-    np.testing.assert_allclose(curve.median, [3.5, 3.5, 3.5, 4, 4.5])
+    np.testing.assert_array_equal(curve.x, [0, 1, 2])
+    np.testing.assert_allclose(curve.median, [3.5, 3.5, 3.5])
+
+
+def test_falling_seeds_of_different_speed_have_a_falling_median():
+    x = np.linspace(0, 1, 50)
+    curve = median_curve([run(x * speed, np.exp(-5 * x)) for speed in (0.6, 1, 2)])
+    assert np.all(np.diff(curve.median) < 0) and curve.x[-1] == pytest.approx(0.6)
 
 
 def test_a_seed_without_any_data_counts_among_the_seeds():

@@ -116,7 +116,7 @@ def test_a_solver_that_always_diverges_is_listed_without_a_setting():
 
 
 def test_where_everything_diverged_there_is_a_row_and_no_setting():
-    selected = select(table(rows("SOBA", {"step_size": 0.1}, [None, None], test_error=NAN)), "test_error")
+    selected = select(table(rows("SOBA", {"step_size": 0.1}, [None, None], weight_auc=NAN)), "weight_auc")
     assert only(selected)["status"] == "diverged"
     assert list_settings(selected) == ()
 
@@ -199,9 +199,9 @@ def test_a_parameter_that_is_none_is_a_setting_of_its_own():
         (table(rows("SRBA", {"step_size": 0.1}, [1.0])), "valeu", "`metric='valeu'`: unknown; did you mean `value`?"),
         (table(rows("SRBA", {"step_size": 0.1}, [1.0])), "drift", "`metric='drift'`: the table has no such column."),
         (
-            table(rows("SRBA", {"step_size": 0.1}, [1.0], test_error=NAN)),
-            "test_error",
-            "`metric='test_error'`: no cell of `e` on quadratic has it; there are: value.",
+            table(rows("SRBA", {"step_size": 0.1}, [1.0], weight_auc=NAN)),
+            "weight_auc",
+            "`metric='weight_auc'`: no cell of `e` on quadratic has it; there are: value.",
         ),
         (table(rows("SRBA", {"step_size": 0.1}, [1.0], phase="timing")), "value", "no finished cell of the sweep"),
         (table(rows("SRBA", {"step_size": 0.1}, [1.0], final=False)), "value", "no finished cell of the sweep"),
@@ -266,3 +266,32 @@ def test_a_setting_goes_through_the_store_and_comes_back_as_it_was(tmp_path):
     for cell in experiment.timing_cells(chosen, 640, 64):
         assert (cell.solver, cell.parameters) in chosen
         assert {name: type(value) for name, value in cell.parameters}["batch_size"] is int
+
+
+def test_columns_are_selected_apart_and_a_setting_of_both_counts_in_both():
+    whole = table(
+        rows("SRBA", {"step_size": 0.1}, [2.0, 2.0], columns="published, wider"),
+        rows("SRBA", {"step_size": 0.2}, [1.0, 1.0], columns="wider"),
+        rows("SRBA", {"step_size": 0.3}, [3.0, 3.0], columns="published, wider"),
+        rows("SOBA", {"step_size": 0.1}, [5.0, 5.0]),
+    )
+    selected = select(whole, "value").set_index("label")
+    steps = {"SRBA (published)": 0.1, "SRBA (wider)": 0.2, "SOBA": 0.1}
+    assert selected["param_step_size"].to_dict() == steps
+    assert selected["n_settings"].to_dict() == {"SRBA (published)": 2, "SRBA (wider)": 3, "SOBA": 1}
+    assert len(list_settings(selected)) == 3
+
+
+def test_a_setting_at_an_end_of_its_grid_is_flagged():
+    settings = [{"step_size": step, "period": period} for step in (0.1, 0.2, 0.3) for period in (5, 7)]
+    losses = {(0.3, 5): 1.0, (0.2, 7): 2.0}
+    whole = table(*(rows("SRBA", one, [losses.get(tuple(one.values()), 9.0)]) for one in settings))
+    assert only(select(whole, "value"))["edges"] == "largest step_size, least period"
+    inside = whole[whole["param_step_size"] < 0.3]
+    assert only(select(inside, "value"))["edges"] == "largest step_size, largest period"
+    assert only(select(table(rows("SRBA", {"step_size": 0.1}, [1.0])), "value"))["edges"] == ""
+
+
+def test_test_rows_select_nothing():
+    with pytest.raises(ValueError, match="`metric='test_error'` is of test rows, which select nothing"):
+        select(table(rows("SRBA", {"step_size": 0.1}, [1.0], test_error=0.1)), "test_error")

@@ -176,6 +176,15 @@ def test_a_metric_named_like_another_column_is_refused(name):
             prepare(named, SRBA)
 
 
+def test_exact_metrics_can_be_left_out_and_change_no_iterate():
+    problem = cases.logistic_selection()
+    bare, full = (bilevel.run(problem, SRBA, max_steps=5, exact=exact) for exact in (False, True))
+    assert "value" not in bare.history and "value" in full.history
+    np.testing.assert_array_equal(bare.point.outer_var, full.point.outer_var)
+    with pytest.raises(ValueError, match="`tolerance` needs `exact=True`"):
+        bilevel.run(problem, SRBA, max_steps=5, tolerance=1e-3, exact=False)
+
+
 def test_a_problem_may_measure_the_test_error_itself():
     problem = cases.quadratic("float32")
     named = bilevel.BilevelProblem(problem.oracles, problem.start, metrics={"test_error": lambda point: 0.5})

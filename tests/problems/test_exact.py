@@ -96,11 +96,14 @@ def test_metrics_of_cleaning_equal_scikit_learn_and_count_ties_half():
     clean = np.arange(cases.N_INNER) % 2 == 1
     X_test, y_test = small.table(40, 2)
     error = np.mean(np.argmax(X_test @ z, axis=1) != y_test)
+    *_, X_val, y_val = small.classes()
+    validation_error = np.mean(np.argmax(X_val @ z, axis=1) != y_val)
     with arithmetic("float64"):
         np.testing.assert_allclose(problem.metrics["weight_auc"](point), roc_auc_score(clean, x), rtol=1e-12)
         np.testing.assert_allclose(problem.metrics["test_error"](point), error, rtol=1e-12)
+        np.testing.assert_allclose(problem.metrics["validation_error"](point), validation_error, rtol=1e-12)
     history = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, cases.BATCH), max_steps=2).history
-    assert {"test_error", "weight_auc"} <= set(history)
+    assert {"test_error", "validation_error", "weight_auc"} <= set(history)
 
 
 def test_v_of_cleaning_stays_within_its_radius():
