@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-slow lint docs bench constraints clean
+.PHONY: install demo reproduce test test-slow lint docs bench constraints clean
 
 install: $(STAMP)
 
@@ -15,6 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install  ## sweep, select and time four solvers on embedded data; the report is a page in demo/
 	$(BIN)/bilevel run demo --store demo/store
 	$(BIN)/bilevel report demo/store --out demo
+
+reproduce: install  ## the experiments of the SRBA paper, by their full protocol; a night on two cores
+	$(BIN)/bilevel reproduce all
 
 # Programs compiled by one run of the tests serve the next.
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0

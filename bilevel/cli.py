@@ -1,4 +1,4 @@
-"""The command line: ``bilevel list | run | select | report | figure | complexity | check``."""
+"""The command line: ``bilevel list | run | select | report | figure | reproduce | audit | complexity | check``."""
 
 import contextlib
 import inspect
@@ -22,6 +22,9 @@ from bilevel.bench.select import select
 from bilevel.bench.store import Store
 from bilevel.engine.metrics import METRICS
 from bilevel.problems import PROBLEMS
+from bilevel.reproduction.audit import list_claims
+from bilevel.reproduction.page import PAGE, write_page
+from bilevel.reproduction.protocol import KEPT, PARTS, read_kept, reproduce
 from bilevel.solvers import SOLVERS
 
 typer = require("typer", "bench")
@@ -44,6 +47,13 @@ DrawnMetric = Annotated[str | None, typer.Option("--draw", help="metric to draw;
 Kind = StrEnum("Kind", ["solvers", "problems", "datasets", "metrics"])
 Device = StrEnum("Device", ["cpu", "gpu"])
 Phase = StrEnum("Phase", ["sweep", "timing"])
+Reproduced = StrEnum("Reproduced", ["all", "quadratic", "ijcnn1", "cleaning", "complexity"])
+MEASURED = ("complexity",)  # parts without a store
+Jobs = Annotated[int, typer.Option(min=1, help="processes on this machine")]
+Scheduler = Annotated[str | None, typer.Option(help="address of a Dask scheduler")]
+ChosenDevice = Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")]
+SinglePhase = Annotated[Phase | None, typer.Option(help="sweep on one machine, time on another; both by default")]
+KeptFolder = Annotated[Path, typer.Option("--kept", help="folder of kept results")]
 
 
 @contextlib.contextmanager
@@ -91,10 +101,10 @@ def run(
     store: Annotated[Path | None, typer.Option(help="folder of the results; results/NAME by default")] = None,
     only: Annotated[list[str] | None, typer.Option(help="run this solver alone; may be repeated")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds FIRST:STOP, as 0:3 for 0, 1 and 2")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = 1,
-    dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler")] = None,
-    device: Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")] = None,
-    phase: Annotated[Phase | None, typer.Option(help="sweep on one machine, time on another; both by default")] = None,
+    jobs: Jobs = 1,
+    dask: Scheduler = None,
+    device: ChosenDevice = None,
+    phase: SinglePhase = None,
 ) -> None:
     """Run an experiment: sweep its grid, select, time the selected settings. What is in the store is not run again."""
     with _errors_in_a_line():
@@ -199,6 +209,51 @@ def _open_store(folder: Path, metric: str | None) -> tuple[Store, str | None]:
         raise FileNotFoundError(f"`{folder}`: no such folder; `bilevel run CONFIG --store {folder}` makes it.")
     metrics = {experiment.metric for experiment in Store(folder).experiments()}
     return Store(folder), metric or (metrics.pop() if len(metrics) == 1 else None)
+
+
+@app.command("reproduce")
+def reproduce_(
+    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced.all,
+    stores: Annotated[Path, typer.Option(help="folder with a store for each part")] = Path("results") / "reproduce",
+    kept: KeptFolder = KEPT,
+    page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
+    quick: Annotated[bool, typer.Option("--quick", help="all of it in little, in a minute or two")] = False,
+    from_kept: Annotated[bool, typer.Option("--from-kept", help="run nothing: page and figures from kept results")] = False,
+    phase: SinglePhase = None,
+    jobs: Jobs = 1,
+    dask: Scheduler = None,
+    device: ChosenDevice = None,
+) -> None:
+    """Run the experiments of the SRBA paper, keep their results, and write the page. What is done is not run again."""
+    with _errors_in_a_line():
+        if quick and not from_kept:  # beside what was run in full, not over it
+            stores, kept, page = (Path("results") / "reproduce-quick" / name for name in ("stores", "kept", "page.md"))
+        names = [] if from_kept else [*PARTS, *MEASURED] if part is Reproduced.all else [part.value]
+        failures = 0
+        for place, name in enumerate(names, start=1):
+            _say(err, f"{name} ({place} of {len(names)})")
+            if name in MEASURED:
+                _measure_theory(kept, quick=quick)
+                continue
+            watcher = _Live(load_config(name).metric)
+            options = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
+            options |= {"phases": [phase.value]} if phase else {}
+            with watcher.bar:
+                failures += reproduce(name, stores, kept, watcher, **options)
+        for path in write_page(kept, page):
+            _say(out, str(path))
+    if failures:
+        _say(err, f"{failures} tasks failed; all else is kept. The same command tries them again.")
+        raise typer.Exit(1)
+
+
+@app.command()
+def audit(kept: KeptFolder = KEPT) -> None:
+    """Show each claim of the paper with its verdict, what was found, the command and the evidence."""
+    with _errors_in_a_line():
+        claims = list_claims(read_kept(kept), kept)
+    rows = ((one.id, one.claim, one.verdict, one.finding, f"{one.command}\n{one.evidence}") for one in claims)
+    _print_table(("", "claim", "verdict", "found", "command, evidence"), rows)
 
 
 @app.command()

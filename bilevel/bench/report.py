@@ -15,7 +15,7 @@ import numpy as np
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.bench.cells import TIMING
-from bilevel.bench.sections import AXES, Contender, Section, calls_to_reach, final_values, make_sections
+from bilevel.bench.sections import AXES, Contender, Section, final_values, first_reach, make_sections
 from bilevel.bench.select import quantiles, worst_value
 from bilevel.bench.store import Frame, list_metrics
 from bilevel.engine.metrics import metric as describe
@@ -135,7 +135,7 @@ def _describe(section: Section) -> dict[str, Any]:
         "finals": sorted(finals, key=lambda row: row["rank"]),
         "reached": describe(_REACHED).label,
         "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
-        "calls_to_reach": {solver: calls_to_reach(rows, _REACHED, EPSILONS) for solver, rows in reached.items()},
+        "calls_to_reach": {solver: first_reach(rows, _REACHED, EPSILONS) for solver, rows in reached.items()},
         "selected": {one.label: (one.setting, one.edges) for one in section.contenders},
     }
 

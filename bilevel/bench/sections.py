@@ -105,11 +105,11 @@ def final_values(rows: Frame, metric: str) -> np.ndarray:
     return last.mask(diverged, worst_value(metric)).to_numpy(np.float64, na_value=np.nan)
 
 
-def calls_to_reach(rows: Frame, metric: str, epsilons: Sequence[float]) -> np.ndarray:
-    """Return the median over seeds of the calls at the first value at or below each epsilon; infinite without one."""
+def first_reach(rows: Frame, metric: str, epsilons: Sequence[float], axis: str = "calls") -> np.ndarray:
+    """Return the median over seeds of the calls, or seconds, at the first value at or below each epsilon, or inf."""
     cells = rows["cell"].unique()
-    first = (rows[rows[metric] <= epsilon].groupby("cell")["calls"].min().astype(float) for epsilon in epsilons)
-    return np.array([np.median(calls.reindex(cells, fill_value=np.inf)) for calls in first])
+    first = (rows[rows[metric] <= epsilon].groupby("cell")[axis].min().astype(float) for epsilon in epsilons)
+    return np.array([np.median(found.reindex(cells, fill_value=np.inf)) for found in first])
 
 
 class Contender(NamedTuple):

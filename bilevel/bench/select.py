@@ -140,7 +140,7 @@ def _edges(cells: Frame, example: Any, parameters: list[str]) -> str:
     found = []
     for name in parameters:
         tried = cells[name].dropna().unique()
-        if len(tried) > 1 and all(type(value) is not str for value in tried):
+        if len(tried) > 1 and cells[name].dtype.kind in "fiu":
             least, largest = min(tried), max(tried)
             found += [f"least {name.removeprefix(PARAMETER)}"] if example[name] == least else []
             found += [f"largest {name.removeprefix(PARAMETER)}"] if example[name] == largest else []

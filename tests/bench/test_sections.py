@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bilevel.bench.sections import SeedCurve, calls_to_reach, final_values, interpolate, make_curve, median_curve
+from bilevel.bench.sections import SeedCurve, final_values, first_reach, interpolate, make_curve, median_curve
 from bilevel.bench.select import quantiles
 from tests.bench import tables
 
@@ -140,7 +140,7 @@ def test_final_values_skip_what_was_not_evaluated():
 
 def test_calls_to_reach_are_a_median_over_seeds_that_counts_those_that_never_do():
     rows = rows_of([[1, 0.1, 0.01], [1, 0.5, 0.1], [1, 0.05, 0.2]])
-    np.testing.assert_equal(calls_to_reach(rows, "value", (1, 0.1, 0.05, 0.01)), [0, 100, 200, INF])
+    np.testing.assert_equal(first_reach(rows, "value", (1, 0.1, 0.05, 0.01)), [0, 100, 200, INF])
 
 
 @pytest.mark.parametrize("axis", ["calls", "epochs"])

@@ -1,0 +1,58 @@
+"""The page on the paper: claims, tables and figures, all of it from kept results."""
+
+import os
+from pathlib import Path
+
+from bilevel._io import replacing
+from bilevel._optional import require
+from bilevel.bench.sections import Section
+from bilevel.reproduction.audit import list_claims
+from bilevel.reproduction.figures import draw_part
+from bilevel.reproduction.protocol import PARTS, read_kept
+from bilevel.reproduction.tables import markdown_table, part_table
+
+PAGE = Path("docs") / "reproduction.md"
+
+
+def write_page(kept: Path, page: Path) -> list[Path]:
+    """Draw the figures into the folder of kept results, write the page, and return all paths."""
+    sections = read_kept(kept)
+    drawn = [path for name, section in sections.items() for path in draw_part(name, section, kept)]
+    with replacing(page) as file:
+        file.write(render(sections, kept, os.path.relpath(kept, page.parent)).encode())
+    return [*drawn, page]
+
+
+def render(sections: dict[str, Section], kept: Path, link: str) -> str:
+    """Return the page in Markdown; ``link`` leads from it to the kept results."""
+    jinja2 = require("jinja2", "bench")
+    options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    # Markdown of our own numbers, no HTML.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("bilevel.reproduction"), keep_trailing_newline=True, **options
+    )
+    claims = list_claims(sections, kept)
+    head = ["", "claim", "verdict", "what was found", "command", "evidence"]
+    rows = [[one.id, one.claim, one.verdict, one.finding, f"`{one.command}`", one.evidence] for one in claims]
+    parts = [_describe(name, section) for name, section in sections.items()]
+    counts = {
+        verdict: sum(one.verdict == verdict for one in claims) for verdict in ("confirmed", "depends", "not confirmed")
+    }
+    template = environment.get_template("page.md")
+    return str(template.render(parts=parts, claims=markdown_table(head, rows), counts=counts, link=link))
+
+
+def _describe(name: str, section: Section) -> dict[str, str]:
+    rows = section.rows
+    swept, timed = (rows[rows["phase"] == phase] for phase in ("sweep", "timing"))
+    machines = {
+        phase: ", ".join(sorted(set(own["machine"].dropna()))) for phase, own in (("sweep", swept), ("timing", timed))
+    }
+    return {
+        "name": name,
+        "title": PARTS[name].title,
+        "table": part_table(section, PARTS[name].draws),
+        "cells": f"{swept['cell'].nunique():,}",
+        "timed": f"{timed['cell'].nunique():,}",
+        **{f"{phase}_machine": machine or "not run" for phase, machine in machines.items()},
+    }

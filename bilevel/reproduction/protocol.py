@@ -1,0 +1,88 @@
+"""The experiments of the paper, swept, selected, timed and kept; or all of it in little, in a minute."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bilevel.bench.cells import SWEEP, TIMING, Setting
+from bilevel.bench.config import Experiment, find_config, load_config
+from bilevel.bench.execute import Watcher, Where, execute
+from bilevel.bench.sections import Section, make_sections
+from bilevel.bench.store import Store
+
+KEPT = Path("reports") / "reproduction"  # of a checkout
+PUBLISHED, WIDER, UNTUNED = "published", "wider", "untuned"
+
+
+class Part(NamedTuple):
+    """An experiment of the paper: what its figure shows, and the problem in little."""
+
+    title: str
+    draws: str  # the metric of the figure
+    little: dict[str, Any]  # arguments of the problem in the quick form
+
+
+PARTS = {
+    "quadratic": Part(
+        "Quadratics", "hypergrad_norm_sq", {"n_inner": 1024, "n_outer": 256, "dim_inner": 10, "dim_outer": 4}
+    ),
+    "ijcnn1": Part("Selection on IJCNN1", "value", {}),
+    "cleaning": Part("Cleaning of MNIST", "test_error", {"n_train": 600, "n_val": 300}),
+}
+
+
+def reproduce(
+    name: str,
+    stores: Path,
+    kept: Path,
+    watcher: Watcher,
+    *,
+    quick: bool = False,
+    phases: Collection[str] = (SWEEP, TIMING),
+    where: Where = Where(),  # noqa: B008
+) -> int:
+    """Run what is missing of a part, keep all of it, and return how many tasks failed.
+
+    Parameters
+    ----------
+    name : of `PARTS`
+    stores : a folder with a store for each part; what is in it is not run again
+    kept : the folder of kept results
+    quick : one published setting of each solver, on a small problem
+    phases, where : as for :func:`bilevel.bench.execute.execute`
+    """
+    experiment, store = load_config(name), Store(stores / name)
+    if quick:
+        experiment = shrink(experiment, PARTS[name].little)
+    failures = execute(experiment, store, watcher, phases=phases, where=where, config=find_config(name))
+    store.keep(kept / f"{name}.parquet")
+    Store(kept).keep_config(find_config(name))
+    return failures
+
+
+def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
+    """Return the experiment with a published setting of each solver and the untuned one, two seeds, and two epochs."""
+    chosen: dict[tuple[str, str], Setting] = {}
+    for setting in experiment.settings:
+        for column in {PUBLISHED, UNTUNED}.intersection(setting.columns):
+            chosen.setdefault((setting.solver, column), setting)
+    arguments = tuple(sorted((dict(experiment.problem_arguments) | little).items()))
+    limits: dict[str, Any] = {"max_calls": None, "epochs": 2.0, "timing_epochs": None, "max_seconds": 0.5}
+    settings = tuple(chosen.values())
+    return replace(experiment, seeds=(0, 1), problem_arguments=arguments, settings=settings, **limits)
+
+
+def read_kept(kept: Path) -> dict[str, Section]:
+    """Return the section of each part whose results are kept."""
+    store = Store(kept)
+    table = store.read()
+    if table.empty:
+        raise FileNotFoundError(f"`{kept}` has no kept results; `bilevel reproduce` makes them.")
+    metrics = {experiment.name: experiment.metric for experiment in store.experiments()}
+    found = {}
+    for name in PARTS:
+        rows = table[table["experiment"] == name]
+        if len(rows):
+            (found[name],) = make_sections(rows, metrics[name])
+    return found
