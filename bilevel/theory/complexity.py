@@ -4,14 +4,13 @@ What is proved: SRBA with ρ ~ N^(-1/2), q = N needs O(N^(1/2) ε^-1 + N) calls 
 with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N). Whatever N, SOBA, StocBiO and AmIGO need O(ε^-2), MRBO and VRBO O(ε^-3/2),
 F²SA O(ε^-7/2). A full-batch method needs O(N ε^-1).
 
-What is measured: the same problem at growing N. "quadratic" has a strongly convex h, "valleys" a bounded h that is not
-convex. The rule, the same for all: at the smallest N each setting of a grid is run, and for each ε the one that needs
-the fewest calls is taken, or the one that comes lowest where none is stationary within the budget. At larger N its step
-sizes and its period follow the theory, as `Method.make` says; those of methods whose bound does not know N stay.
+What is measured: the same problem at growing N. "quadratic" has a strongly convex h, "valleys" one that is not. The
+rule, the same for all: at the smallest N each setting of a grid is run, and for each ε the one that needs the fewest
+calls is taken, or the one that comes lowest where none is stationary within the budget. At larger N the steps and the
+period of SRBA and SABA follow their theory; what a method whose bound does not know N was given stays.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -21,20 +20,11 @@ import numpy as np
 from scipy.stats import linregress, t
 
 from bilevel._optional import Reporter
-from bilevel.problems import BilevelProblem, quadratic, valleys
-from bilevel.solvers import F2SA, MRBO, SABA, SOBA, SRBA, VRBO, AmIGO, Exact, SolverBase, StocBiO
+from bilevel.problems import BilevelProblem
 from bilevel.theory.first_passage import first_passage, read_rows, write_rows
+from bilevel.theory.methods import METHODS, PROBLEMS, Method, Setting
 
-DIM_INNER, DIM_OUTER = 10, 5
 FIRST_TUNING_SEED = 100
-
-
-class Setting(NamedTuple):
-    """ρ at the smallest size, ρ/γ, and what else a method has: Q of a Neumann series, λ_0 of F²SA, or 0."""
-
-    step: float
-    ratio: float = 1.0
-    extra: float = 0.0
 
 
 class Measurement(NamedTuple):
@@ -47,6 +37,7 @@ class Measurement(NamedTuple):
     solver: str
     step: float
     ratio: float
+    batch: int
     extra: float
     size: int
     seed: int
@@ -56,7 +47,23 @@ class Measurement(NamedTuple):
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.step, self.ratio, self.extra)
+        return Setting(self.step, self.ratio, self.batch, self.extra)
+
+
+class Packed(NamedTuple):
+    """All rows of one run, as a file has them; values of ε and calls are separated by blanks."""
+
+    problem: str
+    solver: str
+    step: float
+    ratio: float
+    batch: int
+    extra: float
+    size: int
+    seed: int
+    lowest: float
+    epsilons: str
+    calls: str
 
 
 class Slope(NamedTuple):
@@ -65,71 +72,6 @@ class Slope(NamedTuple):
     value: float
     half_width: float
     n_points: int
-
-
-@dataclass(frozen=True)
-class Method:
-    """A solver whose steps and period follow the size as its theory says."""
-
-    name: str
-    bound: str
-    in_size: float  # the proved exponent of N at a fixed ε, of the term with 1/ε
-    in_accuracy: float  # that of 1/ε at a fixed N
-    make: Callable[[Setting, float, int], SolverBase]  # from a setting, size over smallest size, and size
-    settings: tuple[Setting, ...]
-    passes: int = 100  # over the data that a run may take on top of the budget of calls
-
-
-def _grid(steps: Sequence[float], ratios: Sequence[float] = (1.0,), extras: Sequence[float] = (0.0,)) -> tuple:
-    return tuple(Setting(*map(float, values)) for values in product(steps, ratios, extras))
-
-
-def _srba(setting: Setting, scale: float, size: int) -> SRBA:
-    return SRBA(setting.step * scale**-0.5, setting.ratio, 1, period=size)
-
-
-def _saba(setting: Setting, scale: float, size: int) -> SABA:
-    return SABA(setting.step * scale ** (-2 / 3), setting.ratio, 1)
-
-
-def _constant(cls: Callable[..., SolverBase], extra: str | None = None, kind: type = int, **fixed: int) -> Callable:
-    """Return the maker of a solver that does not know the size; ``extra`` names what a setting has besides steps."""
-
-    def make(setting: Setting, scale: float, size: int) -> SolverBase:
-        more = {} if extra is None else {extra: kind(setting.extra)}
-        return cls(setting.step, setting.ratio, 1, **fixed, **more)
-
-    return make
-
-
-_NEUMANN = (10, 30)  # terms, with η = 0.5
-METHODS = (
-    Method("SRBA", "N^1/2 ε^-1", 1 / 2, 1, _srba, _grid((0.02, 0.04, 0.08, 0.16))),
-    Method("SABA", "N^2/3 ε^-1", 2 / 3, 1, _saba, _grid((0.02, 0.04, 0.08, 0.16))),
-    Method("SOBA", "ε^-2", 0, 2, _constant(SOBA), _grid((0.1, 0.3, 1.0, 3.0))),
-    Method("StocBiO", "ε^-2", 0, 2, _constant(StocBiO, "n_neumann"), _grid((0.03, 0.1), (1, 10), _NEUMANN)),
-    Method("AmIGO", "ε^-2", 0, 2, _constant(AmIGO), _grid((0.01, 0.03, 0.1), (0.3, 1, 10))),
-    Method("MRBO", "ε^-3/2", 0, 1.5, _constant(MRBO, "n_neumann"), _grid((0.1, 0.3), (1, 3), _NEUMANN)),
-    Method("VRBO", "ε^-3/2", 0, 1.5, _constant(VRBO, "n_neumann"), _grid((0.02, 0.05), (0.3, 1), _NEUMANN)),
-    Method("F2SA", "ε^-7/2", 0, 3.5, _constant(F2SA, "lambda_0", float), _grid((0.1, 0.3, 1), (1, 10), (1, 10))),
-    Method("full batch", "N ε^-1", 1, 1, _constant(SRBA, period=1), _grid((0.25, 0.5, 1.0)), passes=20_000),
-    Method("Exact", "–", 1, 0, lambda setting, scale, size: Exact(), _grid((0,)), passes=1000),
-)
-
-
-def make_quadratic(size: int) -> BilevelProblem:
-    """Return a quadratic problem with n = m = size / 2, in float64."""
-    if size < 64 or size % 2:
-        raise ValueError(f"`size={size}`: must be an even number of at least 64, or the draw is not strongly convex.")
-    return quadratic(size // 2, size // 2, DIM_INNER, DIM_OUTER, common_linear=1.0, dtype="float64")
-
-
-def make_valleys(size: int) -> BilevelProblem:
-    """Return the problem of `bilevel.problems.valleys` with n = m = size / 2, in float64."""
-    return valleys(size // 2, size // 2, dtype="float64")
-
-
-PROBLEMS = {"quadratic": make_quadratic, "valleys": make_valleys}
 
 
 class Plan(NamedTuple):
@@ -180,7 +122,7 @@ def measure_complexity(
     """
     plan = plan or (QUICK if quick else FULL)
     _check_plan(plan)
-    rows = read_rows(path, Measurement) if path else []
+    rows = read_measurements(path) if path else []
     pairs = [(problem, method) for problem in plan.problems for method in METHODS if method.name in plan.methods]
     for done, (problem, method) in enumerate(pairs):
         for stage in (_tuning_runs, _measuring_runs):
@@ -189,7 +131,29 @@ def measure_complexity(
                     progress(done / len(pairs), f"{method.name} on {problem}, N = {due.size}, seed {due.seed}")
                 rows += _take(due, plan)
                 if path:
-                    write_rows(path, rows, Measurement)
+                    write_measurements(path, rows)
+    return rows
+
+
+def write_measurements(path: Path, rows: Sequence[Measurement]) -> None:
+    """Write rows as CSV, one line per run."""
+    runs: dict[tuple, list[Measurement]] = {}
+    for row in rows:
+        runs.setdefault(row[:8], []).append(row)
+    each = ((key, of, "{:.9g}".format) for key, of in runs.items())
+    packed = [
+        (*key, of[0].lowest, " ".join(number(row.epsilon) for row in of), " ".join(number(row.calls) for row in of))
+        for key, of, number in each
+    ]
+    write_rows(path, packed, Packed)
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """Return the rows that `write_measurements` wrote; none where there is no file."""
+    rows = []
+    for run in read_rows(path, Packed):
+        pairs = zip(run.epsilons.split(), run.calls.split(), strict=True)
+        rows += [Measurement(*run[:8], float(epsilon), float(calls), run.lowest) for epsilon, calls in pairs]
     return rows
 
 
@@ -222,7 +186,7 @@ def _measuring_runs(plan: Plan, problem: str, method: Method, rows: Sequence[Mea
 
 
 def _not_taken(due: Sequence[_Run], rows: Sequence[Measurement]) -> list[_Run]:
-    taken = {row[:7] for row in rows}
+    taken = {row[:8] for row in rows}
     return [run for run in due if run.key not in taken]
 
 

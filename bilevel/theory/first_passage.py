@@ -58,7 +58,8 @@ def hypergrad_norm_sq(problem: BilevelProblem, run: Run) -> float:
     if problem.exact_solver is None:
         raise ValueError(f"`problem={problem.name!r}`: needs exact solutions.")
     x = trees.to_numpy(run.point.outer_var, np.float64)
-    return stationarity(problem.oracles, x, problem.exact_solver(x, None).hypergrad)
+    with np.errstate(all="ignore"):  # on its way to divergence a run may overflow here first
+        return stationarity(problem.oracles, x, problem.exact_solver(x, None).hypergrad)
 
 
 def write_rows(path: Path, rows: Iterable[Any], kind: type) -> None:

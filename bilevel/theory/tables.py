@@ -9,8 +9,9 @@ from typing import Any
 from bilevel._io import replacing
 from bilevel._optional import Reporter, require
 from bilevel.theory import complexity, lower_bound
-from bilevel.theory.complexity import METHODS, Measurement, Method, Slope, median, median_calls
+from bilevel.theory.complexity import Measurement, Slope, median, median_calls
 from bilevel.theory.lower_bound import NORMALIZATIONS, Queries
+from bilevel.theory.methods import METHODS, Method
 
 _NOT_REACHED = "not reached"
 
