@@ -172,7 +172,7 @@ class ValleyExactSolver:
 
 
 def valley_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
-    """All z and x. A ripple of height b adds at most b to each Lipschitz constant, its wave being a unit vector."""
+    """They hold for all z and x. A ripple of height b adds at most b to each Lipschitz constant, its wave being a unit vector."""
     oracles = problem.oracles
     assert isinstance(oracles, ValleyOracles)
     a, r = trees.to_numpy((oracles.curvatures, oracles.widths), np.float64)
@@ -182,4 +182,4 @@ def valley_constants(problem: BilevelProblem, radius: float | None, box: Any, se
     values |= {"L1_G": 2 * float(a.max()) + b_inner, "L2_G": b_inner, "L3_G": b_inner}
     how = dict.fromkeys(values, "bound") | {"mu_G": "exact", "L_z_star": "exact", "L_v_star": "exact", "L_h": "exact"}
     values |= {"L_z_star": 1.0, "L_v_star": float(np.max(1 / r**2 / a)), "L_h": 1 / r.min() ** 2}
-    return values, how, Region()
+    return values, how, Region(radius)
