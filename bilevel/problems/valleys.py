@@ -172,7 +172,7 @@ class ValleyExactSolver:
 
 
 def valley_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
-    """They hold for all z and x. A ripple of height b adds at most b to each Lipschitz constant, its wave being a unit vector."""
+    """They hold for all z and x. A ripple adds at most its height to each: its wave is a unit vector."""
     oracles = problem.oracles
     assert isinstance(oracles, ValleyOracles)
     a, r = trees.to_numpy((oracles.curvatures, oracles.widths), np.float64)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from bilevel.cli import app
 from bilevel.theory import tables
 from bilevel.theory.complexity import Measurement, read_measurements
 from bilevel.theory.first_passage import read_rows
@@ -63,7 +65,9 @@ def test_kept_rows_are_compact():
 
 
 @pytest.mark.slow
-def test_the_quick_form_measures_draws_and_writes(tmp_path):
-    pages = tables.write_measurements(tmp_path, quick=True)
-    assert all(page.exists() for page in pages)
+def test_the_command_measures_draws_and_writes(tmp_path):
+    result = CliRunner().invoke(app, ["complexity", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"complexity.csv", "lower_bound.csv", "complexity.svg", "lower_bound.svg", "theory.md"}
     assert "| SRBA |" in (tmp_path / "theory.md").read_text()
