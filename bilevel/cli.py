@@ -4,8 +4,9 @@ import contextlib
 import inspect
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -259,22 +260,19 @@ def audit(kept: KeptFolder = KEPT) -> None:
 @app.command()
 def complexity(
     out_folder: OutFolder = Path("complexity"),
-    largest: Annotated[int, typer.Option(min=1024, help="largest n + m; sizes grow by 4 from 256")] = 65536,
-    n_seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of each stochastic solver at each size")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="few sizes and solvers, in half a minute")] = False,
 ) -> None:
-    """Measure how oracle calls to a stationary point grow with n + m and with 1/epsilon, beside what is proved."""
-    from bilevel.theory.complexity import METHODS, SIZES, Measurement, figure, measure_complexity, table
+    """Measure oracle calls to a stationary point against n + m and 1/epsilon, and queries against the lower bound."""
+    from bilevel.theory import tables
 
-    found: list[Measurement] = []
     with _errors_in_a_line(), _progress.Progress(console=err) as bar:
-        for method in METHODS:
-            task = bar.add_task(method.name, total=None)
-            found += measure_complexity(method, [size for size in SIZES if size <= largest], seeds=range(n_seeds))
-            bar.update(task, total=1, completed=1)
-        figure(found, out_folder / "complexity.png")
-    lines = (",".join(map(str, row)) + "\n" for row in (Measurement._fields, *found))
-    (out_folder / "measurements.csv").write_text("".join(lines))
-    print(table(found))
+        pages = tables.write_measurements(out_folder, quick=quick, reporter=partial(_add_bar, bar))
+    _say(out, "\n".join(map(str, pages)))
+
+
+def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:
+    task = bar.add_task(title, total=1.0)
+    return lambda share, text: bar.update(task, completed=share, description=text)
 
 
 @app.command()

@@ -1,41 +1,69 @@
-"""Measured complexity: how the calls to a stationary point grow with the number of samples and the accuracy asked for.
+"""Table 1 of the paper, measured: oracle calls to ||∇h||² <= ε against N = n + m and against 1/ε.
 
-What is proved, with N = n + m: to reach ||∇h||² <= ε SRBA with ρ ~ N^(-1/2), q = N needs O(N^(1/2) ε^-1 + N) calls (the
-sample-complexity corollary), SABA with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N), SOBA O(ε^-2) whatever N, and a
-full-batch method O(N). No linear method does better than Ω(N^(1/2) ε^-1) on a whole class.
+What is proved: SRBA with ρ ~ N^(-1/2), q = N needs O(N^(1/2) ε^-1 + N) calls (the sample-complexity corollary), SABA
+with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N). Whatever N, SOBA, StocBiO and AmIGO need O(ε^-2), MRBO and VRBO O(ε^-3/2),
+F²SA O(ε^-7/2). A full-batch method needs O(N ε^-1).
 
-What is measured: quadratics of growing size and equal conditioning. A step size is tuned at the smallest size, then
-scaled as the theory says; the calls until ||∇h||² first falls to ε are read off runs of several seeds.
+What is measured: the same problem at growing N. "quadratic" has a strongly convex h, "valleys" one that is not. The
+rule, the same for all: at the smallest N each setting of a grid is run, and for each ε the one that needs the fewest
+calls is taken, or the one that comes lowest where none is stationary within the budget. At larger N the steps and the
+period of SRBA and SABA follow their theory; what a method whose bound does not know N was given stays.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import linregress, t
 
-from bilevel._io import replacing
-from bilevel._optional import require
-from bilevel.engine.run import run
-from bilevel.problems import BilevelProblem, quadratic
-from bilevel.solvers import SABA, SOBA, SRBA, Exact, HostSolver, SolverBase
+from bilevel._optional import Reporter
+from bilevel.problems import BilevelProblem
+from bilevel.theory.first_passage import first_passage, read_rows, write_rows
+from bilevel.theory.methods import METHODS, PROBLEMS, Method, Setting
 
-DIM_INNER, DIM_OUTER = 10, 5
-SIZES = (256, 1024, 4096, 16384, 65536)
-TUNED_AT = 1e-2  # the ε at which a step size is chosen
-EPSILONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+FIRST_TUNING_SEED = 100
 
 
 class Measurement(NamedTuple):
-    """Calls of one run until ||∇h||² <= ε for the first time; infinite where it never came there."""
+    """Calls of one run until ||∇h||² <= ε for the first time, infinite where it never came there, and its lowest.
 
+    Rows with a seed of at least `FIRST_TUNING_SEED` are those of the grid.
+    """
+
+    problem: str
     solver: str
+    step: float
+    ratio: float
+    batch: int
+    extra: float
     size: int
-    epsilon: float
     seed: int
+    epsilon: float
     calls: float
+    lowest: float
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.step, self.ratio, self.batch, self.extra)
+
+
+class Packed(NamedTuple):
+    """All rows of one run, as a file has them; values of ε and calls are separated by blanks."""
+
+    problem: str
+    solver: str
+    step: float
+    ratio: float
+    batch: int
+    extra: float
+    size: int
+    seed: int
+    lowest: float
+    epsilons: str
+    calls: str
 
 
 class Slope(NamedTuple):
@@ -46,74 +74,152 @@ class Slope(NamedTuple):
     n_points: int
 
 
-@dataclass(frozen=True)
-class Method:
-    """A solver whose steps and period follow the size as its theory says."""
+class Plan(NamedTuple):
+    """What is measured."""
 
-    name: str
-    proved_exponent: float  # of N in the number of calls, at a fixed ε
-    proved_accuracy_exponent: float  # of 1/ε, at a fixed N
-    solver: Callable[[float, int], SolverBase]  # from a step at the smallest size, and the size
-    steps: tuple[float, ...]  # tried at the smallest size; one value where nothing is to be tuned
-    passes: int = 40  # over the data that a run may take on top of its budget of calls
-
-
-_STEPS = (0.01, 0.02, 0.04, 0.08)
-METHODS = (
-    Method("SRBA", 1 / 2, 1.0, lambda step, size: SRBA(step * (size / SIZES[0]) ** -0.5, 1.0, 1, period=size), _STEPS),
-    Method("SABA", 2 / 3, 1.0, lambda step, size: SABA(step * (size / SIZES[0]) ** (-2 / 3), 1.0, 1), _STEPS),
-    Method("SOBA", 0.0, 2.0, lambda step, size: SOBA(step, 1.0, 1), (0.01, 0.02, 0.05, 0.1, 0.2)),
-    Method("Exact", 1.0, 0.0, lambda step, size: Exact(), (1.0,), passes=400),
-)
+    problems: tuple[str, ...]
+    methods: tuple[str, ...]
+    sizes: tuple[int, ...]
+    epsilons: dict[str, tuple[float, ...]]
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]
+    max_calls: int
+    settings: int | None = None  # of each grid, the first so many
 
 
-def make_problem(size: int, seed: int = 0) -> BilevelProblem:
-    """Return a quadratic problem with n = m = size / 2, in float64."""
-    if size < 64 or size % 2:
-        raise ValueError(f"`size={size}`: must be an even number of at least 64, or the draw is not strongly convex.")
-    return quadratic(size // 2, size // 2, DIM_INNER, DIM_OUTER, seed, common_linear=1.0, dtype="float64")
+_EPSILONS = {"quadratic": (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), "valleys": (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)}
+_NAMES = tuple(method.name for method in METHODS)
+FULL = Plan(tuple(PROBLEMS), _NAMES, (256, 1024, 4096, 16384), _EPSILONS, (0, 1, 2), (100, 101), 1_000_000)
+QUICK = Plan(("valleys",), ("SRBA", "SOBA"), (64, 128), {"valleys": (1e-1, 3e-2)}, (0, 1), (100,), 30_000, 2)
 
 
-def calls_to(
-    problem: BilevelProblem, solver: SolverBase, epsilons: Sequence[float], seed: int, max_calls: int
-) -> dict[float, float]:
-    """Return the calls at which ||∇h||² first fell to each ε, infinite where the budget ended before."""
-    if not epsilons or min(epsilons) <= 0:
-        raise ValueError(f"`epsilons={tuple(epsilons)}`: must be numbers above 0.")
-    every = 1 if isinstance(solver, HostSolver) else max(50, (problem.n_inner + problem.n_outer) // 50)
-    result = run(problem, solver, seed=seed, max_calls=max_calls, tolerance=min(epsilons), eval_every=every)
-    norms, calls = result.history["hypergrad_norm_sq"], result.history["calls"]
-    return {epsilon: min(calls[norms <= epsilon].astype(float), default=np.inf) for epsilon in epsilons}
+class _Run(NamedTuple):
+    """One run that is due, and at which ε it is looked at."""
+
+    problem: str
+    method: Method
+    setting: Setting
+    size: int
+    seed: int
+    epsilons: tuple[float, ...]
+
+    @property
+    def key(self) -> tuple:
+        return self.problem, self.method.name, *self.setting, self.size, self.seed
 
 
 def measure_complexity(
-    method: Method,
-    sizes: Sequence[int] = SIZES,
-    epsilons: Sequence[float] = EPSILONS,
-    seeds: Sequence[int] = range(5),
-    max_calls: int = 1_000_000,
-) -> Iterator[Measurement]:
-    """Tune a method at the first size, then measure it at all, each run within ``max_calls`` and its passes."""
-    if not sizes or not seeds:
-        raise ValueError("`sizes` and `seeds` must not be empty.")
-    step = _tune(method, sizes[0], max_calls)
-    for size in sizes:
-        problem, solver = make_problem(size), method.solver(step, size)
-        for seed in seeds[:1] if isinstance(solver, HostSolver) else seeds:
-            found = calls_to(problem, solver, epsilons, seed, max_calls + method.passes * size)
-            for epsilon, calls in found.items():
-                yield Measurement(method.name, size, epsilon, seed, calls)
+    plan: Plan | None = None, *, quick: bool = False, path: Path | None = None, progress: Reporter | None = None
+) -> list[Measurement]:
+    """Measure what a plan says, the whole one or a quick one by default, and return all rows.
+
+    Parameters
+    ----------
+    plan : what to measure, instead of ``FULL`` or ``QUICK``
+    quick : take seconds, not minutes
+    path : a CSV file; runs whose rows are in it are not taken again, and each run is added to it when it ends
+    progress : gets the share of the (problem, method) pairs that are done, and a few words, before each run
+    """
+    plan = plan or (QUICK if quick else FULL)
+    _check_plan(plan)
+    rows = read_measurements(path) if path else []
+    pairs = [(problem, method) for problem in plan.problems for method in METHODS if method.name in plan.methods]
+    for done, (problem, method) in enumerate(pairs):
+        for stage in (_tuning_runs, _measuring_runs):
+            for due in stage(plan, problem, method, rows):
+                if progress:
+                    progress(done / len(pairs), f"{method.name} on {problem}, N = {due.size}, seed {due.seed}")
+                rows += _take(due, plan)
+                if path:
+                    write_measurements(path, rows)
+    return rows
 
 
-def _tune(method: Method, size: int, max_calls: int) -> float:
-    """Return the step that is stationary first at this size, by the median of three seeds."""
-    if len(method.steps) == 1:
-        return method.steps[0]
-    problem, costs = make_problem(size), []
-    for solver in (method.solver(step, size) for step in method.steps):
-        runs = [calls_to(problem, solver, [TUNED_AT], seed, max_calls)[TUNED_AT] for seed in (100, 101, 102)]
-        costs.append(np.median(runs))
-    return method.steps[int(np.argmin(costs))]
+def write_measurements(path: Path, rows: Sequence[Measurement]) -> None:
+    """Write rows as CSV, one line per run."""
+    runs: dict[tuple, list[Measurement]] = {}
+    for row in rows:
+        runs.setdefault(row[:8], []).append(row)
+    each = ((key, of, "{:.9g}".format) for key, of in runs.items())
+    packed = [
+        (*key, of[0].lowest, " ".join(number(row.epsilon) for row in of), " ".join(number(row.calls) for row in of))
+        for key, of, number in each
+    ]
+    write_rows(path, packed, Packed)
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """Return the rows that `write_measurements` wrote; none where there is no file."""
+    rows = []
+    for run in read_rows(path, Packed):
+        pairs = zip(run.epsilons.split(), run.calls.split(), strict=True)
+        rows += [Measurement(*run[:8], float(epsilon), float(calls), run.lowest) for epsilon, calls in pairs]
+    return rows
+
+
+def _check_plan(plan: Plan) -> None:
+    if not (plan.sizes and plan.seeds and plan.tuning_seeds):
+        raise ValueError("`plan`: `sizes`, `seeds` and `tuning_seeds` must not be empty.")
+    if max(plan.seeds) >= FIRST_TUNING_SEED or min(plan.tuning_seeds) < FIRST_TUNING_SEED:
+        raise ValueError(f"`plan`: `seeds` must lie below {FIRST_TUNING_SEED}, and `tuning_seeds` not.")
+    unknown = [*(set(plan.problems) - set(PROBLEMS)), *(set(plan.methods) - set(_NAMES))]
+    if unknown:
+        raise ValueError(f"`plan` names {unknown[0]!r}; it must be one of {', '.join([*PROBLEMS, *_NAMES])}.")
+
+
+def _tuning_runs(plan: Plan, problem: str, method: Method, rows: Sequence[Measurement]) -> Iterator[_Run]:
+    settings = method.settings[: plan.settings]
+    if len(settings) > 1:
+        each = product(settings, plan.tuning_seeds)
+        due = [_Run(problem, method, s, plan.sizes[0], seed, plan.epsilons[problem]) for s, seed in each]
+        yield from _not_taken(due, rows)
+
+
+def _measuring_runs(plan: Plan, problem: str, method: Method, rows: Sequence[Measurement]) -> Iterator[_Run]:
+    taken: dict[Setting, list[float]] = {}
+    for epsilon in plan.epsilons[problem]:
+        taken.setdefault(select(rows, problem, method, epsilon), []).append(epsilon)
+    seeds = plan.seeds[:1] if method.name in ("Exact", "full batch") else plan.seeds
+    each = product(plan.sizes, seeds, taken.items())
+    due = [_Run(problem, method, s, size, seed, tuple(epsilons)) for size, seed, (s, epsilons) in each]
+    yield from _not_taken(due, rows)
+
+
+def _not_taken(due: Sequence[_Run], rows: Sequence[Measurement]) -> list[_Run]:
+    taken = {row[:8] for row in rows}
+    return [run for run in due if run.key not in taken]
+
+
+def select(rows: Sequence[Measurement], problem: str, method: Method, epsilon: float) -> Setting:
+    """Return the setting that is ε-stationary first in the grid, else the one that comes lowest, by medians."""
+    grid: dict[Setting, list[Measurement]] = {}
+    for row in rows:
+        if (row.problem, row.solver, row.epsilon) == (problem, method.name, epsilon) and row.seed >= FIRST_TUNING_SEED:
+            grid.setdefault(row.setting, []).append(row)
+
+    def cost(setting: Setting) -> tuple[float, float]:
+        return median([row.calls for row in grid[setting]]), median([row.lowest for row in grid[setting]])
+
+    return min(grid, key=cost, default=method.settings[0])
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; of an even number, the larger one in the middle, which may be infinite."""
+    return sorted(values)[len(values) // 2]
+
+
+def _take(due: _Run, plan: Plan) -> list[Measurement]:
+    solver = due.method.make(due.setting, due.size / plan.sizes[0], due.size)
+    budget = plan.max_calls + due.method.passes * due.size
+    costs, lowest = first_passage(_problem(due.problem, due.size), solver, due.epsilons, due.seed, budget)
+    name, setting, low = due.method.name, due.setting, float(f"{lowest:.3g}")
+    place = due.size, due.seed
+    return [Measurement(due.problem, name, *setting, *place, epsilon, calls, low) for epsilon, calls in costs.items()]
+
+
+@lru_cache(maxsize=1)
+def _problem(name: str, size: int) -> BilevelProblem:
+    return PROBLEMS[name](size)
 
 
 def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
@@ -125,76 +231,27 @@ def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     return Slope(float(fit.slope), float(t.ppf(0.975, len(points) - 2) * fit.stderr), len(points))
 
 
-def slope_in_size(measurements: Sequence[Measurement], solver: str, epsilon: float) -> Slope:
+def measured(rows: Sequence[Measurement], problem: str, solver: str) -> list[Measurement]:
+    """Return the rows of a solver on a problem without those of the grid."""
+    mine = [row for row in rows if (row.problem, row.solver) == (problem, solver)]
+    return [row for row in mine if row.seed < FIRST_TUNING_SEED]
+
+
+def slope_in_size(rows: Sequence[Measurement], problem: str, solver: str, epsilon: float) -> Slope:
     """Return the exponent of N in the calls at one ε."""
-    chosen = [found for found in measurements if found.solver == solver and found.epsilon == epsilon]
-    return fit_slope([found.size for found in chosen], [found.calls for found in chosen])
+    chosen = [row for row in measured(rows, problem, solver) if row.epsilon == epsilon]
+    return fit_slope([row.size for row in chosen], [row.calls for row in chosen])
 
 
-def slope_in_accuracy(measurements: Sequence[Measurement], solver: str, size: int) -> Slope:
+def slope_in_accuracy(rows: Sequence[Measurement], problem: str, solver: str, size: int) -> Slope:
     """Return the exponent of 1/ε in the calls at one size."""
-    chosen = [found for found in measurements if found.solver == solver and found.size == size]
-    return fit_slope([1 / found.epsilon for found in chosen], [found.calls for found in chosen])
+    chosen = [row for row in measured(rows, problem, solver) if row.size == size]
+    return fit_slope([1 / row.epsilon for row in chosen], [row.calls for row in chosen])
 
 
-def table(measurements: Sequence[Measurement]) -> str:
-    """Return the slopes in N at each ε, and in 1/ε at the largest N, in Markdown."""
-    epsilons = sorted({found.epsilon for found in measurements}, reverse=True)
-    largest = max(found.size for found in measurements)
-    head = ["solver", "theory", *(f"ε = {epsilon:.0e}" for epsilon in epsilons), f"in 1/ε, N = {largest}"]
-    lines = [head, ["---"] * len(head)]
-    for method in METHODS:
-        slopes = [_format_slope(slope_in_size, measurements, method.name, epsilon) for epsilon in epsilons]
-        in_accuracy = _format_slope(slope_in_accuracy, measurements, method.name, largest)
-        lines.append([method.name, f"{method.proved_exponent:.2f}", *slopes, in_accuracy])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _format_slope(fit: Any, measurements: Sequence[Measurement], solver: str, place: float) -> str:
-    try:
-        found: Slope = fit(measurements, solver, place)
-    except ValueError:
-        return "not reached"
-    return f"{found.value:.2f} ± {found.half_width:.2f}"
-
-
-def figure(measurements: Sequence[Measurement], path: Path) -> None:
-    """Draw calls against N at one ε and against 1/ε at the largest N, beside the slopes of the theory."""
-    drawing = require("matplotlib.figure", "plot").Figure(figsize=(11, 4), layout="constrained")
-    left, right = drawing.subplots(1, 2, subplot_kw={"xscale": "log", "yscale": "log"})
-    epsilons, largest = sorted({found.epsilon for found in measurements}), max(found.size for found in measurements)
-    middle, lowest = epsilons[len(epsilons) // 2], dict[float, float]()
-    for method in METHODS:
-        calls = _median_calls(measurements, method.name)
-        in_size = {size: value for (size, epsilon), value in calls.items() if epsilon == middle}
-        in_accuracy = {1 / epsilon: value for (size, epsilon), value in calls.items() if size == largest}
-        (line,) = left.plot(list(in_size), list(in_size.values()), marker="o", label=method.name)
-        right.plot(sorted(in_accuracy), [in_accuracy[k] for k in sorted(in_accuracy)], marker="o", label=method.name)
-        _draw_power_law(left, in_size, method.proved_exponent, line.get_color())
-        _draw_power_law(right, in_accuracy, method.proved_accuracy_exponent, line.get_color())
-        lowest |= {size: min(value, lowest.get(size, np.inf)) for size, value in in_size.items()}
-    tenth = {size: 0.1 * value for size, value in lowest.items()}
-    _draw_power_law(left, tenth, 0.5, "black", label="slope of the lower bound")
-    left.set(xlabel="N = n + m", ylabel="calls", title=f"to ||∇h||² ≤ {middle:.0e} (dotted: slopes proved)")
-    highest = 2 * max(found.calls for found in measurements if np.isfinite(found.calls))
-    right.set(xlabel="1/ε", ylabel="calls", title=f"at N = {largest}", ylim=(None, highest))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    drawing.legend(*left.get_legend_handles_labels(), loc="outside right upper")
-    with replacing(path) as file:
-        drawing.savefig(file, dpi=150, format=path.suffix.removeprefix("."))
-
-
-def _median_calls(measurements: Sequence[Measurement], solver: str) -> dict[tuple[int, float], float]:
-    """Return the median calls over seeds by (size, ε), where it is finite."""
+def median_calls(rows: Sequence[Measurement], problem: str, solver: str) -> dict[tuple[int, float], float]:
+    """Return the median calls over seeds by (size, ε), infinite where most seeds did not come there."""
     calls: dict[tuple[int, float], list[float]] = {}
-    for found in measurements:
-        if found.solver == solver:
-            calls.setdefault((found.size, found.epsilon), []).append(found.calls)
-    return {place: median for place in calls if np.isfinite(median := float(np.median(calls[place])))}
-
-
-def _draw_power_law(axes: Any, at: dict[Any, float], exponent: float, color: str, label: str | None = None) -> None:
-    if len(at) > 1:
-        places = np.array(sorted(at), float)
-        axes.plot(places, at[min(at)] * (places / places[0]) ** exponent, ":", color=color, label=label)
+    for row in measured(rows, problem, solver):
+        calls.setdefault((row.size, row.epsilon), []).append(row.calls)
+    return {place: median(found) for place, found in calls.items()}

@@ -40,6 +40,7 @@ MADE = {
     "grouped": (partial(small.grouped_logistic, dtype="float64"), {"radius": 1.0, "box": (-1.0, 0.5)}),
     "worst case": (worst, {"radius": 80.0}),
     "cleaning": (cleaning, {}),
+    "valleys": (partial(bilevel.problems.valleys, 12, 8, 4, dtype="float64"), {"radius": 20.0}),
 }
 NAMES = pytest.mark.parametrize("name", MADE)
 
@@ -58,6 +59,7 @@ LOOSENESS = {
     "grouped": {"L0_F": 1.001, "L1_F": 1.001, "L2_F": 1.001, "L1_G": 1.2, "L2_G": 1.5, "L3_G": 1.1},
     "worst case": {"L0_F": 1.2, "L1_F": 1.05, "L2_F": 1.01, "L1_G": 1.001},
     "cleaning": {"L0_F": 1.1, "L1_F": 1.1, "L2_F": 1.1, "L1_G": 1.2, "L2_G": 1.2, "L3_G": 1.2},
+    "valleys": {"L0_F": 1.5, "L1_F": 1.5, "L2_F": 1.5, "L1_G": 1.15, "L2_G": 1.01, "L3_G": 1.01},
 }
 
 
@@ -205,6 +207,7 @@ SOLUTION_LOOSENESS = {
     "grouped": {"L_z_star": 30, "L_v_star": 100, "L_h": 5000},
     "worst case": {"L_z_star": 1.001, "L_v_star": 1.001, "L_h": 1.001},
     "cleaning": {"L_z_star": 10, "L_v_star": 600, "L_h": 2000},
+    "valleys": {"L_z_star": 1.001, "L_v_star": 1.001, "L_h": 1.001},
 }
 
 
@@ -220,6 +223,8 @@ def test_solutions_move_no_faster_than_their_constants(name):
     points = outer_points(problem, found.region, 4 if name == "cleaning" else 12)
     if name == "worst case":
         points = [np.full_like(points[0], -problem.info["beta"]), *points[:3]]
+    if name == "valleys":
+        points = [np.zeros_like(points[0]), *points[:3]]
     largest = dict.fromkeys(PARTS, 0.0)
     solutions = [problem.exact_solver(x, None) for x in points]
     for constant, part in PARTS.items():

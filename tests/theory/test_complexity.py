@@ -1,4 +1,4 @@
-"""Slopes, and the measurement that they are fitted to."""
+"""Slopes, first passages against a counter in NumPy, and the measurement that slopes are fitted to."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,20 @@ import pytest
 import bilevel
 from bilevel.theory import complexity
 from bilevel.theory.complexity import (
-    METHODS,
+    QUICK,
     Measurement,
-    calls_to,
-    figure,
     fit_slope,
-    make_problem,
     measure_complexity,
+    read_measurements,
+    select,
     slope_in_size,
-    table,
+    write_measurements,
 )
+from bilevel.theory.first_passage import first_passage
+from bilevel.theory.methods import METHODS, Setting, make_quadratic, make_valleys
+
+BY_NAME = {method.name: method for method in METHODS}
+TINY = QUICK._replace(methods=("SRBA",), sizes=(64, 128), epsilons={"valleys": (0.5, 0.2)}, max_calls=4000)
 
 
 def test_a_power_law_has_its_exponent_and_infinite_points_are_left_out():
@@ -33,53 +37,109 @@ def test_the_interval_covers_the_exponent_as_often_as_it_says():
     assert abs(covered - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 400)
 
 
-def test_calls_are_those_of_the_first_row_that_is_small_enough():
-    problem, solver = make_problem(256), bilevel.SRBA(0.04, 1.0, 1, period=256)
-    found = calls_to(problem, solver, [1.0, 1e-2, 1e-30], 0, 40_000)
-    history = bilevel.run(problem, solver, max_calls=40_000, eval_every=50).history
-    for epsilon in (1.0, 1e-2):
-        first = np.flatnonzero(history["hypergrad_norm_sq"] <= epsilon)[0]
-        assert found[epsilon] == history["calls"][first]
-    assert found[1.0] <= found[1e-2] < found[1e-30] == np.inf
+def looks():
+    step = 0
+    while True:
+        yield step
+        step += max(1, step // 20)
+
+
+def descend_in_numpy(problem, step, epsilon):
+    """Full-batch moves of z, v and x together, from the means in closed form, with what they cost."""
+    a, r = (np.asarray(part) for part in (problem.oracles.curvatures, problem.oracles.widths))
+    z, x, v = (np.array(part) for part in problem.start)
+    n, m, taken = problem.n_inner, problem.n_outer, 0
+    for look in looks():
+        for _ in range(look - taken):
+            directions = a * (z - x), -a * v, a * v + z / r**2 / np.sqrt(1 + (z / r) ** 2)
+            z, x, v = (part - step * move for part, move in zip((z, x, v), directions, strict=True))
+        taken = look
+        if np.sum((x / r**2) ** 2 / (1 + (x / r) ** 2)) <= epsilon:
+            return taken * (3 * n + 2 * m)
+
+
+def test_calls_to_a_stationary_point_are_those_of_a_plain_count():
+    problem = make_valleys(64)
+    solver = BY_NAME["full batch"].make(Setting(0.25), 1.0, 64)
+    found = first_passage(problem, solver, [0.2, 0.05], 0, 1e6)
+    assert found.costs == {epsilon: descend_in_numpy(problem, 0.25, epsilon) for epsilon in (0.2, 0.05)}
+    assert found.lowest <= 0.05
+
+
+def test_calls_of_a_recursive_method_are_those_of_its_periods():
+    n, q = 64, 64
+    found = first_passage(make_valleys(n), bilevel.SRBA(0.05, 1.0, 1, period=q), [0.2, 1e-30], 3, 5000)
+    steps = next(step for step in looks() if (-(-step // q)) * (2.5 * n - 10) + 10 * step >= found.costs[0.2])
+    assert found.costs[0.2] == -(-steps // q) * (2.5 * n - 10) + 10 * steps
+    assert found.costs[1e-30] == np.inf and 1e-30 < found.lowest <= 0.2
+
+
+def test_a_cost_may_be_that_of_one_kind():
+    solver = bilevel.SRBA(0.25, 1.0, 1, period=1)
+    everything, of_f = (
+        first_passage(make_valleys(64), solver, [0.2], 0, 1e6, cost).costs[0.2]
+        for cost in (sum, lambda c: c.outer_grad)
+    )
+    assert everything / of_f == (3 * 32 + 2 * 32) / 32
 
 
 def test_steps_and_periods_follow_the_theory():
-    by_name = {method.name: method for method in METHODS}
-    small, large = by_name["SRBA"].solver(0.1, 256), by_name["SRBA"].solver(0.1, 4096)
+    small, large = (BY_NAME["SRBA"].make(Setting(0.1), size / 256, size) for size in (256, 4096))
     assert (small.period, large.period) == (256, 4096)
     np.testing.assert_allclose(large.step_size / small.step_size, 1 / 4)
-    np.testing.assert_allclose(by_name["SABA"].solver(0.1, 4096).step_size, 0.1 * 16 ** (-2 / 3))
+    np.testing.assert_allclose(BY_NAME["SABA"].make(Setting(0.1), 16, 4096).step_size, 0.1 * 16 ** (-2 / 3))
+    for name in ("SOBA", "AmIGO", "F2SA"):
+        setting = BY_NAME[name].settings[0]
+        assert BY_NAME[name].make(setting, 1, 256) == BY_NAME[name].make(setting, 64, 16384)
 
 
-def test_a_measurement_goes_from_sizes_to_a_table_and_a_figure(tmp_path, monkeypatch):
-    methods = tuple(method for method in METHODS if method.name in ("SRBA", "Exact"))
-    monkeypatch.setattr("bilevel.theory.complexity.METHODS", methods)
-    found = [
-        row
-        for method in methods
-        for row in measure_complexity(method, (256, 512, 1024), (1e-1, 1e-2), range(2), 60_000)
-    ]
-    assert {(row.solver, row.size) for row in found} == {(m.name, size) for m in methods for size in (256, 512, 1024)}
-    exact = slope_in_size(found, "Exact", 1e-2)
-    assert 0.7 < exact.value < 1.4, "full-batch steps cost n + m each"
-    text = table(found)
-    assert text.count("\n") == 3 and "| SRBA | 0.50 |" in text
-    figure(found, tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+def test_every_row_of_table_1_is_measured_with_the_bound_that_its_solver_states():
+    in_table = {name: cls for name, cls in bilevel.SOLVERS.items() if cls.complexity is not None}
+    assert set(in_table) <= set(BY_NAME)
+    for name, cls in in_table.items():
+        assert BY_NAME[name].bound.replace("N", "(n+m)") in cls.complexity.calls
 
 
-def test_what_is_never_reached_is_said():
-    rows = [Measurement("SRBA", size, 1e-3, 0, np.inf) for size in (64, 128, 256)]
-    assert "not reached" in table(rows)
+def test_a_measurement_is_resumed_and_its_file_holds_all_rows(tmp_path):
+    path, said = tmp_path / "rows.csv", []
+    rows = measure_complexity(TINY, path=path, progress=lambda share, text: said.append(text))
+    assert len(said) == 6, "two settings of the grid, then two sizes and two seeds"
+    assert read_measurements(path) == rows and len(rows) == 12
+    first = path.read_bytes()
+    assert measure_complexity(TINY, path=path, progress=lambda *_: pytest.fail("nothing is due")) == rows
+    write_measurements(path, rows)
+    assert path.read_bytes() == first
+    assert {row.setting for row in rows if row.seed < 100} == {
+        select(rows, "valleys", BY_NAME["SRBA"], epsilon) for epsilon in (0.5, 0.2)
+    }
+
+
+def measurement(step, seed, calls, lowest=1.0, size=256, solver="SRBA"):
+    return Measurement("valleys", solver, step, 1.0, 1, 0.0, size, seed, 1e-3, calls, lowest)
+
+
+def test_the_first_to_be_stationary_is_selected_and_else_the_lowest():
+    rows = [measurement(0.1, 100, 50.0), measurement(0.2, 100, 40.0), measurement(0.3, 0, 1.0)]
+    assert select(rows, "valleys", BY_NAME["SRBA"], 1e-3).step == 0.2
+    rows = [measurement(0.1, 100, np.inf, 0.5), measurement(0.2, 100, np.inf, 0.7)]
+    assert select(rows, "valleys", BY_NAME["SRBA"], 1e-3).step == 0.1
+
+
+def test_slopes_leave_the_rows_of_the_grid_out():
+    rows = [measurement(0.1, seed, 10.0 * size**0.5, size=size) for size in (4, 16, 64) for seed in (0, 1)]
+    grid = [measurement(0.1, 100, 1e9, size=4)]
+    assert slope_in_size(rows + grid, "valleys", "SRBA", 1e-3).value == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make_problem(63), "size=63"),
-        (lambda: calls_to(make_problem(64), bilevel.SRBA(), [0.0], 0, 10), r"epsilons=\(0.0,\)"),
-        (lambda: calls_to(make_problem(64), bilevel.SRBA(), [], 0, 10), "must be numbers above 0"),
-        (lambda: list(measure_complexity(METHODS[-1], sizes=())), "must not be empty"),
+        (lambda: make_quadratic(63), "size=63"),
+        (lambda: first_passage(make_valleys(64), bilevel.SRBA(), [0.0], 0, 10), r"epsilons=\(0.0,\)"),
+        (lambda: first_passage(make_valleys(64), bilevel.SRBA(), [], 0, 10), "must be numbers above 0"),
+        (lambda: measure_complexity(TINY._replace(sizes=())), "must not be empty"),
+        (lambda: measure_complexity(TINY._replace(seeds=(100,))), "`seeds` must lie below 100"),
+        (lambda: measure_complexity(TINY._replace(methods=("SRBO",))), "`plan` names 'SRBO'"),
         (lambda: fit_slope([1, 2], [1, 2]), "at least three finite points"),
         (lambda: fit_slope([1, 1, 1], [1, 2, 3]), "at two places"),
     ],
@@ -89,10 +149,11 @@ def test_bad_input_is_refused(call, message):
         call()
 
 
-def test_every_method_is_stated_with_its_exponent():
-    assert {method.name: round(method.proved_exponent, 3) for method in complexity.METHODS} == {
-        "SRBA": 0.5,
-        "SABA": 0.667,
-        "SOBA": 0.0,
-        "Exact": 1.0,
-    }
+def test_a_file_with_other_columns_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="has the columns a, b; move it away"):
+        read_measurements(tmp_path / "rows.csv")
+
+
+def test_the_quick_plan_is_part_of_the_full_one():
+    assert set(complexity.QUICK.methods) <= set(complexity.FULL.methods) == set(BY_NAME)

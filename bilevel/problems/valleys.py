@@ -1,0 +1,185 @@
+"""A problem whose h is not strongly convex, with valleys of every width: ||∇h||² falls no faster than 1/t.
+
+    G_i = ½ (z - x)'A(z - x) + b_G s_i cos(ω_i'z + η_i'x + θ_i)        A diagonal, eigenvalues log-spaced in [μ, 1]
+    F_j = sum_k ψ(z_k / r_k)  + b_F s_j cos(ω_j'z + η_j'x + θ_j)       ψ(t) = √(1 + t²) - 1
+
+Rows come in pairs with opposite signs s, so that the ripples cancel in the means exactly, while single rows are not
+convex and differ everywhere as much as at the start. Hence z*(x) = x, h(x) = sum_k ψ(x_k / r_k), v* = -A^-1 ∇h,
+whatever n and m. With unit vectors (ω, η) every assumption of the theory holds in the whole space, and each G_i is
+strongly convex.
+
+Valley k has curvature λ_k = 1 / r_k² at its bottom, log-spaced in [λ_min, 1], and none far out. Runs start at
+x_k = r_k. Gradient flow empties valley k within a time like 1/λ_k, and each holds the same share of h: -dh/dt = ||∇h||²
+is like 1/t until 1/λ_min. On a strongly convex h it falls like exp(-t) instead. ∇h does not vanish far out, so that
+noise which carries x away does not pass for progress.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import DTypeLike
+
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic, resolve_dtype
+from bilevel._types import Array, InnerPass, OuterPass, Point
+from bilevel.oracles import Oracles, Samples
+from bilevel.problems.base import BilevelProblem
+from bilevel.problems.checks import check_sizes
+from bilevel.problems.constants import Found, Region, Values
+from bilevel.problems.exact import ExactSolution
+
+SHARPEST = 1.5 * 0.8**2.5  # the maximum of |ψ'''|, at ½; those of |ψ'| and |ψ''| are 1
+
+
+def valleys(
+    n_inner: int = 1024,
+    n_outer: int = 1024,
+    dim: int = 12,
+    seed: int = 0,
+    *,
+    flattest: float = 1e-4,
+    inner_curvature: float = 0.5,
+    inner_ripple: float = 0.25,
+    outer_ripple: float = 1.0,
+    dtype: DTypeLike | None = None,
+) -> BilevelProblem:
+    """Build a problem with an h that is not strongly convex; its closed form does not depend on n and m.
+
+    Parameters
+    ----------
+    n_inner, n_outer : samples of each level; even, for rows come in pairs
+    dim : size of both variables, and number of valleys
+    seed : of the rows
+    flattest : the smallest curvature of a valley; the largest is 1
+    inner_curvature : μ, the smallest eigenvalue of A; the largest is 1
+    inner_ripple : b_G, by how much inner rows differ; below ``inner_curvature``, so that each is strongly convex
+    outer_ripple : b_F
+    dtype : "float32" or "float64"; by default what JAX makes of float64 data
+    """
+    dtype, rng = resolve_dtype(dtype, np.float64(0)), np.random.default_rng(seed)
+    check_sizes(n_inner=n_inner, n_outer=n_outer, dim=dim)
+    _check_shape(n_inner, n_outer, flattest, inner_curvature, inner_ripple, outer_ripple)
+    curvatures = np.geomspace(inner_curvature, 1.0, dim)[::-1]  # wide valleys meet the small eigenvalues
+    widths = np.geomspace(1.0, flattest, dim) ** -0.5
+    with arithmetic(dtype):
+        rows = [_draw_ripples(rng, n, dim, b, dtype) for n, b in ((n_inner, inner_ripple), (n_outer, outer_ripple))]
+        inner, outer = (Samples(level, len(level.phase), axes=(0,) * 4, dtype=dtype) for level in rows)
+        shape = jnp.asarray(curvatures, dtype), jnp.asarray(widths, dtype)
+    oracles = ValleyOracles(inner, outer, curvatures=shape[0], widths=shape[1])
+    start = Point(*(np.asarray(part, dtype) for part in (np.zeros(dim), widths, np.zeros(dim))))
+    info = {"inner_ripple": inner_ripple, "outer_ripple": outer_ripple, "mu_G": inner_curvature}
+    solver = ValleyExactSolver(*trees.to_numpy(shape, np.float64))
+    return BilevelProblem(oracles, start, solver, "valleys", {}, info, valley_constants)
+
+
+def _check_shape(n: int, m: int, flattest: float, curvature: float, inner_ripple: float, outer_ripple: float) -> None:
+    if n % 2 or m % 2:
+        raise ValueError(f"`n_inner={n}` and `n_outer={m}`: must be even; rows come in pairs.")
+    for name, value in (("flattest", flattest), ("inner_curvature", curvature)):
+        if not 0 < value <= 1:
+            raise ValueError(f"`{name}={value!r}`: must be above 0 and at most 1.")
+    if not 0 <= inner_ripple < curvature:
+        raise ValueError(f"`inner_ripple={inner_ripple!r}`: must be at least 0 and below `inner_curvature`.")
+    if not 0 <= outer_ripple < np.inf:
+        raise ValueError(f"`outer_ripple={outer_ripple!r}`: must be at least 0 and finite.")
+
+
+class Ripples(NamedTuple):
+    """Per-sample b s (n,), ω and η (n, dim), θ (n,)."""
+
+    height: Array
+    inner: Array
+    outer: Array
+    phase: Array
+
+
+def _draw_ripples(rng: np.random.Generator, n: int, dim: int, height: float, dtype: np.dtype) -> Ripples:
+    waves = rng.standard_normal((n // 2, 2 * dim))
+    waves /= np.linalg.norm(waves, axis=1, keepdims=True)
+    phases, order = rng.uniform(0, 2 * np.pi, n // 2), rng.permutation(n)  # or blocks would hold whole pairs
+    waves, phases = (np.concatenate([half, half])[order] for half in (waves, phases))
+    heights = np.repeat([height, -height], n // 2)[order]
+    return Ripples(*(jnp.asarray(part, dtype) for part in (heights, waves[:, :dim], waves[:, dim:], phases)))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class ValleyOracles(Oracles):
+    """The eigenvalues of A, and the widths r of the valleys."""
+
+    curvatures: Array
+    widths: Array
+
+    def _inner(self, point: Point, data: Ripples, weights: Array) -> InnerPass:
+        z, x, v = point
+        total, slopes = jnp.sum(weights), _slopes(point, data, weights)
+        bends = weights * data.height * jnp.cos(_angles(point, data)) * (data.inner @ v)
+        grad, hvp = total * self.curvatures * (z - x), total * self.curvatures * v
+        return InnerPass(grad - slopes @ data.inner, hvp - bends @ data.inner, -hvp - bends @ data.outer)
+
+    def _inner_grad_outer(self, point: Point, data: Ripples, weights: Array) -> Array:
+        pull = jnp.sum(weights) * self.curvatures * (point.outer_var - point.inner_var)
+        return pull - _slopes(point, data, weights) @ data.outer
+
+    def _outer(self, point: Point, data: Ripples, weights: Array) -> OuterPass:
+        slopes = _slopes(point, data, weights)
+        fall = jnp.sum(weights) * valley_slope(point.inner_var / self.widths) / self.widths
+        return OuterPass(fall - slopes @ data.inner, -slopes @ data.outer)
+
+    def _inner_value(self, point: Point, data: Ripples, weights: Array) -> Array:
+        z, x, _ = point
+        return weights @ (jnp.sum(self.curvatures * (z - x) ** 2) / 2 + data.height * jnp.cos(_angles(point, data)))
+
+    def _outer_value(self, point: Point, data: Ripples, weights: Array) -> Array:
+        depth = jnp.sum(valley(point.inner_var / self.widths))
+        return weights @ (depth + data.height * jnp.cos(_angles(point, data)))
+
+
+def _angles(point: Point, data: Ripples) -> Array:
+    return data.inner @ point.inner_var + data.outer @ point.outer_var + data.phase
+
+
+def _slopes(point: Point, data: Ripples, weights: Array) -> Array:
+    return weights * data.height * jnp.sin(_angles(point, data))
+
+
+def valley(t: Any) -> Any:
+    """Return ψ."""
+    return t**2 / (1 + (1 + t**2) ** 0.5)  # without the cancellation at 0
+
+
+def valley_slope(t: Any) -> Any:
+    """Return ψ'."""
+    return t / (1 + t**2) ** 0.5
+
+
+class ValleyExactSolver:
+    """Exact solutions in closed form."""
+
+    def __init__(self, curvatures: np.ndarray, widths: np.ndarray) -> None:
+        self.curvatures, self.widths = curvatures, widths
+
+    def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
+        x = np.asarray(outer_var, np.float64)
+        value, grad = float(np.sum(valley(x / self.widths))), valley_slope(x / self.widths) / self.widths
+        v = -grad / self.curvatures
+        v_residual = float(np.linalg.norm(self.curvatures * v + grad))
+        return ExactSolution(x, v, value, grad, inner_residual=0.0, v_residual=v_residual, value_gap=value)
+
+
+def valley_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
+    """They hold for all z and x. A ripple adds at most its height to each: its wave is a unit vector."""
+    oracles = problem.oracles
+    assert isinstance(oracles, ValleyOracles)
+    a, r = trees.to_numpy((oracles.curvatures, oracles.widths), np.float64)
+    b_inner, b_outer = problem.info["inner_ripple"], problem.info["outer_ripple"]
+    values: Values = {"mu_G": float(a.min()), "L0_F": sqrt(np.sum(1 / r**2)) + b_outer}
+    values |= {"L1_F": 1 / r.min() ** 2 + b_outer, "L2_F": SHARPEST / r.min() ** 3 + b_outer}
+    values |= {"L1_G": 2 * float(a.max()) + b_inner, "L2_G": b_inner, "L3_G": b_inner}
+    how = dict.fromkeys(values, "bound") | {"mu_G": "exact", "L_z_star": "exact", "L_v_star": "exact", "L_h": "exact"}
+    values |= {"L_z_star": 1.0, "L_v_star": float(np.max(1 / r**2 / a)), "L_h": 1 / r.min() ** 2}
+    return values, how, Region(radius)

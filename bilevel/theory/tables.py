@@ -1,0 +1,209 @@
+"""Tables in Markdown and figures in SVG, from rows of measurements alone; the same rows give the same bytes."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import inf, isfinite, log
+from pathlib import Path
+from typing import Any
+
+from bilevel._io import replacing
+from bilevel._optional import Reporter, require
+from bilevel.theory import complexity, lower_bound
+from bilevel.theory.complexity import Measurement, Slope, median, median_calls
+from bilevel.theory.lower_bound import NORMALIZATIONS, Queries
+from bilevel.theory.methods import METHODS, Method
+
+_NOT_REACHED = "not reached"
+
+
+def complexity_table(rows: Sequence[Measurement], problem: str, epsilon: float | None = None) -> str:
+    """Return median calls to one ε, the middle one by default, at each N, with the exponent of N."""
+    rows = [row for row in rows if row.problem == problem]
+    epsilon = _middle({row.epsilon for row in rows}) if epsilon is None else epsilon
+    sizes = sorted({row.size for row in rows})
+    lines = [["method", "proved", *(f"N = {size}" for size in sizes), "exponent of N"]]
+    for method in _methods(rows):
+        cells = [_calls(rows, method.name, size, epsilon) for size in sizes]
+        slope = _slope(complexity.slope_in_size, rows, problem, method.name, epsilon)
+        lines.append([method.name, method.bound, *cells, slope])
+    return _markdown(lines)
+
+
+def accuracy_table(rows: Sequence[Measurement], problem: str, size: int | None = None) -> str:
+    """Return median calls at one N, the smallest by default, to each ε, with the exponent of 1/ε."""
+    rows = [row for row in rows if row.problem == problem]
+    size = min(row.size for row in rows) if size is None else size
+    epsilons = sorted({row.epsilon for row in rows}, reverse=True)
+    lines = [["method", "proved", *(f"ε = {epsilon:g}" for epsilon in epsilons), "exponent of 1/ε"]]
+    for method in _methods(rows):
+        cells = [_calls(rows, method.name, size, epsilon) for epsilon in epsilons]
+        slope = _slope(complexity.slope_in_accuracy, rows, problem, method.name, size)
+        lines.append([method.name, method.bound, *cells, slope])
+    return _markdown(lines)
+
+
+def regime_table(rows: Sequence[Measurement], problem: str) -> str:
+    """Return how many periods SRBA took to each ε at each N, with the exponent of N from one size to the next.
+
+    A period costs 12.5 N calls, 2.5 N of them for the full-batch pass. Above one period the term N^(1/2)/ε rules; below
+    it the term N, which is that pass.
+    """
+    calls = median_calls(rows, problem, "SRBA")
+    sizes, epsilons = sorted({size for size, _ in calls}), sorted({epsilon for _, epsilon in calls}, reverse=True)
+    lines = [["ε", *(f"N = {size}" for size in sizes), *(f"{a} to {b}" for a, b in pairwise(sizes))]]
+    for epsilon in epsilons:
+        here = [calls.get((size, epsilon), inf) for size in sizes]
+        periods = [_number(found / (12.5 * size - 10)) for found, size in zip(here, sizes, strict=True)]
+        pairs = pairwise(zip(sizes, here, strict=True))
+        local = [f"{log(d / b) / log(c / a):.2f}" if isfinite(b + d) else "–" for (a, b), (c, d) in pairs]
+        lines.append([f"{epsilon:g}", *periods, *local])
+    return _markdown(lines)
+
+
+def lower_bound_table(rows: Sequence[Queries]) -> str:
+    """Return the bound and the median queries of each solver, in both classes, with the exponents of m."""
+    sizes = sorted({row.n_outer for row in rows})
+    lines = [["class", "", *(f"m = {m}" for m in sizes), "exponent of m"]]
+    for normalization in NORMALIZATIONS:
+        bounds = {row.n_outer: row.bound for row in rows if row.normalization == normalization}
+        slope = _slope(lower_bound.slope_of_bound, rows, normalization)
+        lines.append([normalization, "bound", *(_number(bounds[m]) for m in sizes), slope])
+        for solver in lower_bound.SOLVERS:
+            found = {m: _median_queries(rows, normalization, solver, m) for m in sizes}
+            slope = _slope(lower_bound.slope_in_rows, rows, normalization, solver)
+            if any(map(isfinite, found.values())):
+                lines.append([normalization, solver, *(_number(found[m]) for m in sizes), slope])
+    return _markdown(lines)
+
+
+def write_measurements(
+    folder: Path, *, quick: bool = False, reporter: Callable[[str], Reporter] | None = None
+) -> list[Path]:
+    """Measure what is not yet in a folder, and write rows, figures and tables there; `reporter` makes one by title."""
+    path = folder / "complexity.csv"
+    rows = complexity.measure_complexity(quick=quick, path=path, progress=reporter and reporter("complexity"))
+    path = folder / "lower_bound.csv"
+    found = lower_bound.measure_lower_bound(quick=quick, path=path, progress=reporter and reporter("lower bound"))
+    return draw_measurements(folder, rows, found)
+
+
+def draw_measurements(folder: Path, rows: Sequence[Measurement], found: Sequence[Queries]) -> list[Path]:
+    """Write figures and tables from kept rows, and return their paths."""
+    draw_complexity(rows, folder / "complexity.svg")
+    draw_lower_bound(found, folder / "lower_bound.svg")
+    with replacing(folder / "theory.md") as file:
+        file.write(theory_page(rows, found).encode())
+    return [folder / name for name in ("complexity.svg", "lower_bound.svg", "theory.md")]
+
+
+def theory_page(rows: Sequence[Measurement], found: Sequence[Queries]) -> str:
+    """Return all tables under their headings."""
+    parts = []
+    for problem in dict.fromkeys(row.problem for row in rows):
+        mine = [row for row in rows if row.problem == problem]
+        epsilon, size = _middle({row.epsilon for row in mine}), min(row.size for row in mine)
+        parts += [f"## {problem}: calls to ‖∇h‖² ≤ {epsilon:g}", complexity_table(rows, problem)]
+        parts += [f"## {problem}: calls at N = {size}", accuracy_table(rows, problem)]
+        parts += [f"## {problem}: periods of SRBA, and exponents of N", regime_table(rows, problem)]
+    last = ["## Queries of rows of F on the worst case", lower_bound_table(found)]
+    return "\n\n".join(["# Theory, measured", *(part.strip() for part in parts + last)]) + "\n"
+
+
+def _methods(rows: Sequence[Measurement]) -> list[Method]:
+    there = {row.solver for row in rows}
+    return [method for method in METHODS if method.name in there]
+
+
+def _middle(values: set[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _calls(rows: Sequence[Measurement], solver: str, size: int, epsilon: float) -> str:
+    """Return the median calls, or what the lowest ||∇h||² was."""
+    there = [row for row in rows if (row.solver, row.size, row.epsilon) == (solver, size, epsilon)]
+    mine = [row for row in there if row.seed < complexity.FIRST_TUNING_SEED]
+    if not mine:
+        return "–"
+    calls = median([row.calls for row in mine])
+    return _number(calls) if isfinite(calls) else f"{_NOT_REACHED} ({median([row.lowest for row in mine]):.2g})"
+
+
+def _median_queries(rows: Sequence[Queries], normalization: str, solver: str, m: int) -> float:
+    found = [row.queries for row in lower_bound.measured(rows, normalization, solver) if row.n_outer == m]
+    return median(found) if found else inf
+
+
+def _number(value: float) -> str:
+    if not isfinite(value):
+        return _NOT_REACHED
+    return f"{value:.2g}" if value < 10 else f"{float(f'{value:.3g}'):,.0f}".replace(",", " ")
+
+
+def _slope(fit: Callable[..., Slope], *arguments: Any) -> str:
+    try:
+        found = fit(*arguments)
+    except ValueError:
+        return "–"
+    return f"{found.value:.2f} ± {found.half_width:.2f}"
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    head, *rest = lines
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rest]) + "\n"
+
+
+def draw_complexity(rows: Sequence[Measurement], path: Path) -> None:
+    """Draw, for each problem, calls against N at the middle ε and against 1/ε at the smallest N."""
+    problems = list(dict.fromkeys(row.problem for row in rows))
+    figure, axes = _figure(len(problems), 2)
+    for problem, (left, right) in zip(problems, axes, strict=True):
+        mine = [row for row in rows if row.problem == problem]
+        epsilon, size = _middle({row.epsilon for row in mine}), min(row.size for row in mine)
+        for index, method in enumerate(METHODS):
+            calls = median_calls(mine, problem, method.name)
+            in_size = {n: found for (n, at), found in calls.items() if at == epsilon}
+            in_accuracy = {1 / at: found for (n, at), found in calls.items() if n == size}
+            _draw_line(left, in_size, f"C{index}", method.name, method.in_size)
+            _draw_line(right, in_accuracy, f"C{index}", method.name, method.in_accuracy)
+        left.set(xlabel="N = n + m", ylabel="oracle calls", title=f"{problem}: to ‖∇h‖² ≤ {epsilon:g}")
+        right.set(xlabel="1/ε", title=f"{problem}: at N = {size}")
+    _save(figure, axes[0][1], path)
+
+
+def draw_lower_bound(rows: Sequence[Queries], path: Path) -> None:
+    """Draw queries of rows of F against m beside the bound, a panel for each class."""
+    figure, ((*axes,),) = _figure(1, 2)
+    for panel, normalization in zip(axes, NORMALIZATIONS, strict=True):
+        bounds = {row.n_outer: row.bound for row in rows if row.normalization == normalization}
+        for index, solver in enumerate(lower_bound.SOLVERS):
+            found = {m: _median_queries(rows, normalization, solver, m) for m in sorted(bounds)}
+            _draw_line(panel, found, f"C{index}", solver)
+        panel.plot(sorted(bounds), [bounds[m] for m in sorted(bounds)], "k--", label="lower bound m T / 2")
+        smooth = "each F_j is L-smooth" if normalization == "individual" else "L-smooth in the mean square"
+        panel.set(xlabel="m", ylabel="queries of rows of F", title=f"{normalization}: {smooth}")
+    _save(figure, axes[1], path)
+
+
+def _figure(n_rows: int, n_columns: int) -> tuple[Any, Any]:
+    figure = require("matplotlib.figure", "plot").Figure(figsize=(5 * n_columns, 3.6 * n_rows), layout="constrained")
+    return figure, figure.subplots(n_rows, n_columns, squeeze=False, subplot_kw={"xscale": "log", "yscale": "log"})
+
+
+def _draw_line(axes: Any, points: dict[Any, float], color: str, label: str, exponent: float | None = None) -> None:
+    """Draw the finite points, and from the first of them on the power law that is proved."""
+    places = sorted(place for place, found in points.items() if isfinite(found))
+    if not places:
+        return
+    axes.plot(places, [points[place] for place in places], "o-", color=color, label=label, markersize=3)
+    if exponent is not None and len(places) > 1:
+        law = [points[places[0]] * (place / places[0]) ** exponent for place in places]
+        axes.plot(places, law, ":", color=color, linewidth=1)
+
+
+def _save(figure: Any, legend_of: Any, path: Path) -> None:
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+    figure.legend(*legend_of.get_legend_handles_labels(), loc="outside right upper")
+    settings = {"svg.hashsalt": "bilevel", "svg.fonttype": "none"}
+    with require("matplotlib", "plot").rc_context(settings), replacing(path) as file:
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

@@ -1,0 +1,73 @@
+"""Tables and figures come from rows alone; those of the repository from its kept rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bilevel.cli import app
+from bilevel.theory import tables
+from bilevel.theory.complexity import Measurement, read_measurements
+from bilevel.theory.first_passage import read_rows
+from bilevel.theory.lower_bound import Queries
+
+KEPT = Path(__file__).parents[2] / "reports" / "reproduction"
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return read_measurements(KEPT / "complexity.csv"), read_rows(KEPT / "lower_bound.csv", Queries)
+
+
+def measurements():
+    """SRBA on a power law, AmIGO that never comes there."""
+    for size in (64, 256, 1024):
+        for epsilon in (0.1, 0.01):
+            for seed in (0, 1, 2):
+                calls = 5 * size**0.5 / epsilon
+                yield Measurement("valleys", "SRBA", 0.1, 1.0, 1, 0.0, size, seed, epsilon, calls, epsilon)
+                yield Measurement("valleys", "AmIGO", 0.1, 1.0, 1, 0.0, size, seed, epsilon, np.inf, 0.3)
+
+
+def test_a_table_has_medians_exponents_and_the_floor_of_what_was_not_reached():
+    text = tables.complexity_table(list(measurements()), "valleys", 0.01)
+    assert "| SRBA | N^1/2 ε^-1 | 4 000 | 8 000 | 16 000 | 0.50 ± 0.00 |" in text
+    assert "| AmIGO | ε^-2 | not reached (0.3) | not reached (0.3) | not reached (0.3) | – |" in text
+    text = tables.accuracy_table(list(measurements()), "valleys")
+    assert "| SRBA | N^1/2 ε^-1 | 400 | 4 000 | 1.00 ± 0.00 |" in text
+
+
+def test_the_regime_is_told_by_periods_and_local_exponents():
+    text = tables.regime_table(list(measurements()), "valleys")
+    assert "| 0.01 | 5.1 | 2.5 | 1.3 | 0.50 | 0.50 |" in text
+
+
+def test_drawing_twice_gives_the_same_bytes(tmp_path, kept):
+    rows, found = kept
+    for name in ("first", "second"):
+        tables.draw_measurements(tmp_path / name, rows, found)
+    for file in ("complexity.svg", "lower_bound.svg", "theory.md"):
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
+    assert b"<dc:date>" not in (tmp_path / "first" / "complexity.svg").read_bytes()
+
+
+def test_the_kept_tables_are_those_of_the_kept_rows(kept):
+    assert (KEPT / "theory.md").read_text() == tables.theory_page(*kept)
+
+
+def test_no_kept_run_is_stationary_before_the_bound(kept):
+    assert all(row.queries > row.bound for row in kept[1])
+
+
+def test_kept_rows_are_compact():
+    assert sum((KEPT / name).stat().st_size for name in ("complexity.csv", "lower_bound.csv")) < 200_000
+
+
+@pytest.mark.slow
+def test_the_command_measures_draws_and_writes(tmp_path):
+    result = CliRunner().invoke(app, ["complexity", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"complexity.csv", "lower_bound.csv", "complexity.svg", "lower_bound.svg", "theory.md"}
+    assert "| SRBA |" in (tmp_path / "theory.md").read_text()
