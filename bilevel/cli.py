@@ -219,7 +219,9 @@ def reproduce_(
     kept: KeptFolder = KEPT,
     page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
     quick: Annotated[bool, typer.Option("--quick", help="all of it in little, in a minute or two")] = False,
-    from_kept: Annotated[bool, typer.Option("--from-kept", help="run nothing: page and figures from kept results")] = False,
+    from_kept: Annotated[
+        bool, typer.Option("--from-kept", help="run nothing: page and figures from kept results")
+    ] = False,
     phase: SinglePhase = None,
     jobs: Jobs = 1,
     dask: Scheduler = None,
@@ -237,7 +239,7 @@ def reproduce_(
                 _measure_theory(kept, quick=quick)
                 continue
             watcher = _Live(load_config(name).metric)
-            options = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
+            options: dict[str, Any] = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
             options |= {"phases": [phase.value]} if phase else {}
             with watcher.bar:
                 failures += reproduce(name, stores, kept, watcher, **options)
@@ -263,11 +265,15 @@ def complexity(
     quick: Annotated[bool, typer.Option("--quick", help="few sizes and solvers, in half a minute")] = False,
 ) -> None:
     """Measure oracle calls to a stationary point against n + m and 1/epsilon, and queries against the lower bound."""
+    with _errors_in_a_line():
+        _say(out, "\n".join(map(str, _measure_theory(out_folder, quick=quick))))
+
+
+def _measure_theory(folder: Path, *, quick: bool) -> list[Path]:
     from bilevel.theory import tables
 
-    with _errors_in_a_line(), _progress.Progress(console=err) as bar:
-        pages = tables.write_measurements(out_folder, quick=quick, reporter=partial(_add_bar, bar))
-    _say(out, "\n".join(map(str, pages)))
+    with _progress.Progress(console=err) as bar:
+        return tables.write_measurements(folder, quick=quick, reporter=partial(_add_bar, bar))
 
 
 def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:

@@ -115,16 +115,21 @@ def _finals(table: Frame, metric: str) -> Frame:
 def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
     used = [name for name in parameters if cells[name].notna().any()]
     tried: list[tuple[Any, ...]] = []
-    for _, group in cells.groupby(used, dropna=False):
-        summary, first = _summarize(group), group.iloc[0]
-        if group["seed"].duplicated().any():
+    outcomes, seeds = cells["outcome"].to_numpy(np.float64), cells["seed"].to_numpy()
+    setting = cells.groupby(used, dropna=False).ngroup().to_numpy()
+    for number in range(setting.max() + 1):
+        rows = np.flatnonzero(setting == number)
+        if len(set(seeds[rows])) < len(rows):
+            first = cells.iloc[rows[0]]
             problem = (
                 f"{first['solver']} of `{first['experiment']}` has several cells with one setting and seed, as after"
             )
             raise ValueError(f"{problem} a change of the budget; keep those of one budget, or start another store.")
-        median, spread = summary["median"] * np.sign(worst_value(metric)), summary["p80"] - summary["p20"]
-        tried.append((median, spread if np.isfinite(spread) else np.inf, len(tried), summary, first))
-    *_, summary, example = min(tried)
+        p20, median, p80 = quantiles(outcomes[rows]).tolist()
+        spread = p80 - p20 if np.isfinite(p80 - p20) else np.inf
+        tried.append((median * np.sign(worst_value(metric)), spread, len(tried), rows))
+    best = cells.iloc[min(tried)[-1]]
+    summary, example = _summarize(best), best.iloc[0]
     claimed = np.isfinite(summary["median"])
     return {
         "status": SELECTED if claimed else DIVERGED,

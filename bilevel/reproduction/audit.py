@@ -167,7 +167,9 @@ def _f2sa_diverges(section: Section) -> Finding:
     finals = one.swept[one.swept["final"].astype(bool)]
     share = float(np.mean(finals["status"] == "diverged"))
     best = final_median(one, "value")
-    text = f"By the printed schedule {100 * share:.0f} % of the runs diverged; the best setting ends at h {number(best)}."
+    text = (
+        f"By the printed schedule {100 * share:.0f} % of the runs diverged; the best setting ends at h {number(best)}."
+    )
     return REFUTED if np.isfinite(best) else CONFIRMED, text
 
 

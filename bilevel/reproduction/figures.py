@@ -9,8 +9,9 @@ import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
+from bilevel.bench.cells import TIMING
 from bilevel.bench.report import FONT_SIZE, assign_looks, draw_figure
-from bilevel.bench.sections import Contender, Section
+from bilevel.bench.sections import AXES, Contender, Section
 from bilevel.engine.metrics import metric as describe
 from bilevel.reproduction.protocol import PARTS, PUBLISHED
 from bilevel.reproduction.tables import median_by_setting
@@ -24,15 +25,23 @@ _STEP, _RATIO = "param_step_size", "param_outer_ratio"
 def draw_part(name: str, section: Section, folder: Path) -> list[Path]:
     """Draw the solvers of the paper on its grids, then all contenders, then the heat maps; return the paths."""
     metric = PARTS[name].draws
-    published = tuple(one for one in section.contenders if one.label.endswith(f"({PUBLISHED})"))
+    timed = [one for one in section.contenders if one.parameters and (one.rows["phase"] == TIMING).any()]
+    published = [one for one in timed if one.label.endswith(f"({PUBLISHED})")]
     looks = assign_looks(one.label for one in section.contenders)
-    paper = replace(section, contenders=published)
-    drawn = {
-        f"{name}-paper": lambda: draw_figure(paper, looks, metric),
-        f"{name}-all": lambda: draw_figure(section, looks, metric),
-        f"{name}-sensitivity": lambda: draw_heat_maps(section),
-    }
+    drawn: dict[str, Callable[[], Any]] = {}
+    if published:
+        drawn[f"{name}-paper"] = lambda: draw_figure(_restrict(section, published, metric), looks)
+        drawn[f"{name}-all"] = lambda: draw_figure(_restrict(section, timed, metric), looks)
+    if any(one.swept[_STEP].nunique() > 1 for one in section.contenders):
+        drawn[f"{name}-sensitivity"] = lambda: draw_heat_maps(section)
     return [_write(folder / f"{stem}.svg", draw) for stem, draw in drawn.items()]
+
+
+def _restrict(section: Section, contenders: list[Contender], metric: str) -> Section:
+    """Return the section with these contenders and one metric."""
+    columns = ["cell", "status", "step", *AXES, metric]
+    slim = tuple(one._replace(rows=one.rows[columns]) for one in contenders)
+    return replace(section, metric=metric, rows=section.rows[[metric]], contenders=slim)
 
 
 def _write(path: Path, draw: Callable[[], Any]) -> Path:
