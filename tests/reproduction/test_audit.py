@@ -1,0 +1,177 @@
+"""Verdicts on made-up results that are known, the page on the kept ones, and all of it in little."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from bilevel.bench.config import load_config
+from bilevel.bench.sections import make_sections
+from bilevel.bench.store import Store
+from bilevel.cli import app
+from bilevel.reproduction.audit import CONFIRMED, DEPENDS, EXPERIMENTS, PAPER, REFUTED, list_claims
+from bilevel.reproduction.figures import draw_heat_maps
+from bilevel.reproduction.page import render
+from bilevel.reproduction.protocol import PARTS, read_kept, shrink
+from bilevel.reproduction.tables import good_share, median_by_setting, part_table
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "reports" / "reproduction"
+METRICS = {"quadratic": "value_gap", "ijcnn1": "value", "cleaning": "validation_error"}
+DRAWN = ("hypergrad_norm_sq", "test_error", "value", "value_gap", "validation_error")
+
+
+def evaluations(solver, step, seed, phase, end, columns):
+    """Four rows that fall by the same factor from 1 to the end, a second and 100 calls apart."""
+    fixed = {"experiment": "e", "problem": "quadratic", "problem_arguments": json.dumps({}), "solver": solver}
+    fixed |= {"cell": f"{solver} {step} {seed} {phase} {columns}", "seed": seed, "phase": phase, "columns": columns}
+    fixed |= {"status": "diverged" if np.isinf(end) else "out_of_budget", "param_step_size": step}
+    fixed |= {"param_outer_ratio": 1.0, "machine": "m", "memory_bytes": 9.0 if solver == "SABA" else 1.0}
+    last = 3
+    for place in range(last + 1):
+        value = max(end, 1e-30) ** (place / last) if np.isfinite(end) else 1.0
+        cost = {"step": place, "calls": 100 * place, "epochs": float(place), "seconds": float(place)}
+        yield fixed | dict.fromkeys(DRAWN, value) | cost | {"final": place == last}
+
+
+def section(part, ends, wider=None, untuned=0.1):
+    """A part in which the published setting of each solver ends at this value; twice that with another step size."""
+    rows = []
+    for solver, end in ends.items():
+        for seed in (0, 1):
+            for phase in ("sweep", "timing"):
+                rows += evaluations(solver, 0.1, seed, phase, end, "published, wider")
+            rows += evaluations(solver, 0.2, seed, "sweep", 2 * end, "published, wider")
+            if wider:
+                rows += evaluations(solver, 0.3, seed, "sweep", wider[solver], "wider")
+                rows += evaluations(solver, 0.3, seed, "timing", wider[solver], "wider")
+    for phase in ("sweep", "timing"):
+        rows += evaluations("SRBA", 0.7, 0, phase, untuned, "untuned")
+    (made,) = make_sections(pd.DataFrame(rows), METRICS[part])
+    return made
+
+
+def verdict(number, part, ends, **more):
+    (one,) = (claim for claim in EXPERIMENTS if claim.id == f"E{number}")
+    assert one.part == part
+    return one.find(section(part, ends, **more))[0]
+
+
+AS_PAPER = {"SRBA": 1e-20, "SABA": 1e-18, "AmIGO": 1e-4, "StocBiO": 1e-3, "MRBO": 2e-3, "VRBO": 3e-3, "F2SA": 4e-3}
+
+
+@pytest.mark.parametrize(
+    ("number", "part", "changes", "expected"),
+    [
+        (1, "quadratic", {}, CONFIRMED),
+        (1, "quadratic", {"SABA": 1e-3}, REFUTED),
+        (2, "quadratic", {}, CONFIRMED),
+        (2, "quadratic", {"SABA": 1e-12}, REFUTED),
+        (3, "quadratic", {}, DEPENDS),
+        (3, "quadratic", {"MRBO": 1e-12}, REFUTED),
+        (4, "quadratic", {"AmIGO": 0.5, "StocBiO": 0.4}, CONFIRMED),
+        (4, "quadratic", {}, REFUTED),
+        (5, "quadratic", {"SRBA": 1e-30, "SABA": 1e-14}, CONFIRMED),
+        (5, "quadratic", {"SRBA": 1e-14, "SABA": 1e-30}, REFUTED),
+        (6, "quadratic", {}, CONFIRMED),
+        (6, "quadratic", {"VRBO": 1e-5}, REFUTED),
+        (7, "ijcnn1", {}, CONFIRMED),
+        (7, "ijcnn1", {"SRBA": 0.5}, REFUTED),
+        (8, "ijcnn1", {}, CONFIRMED),
+        (8, "ijcnn1", {"SRBA": 0.1, "AmIGO": 0.001}, REFUTED),
+        (9, "ijcnn1", {}, CONFIRMED),
+        (11, "ijcnn1", {}, CONFIRMED),
+        (11, "ijcnn1", {"StocBiO": 1e-30}, REFUTED),
+        (12, "ijcnn1", {}, REFUTED),
+        (12, "ijcnn1", {"F2SA": np.inf}, CONFIRMED),
+        (13, "cleaning", {}, CONFIRMED),
+        (
+            13,
+            "cleaning",
+            {"SRBA": 0.1011, "SABA": 0.1, "AmIGO": 0.11, "StocBiO": 0.11, "MRBO": 0.11, "VRBO": 0.12, "F2SA": 0.2},
+            DEPENDS,
+        ),
+        (13, "cleaning", {"SRBA": 0.2}, REFUTED),
+        (14, "cleaning", {}, REFUTED),
+        (14, "cleaning", {"SABA": 1e-30, "SRBA": 1e-14}, CONFIRMED),
+    ],
+)
+def test_a_verdict_follows_the_numbers(number, part, changes, expected):
+    assert verdict(number, part, AS_PAPER | changes) == expected
+
+
+def test_a_claim_that_holds_on_one_grid_alone_depends():
+    ends = AS_PAPER | {"SRBA": 0.5}
+    assert verdict(7, "ijcnn1", ends, wider=ends | {"SRBA": 1e-25}) == DEPENDS
+
+
+def test_good_settings_are_those_near_the_best():
+    made = section("quadratic", AS_PAPER)
+    (srba, *_) = (one for one in made.contenders if one.label == "SRBA (published)")
+    assert sorted(median_by_setting(srba.swept, "value_gap")["median"]) == pytest.approx([1e-20, 2e-20])
+    assert good_share(srba, "value_gap") == 1.0
+    assert good_share(srba._replace(swept=srba.swept.assign(value=srba.swept["value_gap"])), "value") == 0.5
+
+
+def test_a_table_has_a_row_for_each_contender_best_first():
+    ends = AS_PAPER | {"F2SA": np.inf}
+    lines = part_table(section("quadratic", ends), "hypergrad_norm_sq").splitlines()
+    assert len(lines) == 2 + 2 * len(PAPER) + 1
+    assert lines[2].startswith("| SRBA (published) | 1e-20 |") and "4 of 4" in lines[-1]
+
+
+def test_a_heat_map_is_white_where_everything_diverged():
+    (panel, *_) = draw_heat_maps(section("quadratic", {"SRBA": np.inf, "SABA": 1e-3})).axes
+    assert panel.get_title() == "SABA (published)"
+    panels = {
+        axes.get_title(): axes.images
+        for axes in draw_heat_maps(section("quadratic", {"SRBA": 1e-3, "SABA": np.inf})).axes
+    }
+    assert panels["SABA (published)"][0].get_array().mask.all()
+    np.testing.assert_allclose(panels["SRBA (published)"][0].get_array().data.ravel(), [1e-3, 2e-3])
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_quick_form_has_every_published_solver_once(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    little = shrink(load_config(name), PARTS[name].little)
+    assert [setting.solver for setting in little.settings] == [*PAPER, "SRBA"]
+    assert little.seeds == (0, 1)
+
+
+def test_an_empty_folder_has_nothing_to_draw(tmp_path):
+    shown = CliRunner().invoke(app, ["audit", "--kept", str(tmp_path)])
+    assert shown.exit_code == 2 and "has no kept results" in " ".join(shown.output.split())
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_kept_results_say():
+    sections = read_kept(KEPT)
+    assert set(sections) == set(PARTS)
+    assert render(sections, KEPT, "../reports/reproduction") == (ROOT / "docs" / "reproduction.md").read_text()
+    for claim in list_claims(sections, KEPT):
+        assert claim.verdict in (CONFIRMED, REFUTED, DEPENDS) and claim.finding and claim.command and claim.evidence
+
+
+def test_the_kept_results_are_small_and_whole():
+    assert sum(path.stat().st_size for path in KEPT.iterdir()) < 8e6
+    for name, size in {"quadratic": (32768, 1024), "ijcnn1": (49990, 91701), "cleaning": (20000, 5000)}.items():
+        stated = {cell.id for cell in load_config(ROOT / "configs" / f"{name}.toml").cells(*size)}
+        missing = stated - Store(KEPT).finished()
+        assert len(missing) < 0.02 * len(stated), "a default may make cells equal, no more"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("BILEVEL_DATA"), reason="BILEVEL_DATA names no folder with the data")
+def test_everything_runs_in_little(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    done = CliRunner().invoke(app, ["reproduce", "all", "--quick"])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "results" / "reproduce-quick" / "page.md").read_text()
+    assert all(part.title in page for part in PARTS.values()) and "E15" in page
