@@ -1,7 +1,9 @@
 """The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
 
 import time
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,6 +89,25 @@ def test_seconds_are_a_budget_and_leave_compilation_and_evaluation_out():
     assert evaluations > 10, "sleeping through evaluations must not use up the seconds"
     assert result.history["seconds"][-1] >= 0.2
     assert result.compile_seconds > 0
+
+
+@pytest.fixture
+def clock_of_waits(monkeypatch):
+    """A clock that stands still, but for a second whenever results are waited for."""
+    clock, wait = SimpleNamespace(now=0.0), jax.block_until_ready
+
+    def count_and_wait(tree):
+        clock.now += 1
+        return wait(tree)
+
+    monkeypatch.setattr(jax, "block_until_ready", count_and_wait)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+
+def test_the_clock_waits_for_the_start_for_draws_and_for_steps(clock_of_waits):
+    history = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, eval_every=10).history
+    # A second for the start, one for the draws, one for the steps up to each evaluation.
+    assert history["seconds"].tolist() == [1, 3, 4]
 
 
 def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():
