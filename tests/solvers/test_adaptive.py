@@ -202,6 +202,43 @@ def test_steps_grow_again_after_good_refreshes():
     cases.assert_trees_equal(trees.to_numpy(last.point), point)
 
 
+def refresh(last=None, *, z=3.0, v=3.0, D_z=0.0, D_v=0.0, first=False):
+    """The memory after a refresh, in the metric d = 4 with step 0.1: |z| is 2 z long, a move of D 0.05 D."""
+    at, exact = (bilevel.Point(*(np.array([part]) for part in (a, 0.0, b))) for a, b in ((z, v), (D_z, D_v)))
+    metric = preconditioning.Preconditioning(np.array([4.0]))
+    with arithmetic("float64"):
+        last = rollback.init_rollback(at, metric, np.ones(())) if last is None else last
+        return rollback.check_refresh(last, at, exact, metric, 0.1, np.array(first))
+
+
+def test_the_first_refresh_is_good_and_sets_the_sizes():
+    assert [float(size) for size in refresh(D_z=8.0, D_v=40.0, first=True).sizes] == [6, 20]  # |z|, ten moves of v
+
+
+@pytest.mark.parametrize("part", ["D_z", "D_v"])
+def test_a_refresh_is_good_up_to_half_the_size(part):
+    good = refresh(first=True)
+    assert float(refresh(good, **{part: 59.9}).rollbacks) == 0
+    back = refresh(good, **{part: 60.1})
+    assert (float(back.rollbacks), float(back.scale), float(back.streak)) == (1, 0.5, 0)
+    assert float(refresh(back, **{part: 119.9}).rollbacks) == 1, "halved steps make moves half as long"
+    assert float(refresh(back, **{part: 120.1}).scale) == 0.25
+
+
+def test_sizes_grow_by_no_more_than_a_factor_of_two_and_never_fall():
+    good = refresh(first=True)
+    sizes = [[float(size) for size in refresh(good, z=z, v=3.0).sizes] for z in (1.0, 5.0, 500.0)]
+    assert sizes == [[6, 6], [10, 6], [12, 6]]
+
+
+def test_points_a_million_times_farther_out_are_not_evaluated():
+    good = refresh(first=True)  # at a distance of √18 from 0
+    for z, evaluated in ((4.3e6, 4.3e6), (4.5e6, 3.0)):
+        with arithmetic("float64"):
+            point = rollback.point_within_reach(good, bilevel.Point(np.array([z]), np.zeros(1), np.array([3.0])))
+        assert float(point.inner_var[0]) == evaluated
+
+
 # Bounds
 
 

@@ -1,13 +1,21 @@
 """The constants of the lemmas and of the theorem, against the proof once more in plain Python, factor by factor."""
 
 import dataclasses
+from itertools import product
 from math import inf, sqrt
 
 import numpy as np
 import pytest
 
 from bilevel.problems.constants import Constants, Region
-from bilevel.theory.steps import StepSizes, descent_constants, lyapunov_coefficients, phi_v_smoothness, step_sizes
+from bilevel.theory.steps import (
+    DescentConstants,
+    StepSizes,
+    descent_constants,
+    lyapunov_coefficients,
+    phi_v_smoothness,
+    step_sizes,
+)
 
 
 def made_up(seed):
@@ -101,9 +109,9 @@ def test_where_the_corrections_change_nothing_the_constants_are_the_printed_ones
         np.testing.assert_allclose(getattr(descent_constants(c), name), times.get(name, 1) * value, err_msg=name)
 
 
-def theorem(c, q):
-    """ρ, γ, ψ_z, ψ_v, ξ of th:cvg_rate, and the limits that none of ρ, γ may exceed."""
-    d, mu = descent_constants(c), c.mu_G
+def theorem(c, d, q):
+    """ψ_z, ψ_v and ξ of th:cvg_rate, and the limits that ρ and γ may not exceed."""
+    mu = c.mu_G
     psi_z = 1 / (16 * d.bar_zx)
     psi_v = min(1 / (16 * d.bar_vx), psi_z * mu / (12 * d.alpha_vz))
     xi = min(d.C_z, d.C_v, 1, psi_v * mu**2 / (40 * d.L_x**2), psi_z * mu**2 / (24 * d.L_x**2))
@@ -124,15 +132,20 @@ def theorem(c, q):
     return psi_z, psi_v, xi, limits_of_rho, limits_of_gamma
 
 
-@pytest.mark.parametrize("q", [1, 50])
-def test_steps_are_those_of_the_theorem(q):
-    for c in MADE_UP:
+def test_steps_are_those_of_the_theorem_and_each_limit_decides_somewhere(monkeypatch):
+    """The constants of the lemmas are made up too: those of true ones leave three of the limits idle."""
+    deciding, rng = set(), np.random.default_rng(0)
+    for q, c in product((1, 50, 10**9), 3 * MADE_UP):
+        d = DescentConstants(*np.exp(3 * rng.standard_normal(len(DescentConstants._fields))).tolist())
+        monkeypatch.setattr("bilevel.theory.steps.descent_constants", lambda _, d=d: d)
         steps = step_sizes(c, 7, 5, q)
-        psi_z, psi_v, xi, limits_of_rho, limits_of_gamma = theorem(c, q)
+        psi_z, psi_v, xi, limits_of_rho, limits_of_gamma = theorem(c, d, q)
         rho, gamma = min(limits_of_rho), min(*limits_of_gamma, xi * min(limits_of_rho))
         expected = (rho, gamma, rho, min(limits_of_gamma), xi, psi_z, psi_v)
         np.testing.assert_allclose(dataclasses.astuple(steps)[:7], expected, rtol=1e-12)
         assert (steps.q, steps.calls_per_period, steps.v_radius) == (q, 3 * 7 + 2 * 5 + 10 * (q - 1), c.R)
+        deciding |= {("rho", int(np.argmin(limits_of_rho))), ("gamma", int(np.argmin(limits_of_gamma)))}
+    assert len(deciding) == len(limits_of_rho) + len(limits_of_gamma)
     assert step_sizes(MADE_UP[0], 7, 5).q == 12
 
 
