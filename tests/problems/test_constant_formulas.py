@@ -64,6 +64,19 @@ def test_the_box_is_the_given_one_or_that_of_the_problem_or_one_around_the_start
     assert [np.broadcast_to(side, 2).tolist() for side in found] == [lower, upper]
 
 
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        (([0.0, 1.0], [1.0, 0.0]), "a lower limit exceeds its upper one"),
+        (([0.0, np.nan], 9.0), "or one is NaN"),
+        ((np.zeros(3), None), "a limit has 3 numbers; give one, or 2 like the outer variable"),
+    ],
+)
+def test_a_box_that_is_none_is_refused(box, message):
+    with pytest.raises(ValueError, match=message):
+        box_around(boxed(None), box)
+
+
 def test_the_farthest_x_of_a_region_is_at_its_farthest_corner():
     region = Region(2.0, np.array([-3.0, 1.0]), np.array([1.0, 4.0]))
     assert region.outer_radius == 5 and str(region) == "||z|| <= 2, x from -3 to 4"
