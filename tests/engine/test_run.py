@@ -1,6 +1,7 @@
 """The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
 
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import bilevel
 from bilevel._types import Calls
 from bilevel.engine import steps as runner
+from bilevel.engine.driver import Budget
 from bilevel.engine.sweep import sweep
 from tests import cases
 
@@ -58,6 +60,26 @@ def test_default_evaluations_are_spread_evenly_over_the_logarithm_of_calls():
     late = history["calls"][history["calls"] > 4000]
     ratios = late[1:-1] / late[:-2]
     assert ratios.min() > 1.15 and ratios.max() < 1.25
+
+
+@pytest.mark.parametrize(("calls", "position"), [(0, 100), (99, 100), (100, 119), (118, 119), (119, 142), (200, 238)])
+def test_evaluations_are_due_from_a_64th_of_an_epoch_on_four_times_per_doubling(calls, position):
+    """At 100, 118.9, 141.4, 168.2, 200, 237.8, … calls of an epoch of 6400; here each step takes one call."""
+    budget, page = Budget(max_steps=1), np.arange(41, 1000)
+    assert budget.next_evaluation(6400, calls, calls, 40, page) == position - 40
+
+
+@pytest.mark.parametrize(("step", "due"), [(0, 5), (4, 5), (5, 10), (7, 10)])
+def test_evaluations_every_few_steps_are_at_multiples(step, due):
+    assert Budget(max_steps=1, eval_every=5).next_evaluation(6400, step, 0, 3, np.arange(9)) == due - 3
+
+
+def test_progress_is_the_largest_share_of_a_budget_that_is_used(monkeypatch):
+    shown = []
+    bar = contextmanager(lambda *_: iter([lambda share, text: shown.append(round(share, 6))]))
+    monkeypatch.setattr("bilevel.engine.run.progress_bar", bar)
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=40, max_calls=10**9, eval_every=10)
+    assert {0.25, 0.5, 0.75} <= set(shown) and shown == sorted(shown)
 
 
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))

@@ -231,6 +231,20 @@ def test_sizes_grow_by_no_more_than_a_factor_of_two_and_never_fall():
     assert sizes == [[6, 6], [10, 6], [12, 6]]
 
 
+@pytest.mark.parametrize("optimizer", [None, "adam"])
+def test_a_scale_shortens_every_move_alike(optimizer):
+    problem = cases.quadratic()
+    method = replace(DIAGONAL, outer_ratio=2.0, outer_optimizer=optimizer).cast("float64")
+    with arithmetic("float64"):
+        state = method.init(problem.oracles, problem.start)
+        ones = trees.ones_like(problem.start)
+        whole, half = (method.descend(problem.oracles, state, ones, 0.1, scale).point for scale in (None, 0.5))
+    for part, step in zip(bilevel.Point._fields, (0.1, 1e-2 if optimizer else 0.05, 0.1), strict=True):
+        start, moved, less = (np.asarray(getattr(point, part)) for point in (problem.start, whole, half))
+        np.testing.assert_allclose(start - moved, step, rtol=1e-6)
+        np.testing.assert_allclose(start - less, step / 2, rtol=1e-6)
+
+
 def test_points_a_million_times_farther_out_are_not_evaluated():
     good = refresh(first=True)  # at a distance of √18 from 0
     for z, evaluated in ((4.3e6, 4.3e6), (4.5e6, 3.0)):
