@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from bilevel.bench.sections import (
+    Contender,
     SeedCurve,
     calls_to_reach,
     final_values,
@@ -173,6 +174,17 @@ def test_a_section_shows_each_solver_at_its_selected_setting_from_the_timing_pha
             assert len(rows["cell"].unique()) == tables.TIMING_SEEDS
         assert contenders["StocBiO"].parameters is None
         assert len(contenders["StocBiO"].rows["cell"].unique()) == tables.SWEEP_SEEDS * len(tables.STEP_SIZES)
+
+
+def test_only_selected_settings_have_curves():
+    shown = tables.store().drop(columns=[*tables.EXACT[1:], *tables.CHEAP, *tables.UNUSED])
+    section = make_sections(shown)[0]
+    assert [section.with_curves(position) for position in (0, 2)] == [["value"], ["SABA", "SOBA", "SRBA"]]
+
+
+def test_a_setting_reads_as_names_and_short_numbers():
+    assert Contender("SRBA", {"step_size": 0.123456, "period": 22}, None).setting == "step_size 0.1235, period 22"
+    assert Contender("SRBA", None, None).setting == "none: each has an infinite median"
 
 
 def test_problems_drawn_anew_with_each_seed_are_one_section():
