@@ -132,6 +132,12 @@ def test_the_clock_waits_for_the_start_for_draws_and_for_steps(clock_of_waits):
     assert history["seconds"].tolist() == [1, 3, 4]
 
 
+def test_a_run_looks_at_the_clock_often_enough_to_end_in_time(clock_of_waits):
+    """Two seconds for start and draws; then each look takes one, so that a look may last no longer than a step."""
+    history = bilevel.run(cases.quadratic("float32"), SRBA, max_seconds=5).history
+    assert (history["seconds"][-1], history["step"][-1]) == (5, 3)
+
+
 def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():
     problem = bilevel.problems.quadratic(512, 256, 8, 4, common_linear=0.5, dtype="float64")
     result = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=100_000, tolerance=1e-12)
@@ -241,6 +247,7 @@ def test_stationarity_leaves_out_what_pushes_against_a_bound():
         ({"tolerance": 1e-3}, "no budget"),
         ({"max_steps": 2**31}, "max_steps=2147483648.*32 bits"),
         ({"max_steps": -1}, "max_steps=-1"),
+        ({"max_steps": True}, "max_steps=True.*integer"),
         ({"max_steps": 10.0}, "max_steps=10.0.*integer"),
         ({"max_calls": "many"}, "max_calls='many'"),
         ({"max_seconds": np.inf}, "max_seconds=inf"),
