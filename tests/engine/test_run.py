@@ -1,5 +1,6 @@
 """The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
 
+import itertools
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -93,6 +94,12 @@ def test_calls_are_never_exceeded_and_the_next_step_would_exceed_them(name):
     assert spent <= budget < sum(more.calls)
 
 
+def test_a_budget_of_just_the_calls_of_some_steps_takes_them():
+    problem = cases.quadratic("float32")
+    spent = sum(bilevel.run(problem, SRBA, max_steps=7).calls)
+    assert bilevel.run(problem, SRBA, max_calls=spent).history["step"][-1] == 7
+
+
 def test_a_budget_below_the_first_step_takes_none():
     result = bilevel.run(cases.quadratic("float32"), SRBA, max_calls=10)
     assert result.status == "out_of_budget"
@@ -130,6 +137,13 @@ def test_the_clock_waits_for_the_start_for_draws_and_for_steps(clock_of_waits):
     history = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, eval_every=10).history
     # A second for the start, one for the draws, one for the steps up to each evaluation.
     assert history["seconds"].tolist() == [1, 3, 4]
+
+
+def test_seconds_of_steps_in_python_add_up(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    history = bilevel.run(cases.quadratic(), bilevel.Exact(), max_steps=3, eval_every=1).history
+    assert history["seconds"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_run_looks_at_the_clock_often_enough_to_end_in_time(clock_of_waits):
@@ -185,7 +199,10 @@ def test_summary_and_plot_show_the_run(tmp_path):
     text = result.summary()
     for word in ("SRBA", "period=5", "out_of_budget", "hypergrad_norm_sq", "epochs", "quadratic"):
         assert word in text
+    first, last = result.history["hypergrad_norm_sq"][[0, -1]]
+    assert f"{first:.6g} -> {last:.6g}" in text
     figure = result.plot()
+    assert [axes.get_yscale() for axes in (*figure.axes, *result.plot("value").axes)] == ["log"] * 2 + ["linear"] * 2
     assert [axes.get_xlabel() for axes in figure.axes] == ["calls", "seconds"]
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), result.history["hypergrad_norm_sq"])
     figure.savefig(tmp_path / "run.png")
