@@ -11,7 +11,7 @@ from own_process import answer, peak_bytes, peak_with_jax
 
 import bilevel
 
-SOLVERS = ("SRBA", "SABA")
+SOLVERS = {"SRBA": {}, "SABA": {}, "SABA, memory of rows": {"memory": "rows"}}
 COLUMNS = ["problem", "solver", "rows, MB", "built, MB", "after a run, MB", "state, kB"]
 
 
@@ -20,6 +20,8 @@ def measure(quick):
     rows = []
     for problem in list(shapes.PROBLEMS)[: 1 if quick else None]:
         for solver in SOLVERS:
+            if solver == "SABA, memory of rows" and problem != "cleaning":  # rows of few numbers have nothing to spare
+                continue
             sizes = answer("memory.py", problem, solver)
             rows.append([problem, solver, *map(number, sizes)])
             print(f"  {' '.join(rows[-1])}", flush=True)
@@ -35,7 +37,8 @@ def peaks(name, solver):
     before = peak_with_jax()
     problem = shapes.PROBLEMS[name]()
     built = peak_bytes() - before
-    result = bilevel.run(problem, bilevel.SOLVERS[solver](0.001, 1.0, shapes.BATCH), max_steps=500)
+    method = bilevel.SOLVERS[solver.split(",")[0]](0.001, 1.0, shapes.BATCH, **SOLVERS[solver])
+    result = bilevel.run(problem, method, max_steps=500)
     state = sum(leaf.nbytes for leaf in jax.tree.leaves(result.state))
     sizes = floor.row_bytes(problem.oracles), built, peak_bytes() - before
     return [*(size / 1e6 for size in sizes), state / 1e3]

@@ -17,7 +17,7 @@ from bilevel.solvers import HostSolver
 TARGETS = (0.2133, 0.2086)
 BETWEEN = 32  # evaluations between the two that a coarser run leaves
 
-# Settings from docs/problem_tables.py; and SRBA as somebody would try it first.
+# SRBA and SABA as docs/problem_tables.py tunes them, AmIGO by hand; and SRBA as somebody would try it first.
 SOLVERS = {
     "SRBA, tuned": bilevel.SRBA(2.0, 1.0, 64),
     "SABA, tuned": bilevel.SABA(1.0, 1.0, 64),

@@ -1,6 +1,6 @@
 """Print the tables of reports/problems.md, measured on this machine.
 
-python docs/problem_tables.py ijcnn1           solvers on IJCNN1, 10 seconds each
+python docs/problem_tables.py ijcnn1           solvers on IJCNN1, tuned, then run for 5e8 calls
 python docs/problem_tables.py cleaning         data cleaning on MNIST, 10 seconds, against plain fits
 python docs/problem_tables.py exact_solutions  time of an exact solution between two evaluations of a run
 python docs/problem_tables.py memory           peak memory of each problem, each in a process of its own
@@ -10,38 +10,47 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 import bilevel
 from bilevel import problems
+from bilevel.engine.sweep import sweep
 
-SECONDS = 10
-SHOWN_AT = (0, 0.3, 1, 3, 10)
-
-# The best after 2 seconds of step_size in {0.25, 0.5, 1, 2} and outer_ratio in {0.03, 0.1, 0.3, 1}.
-ON_IJCNN1 = {
-    "SRBA": bilevel.SRBA(2.0, 1.0, 64),
-    "SABA": bilevel.SABA(1.0, 1.0, 64),
-    "AmIGO": bilevel.AmIGO(0.5, 0.03, 64),
-    "Exact": bilevel.Exact(),
-}
+SECONDS = 10  # of data cleaning
+STEP_SIZES, OUTER_RATIOS = (0.25, 0.5, 1.0, 2.0), (0.03, 0.1, 0.3, 1.0)
+TUNING_CALLS, SHOWN_AT = 10**8, (0, 2e7, 7e7, 2e8, 5e8)
+ON_IJCNN1 = bilevel.SRBA(2.0, 1.0, 64)
 ON_CLEANING = bilevel.SRBA(0.003, 1e-5, 64, period=64)
 
 
 def ijcnn1():
     problem = problems.ijcnn1(dtype="float32")
-    print("| solver | seconds | calls | h | ‖∇h‖² |\n| --- | --- | --- | --- | --- |")
-    for name, solver in ON_IJCNN1.items():
-        history = bilevel.run(problem, solver, max_seconds=SECONDS).history
-        shown = sorted({int(np.searchsorted(history["seconds"], at, side="right")) - 1 for at in SHOWN_AT})
-        for i in (i for i in shown if i >= 0):
-            seconds, calls, value, norm_sq = (history[key][i] for key in KEYS)
-            numbers = f"{value:.4f} | {norm_sq:.1e}" if np.isfinite(value) else "diverged |"
-            print(f"| {name} | {seconds:.2f} | {calls:.2e} | {numbers} |")
+    problem = replace(problem, metrics={"largest_x": lambda point: abs(point.outer_var).max()})
+    print("| solver | step_size, outer_ratio | calls | h | ‖∇h‖² | largest abs x |\n" + "| --- " * 6 + "|")
+    for name in ("SRBA", "SABA", "AmIGO", "Exact"):
+        solver = bilevel.Exact() if name == "Exact" else tune(problem, bilevel.SOLVERS[name])
+        setting = "" if name == "Exact" else f"{solver.step_size:g}, {solver.outer_ratio:g}"
+        result = bilevel.run(problem, solver, max_calls=int(SHOWN_AT[-1]))
+        history = result.history
+        for i in sorted({int(np.searchsorted(history["calls"], at, side="right")) - 1 for at in SHOWN_AT}):
+            calls, value, norm_sq, largest = (history[key][i] for key in KEYS)
+            end = ", then diverged" if i + 1 == len(history["calls"]) and result.status == "diverged" else ""
+            cells = name, setting, f"{calls:.2e}{end}", f"{value:.4f}", f"{norm_sq:.1e}", f"{largest:.3g}"
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
-KEYS = ("seconds", "calls", "value", "hypergrad_norm_sq")
+KEYS = ("calls", "value", "hypergrad_norm_sq", "largest_x")
+
+
+def tune(problem, kind):
+    """The setting with the least h after the calls of the tuning; a diverged one is the worst."""
+    settings = [kind(step, ratio, 64).resolve(problem.oracles) for step, ratio in product(STEP_SIZES, OUTER_RATIOS)]
+    (cells,) = sweep(problem, settings, [0], TUNING_CALLS)
+    values = [np.inf if cell.status == "diverged" else cell.rows[-1]["value"] for cell in cells]
+    return settings[int(np.nanargmin(values))]
 
 
 def cleaning():
@@ -81,7 +90,7 @@ def known_weights(problem):
 
 def exact_solutions():
     print("| problem | median ms | largest ms | largest residual |\n| --- | --- | --- | --- |")
-    for name, solver in (("ijcnn1", ON_IJCNN1["SRBA"]), ("mnist_cleaning", ON_CLEANING)):
+    for name, solver in (("ijcnn1", ON_IJCNN1), ("mnist_cleaning", ON_CLEANING)):
         problem = problems.PROBLEMS[name](dtype="float32")
         times, residuals, solution = [], [], None
         for point in iterates(problem, solver):

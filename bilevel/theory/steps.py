@@ -88,8 +88,9 @@ def descent_constants(constants: Constants) -> DescentConstants:
 
     Where the paper differs: L1_G² for L1_G in app:lemma:bound_error_directions and app:eq:4, so in L', β_zz, β_zx;
     ||D_v||² <= 2 L1_G φ_v for 2 L1_G/μ φ_v in app:eq:delta_D, so in e, β̃_vv, B_v; L1_F for L2_F in app:eq:9, so in L'';
-    a factor 2 for the cross term that app:eq:exp_norm_exp_d_x drops, so in β_zv, β̄_zx, β̄_vx, C_z, C_v; 32 in β_vv;
-    ρ <= 1/Λ_v and a square root in B_v. Λ_v, of which the paper says only that it exists, is `phi_v_smoothness`.
+    a factor 2 for the cross term that app:eq:exp_norm_exp_d_x drops, so in β_zv, β̄_zx, β̄_vx, C_z, C_v; 32 in β_vv; no 2
+    before (L1_F)² in β_hz, β_hx; ρ <= 1/Λ_v and a square root in B_v. Λ_v, of which the paper says only that it exists,
+    is `phi_v_smoothness`.
     """
     c, mu, g1 = constants, constants.mu_G, constants.L1_G
     bent = _bending(c)

@@ -4,7 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bilevel.bench.sections import SeedCurve, final_values, first_reach, interpolate, make_curve, median_curve
+from bilevel.bench.sections import (
+    Contender,
+    SeedCurve,
+    final_values,
+    first_reach,
+    interpolate,
+    make_curve,
+    make_sections,
+    median_curve,
+)
 from bilevel.bench.select import quantiles
 from tests.bench import tables
 
@@ -88,6 +97,17 @@ def test_a_seed_without_any_data_counts_among_the_seeds():
     assert not curve.is_drawable and not len(curve.x)
 
 
+def test_a_curve_begins_where_half_of_the_seeds_have_data():
+    late = run([1, 2], [4, 4])
+    np.testing.assert_array_equal(median_curve([run([0, 1, 2], [1, 1, 1]), late, late]).x, [1, 2])
+
+
+def test_a_seed_that_diverged_before_any_evaluation_is_worse_than_any_other_throughout():
+    lost = run([], [], "diverged")
+    np.testing.assert_equal(median_curve([lost, lost, run([0, 1], [3, 2])]).median, [INF, INF])
+    np.testing.assert_allclose(median_curve([lost, run([0, 1], [3, 2]), run([0, 1], [5, 2])]).median, [5, 2])
+
+
 def test_a_diverged_seed_is_worse_than_any_other_from_its_end_on():
     curve = median_curve([run([0, 1], [5, 9], "diverged"), run([0, 1, 2], [5, 3, 1]), run([0, 1, 2], [5, 4, 2])])
     np.testing.assert_allclose(curve.median, [5, 4, 2])
@@ -141,6 +161,56 @@ def test_final_values_skip_what_was_not_evaluated():
 def test_calls_to_reach_are_a_median_over_seeds_that_counts_those_that_never_do():
     rows = rows_of([[1, 0.1, 0.01], [1, 0.5, 0.1], [1, 0.05, 0.2]])
     np.testing.assert_equal(first_reach(rows, "value", (1, 0.1, 0.05, 0.01)), [0, 100, 200, INF])
+
+
+def test_the_order_of_the_rows_of_a_store_does_not_matter():
+    rows = rows_of([[5, 4, 3], [5, 3, 1]])
+    np.testing.assert_array_equal(final_values(rows[::-1], "value"), [3, 1])
+    np.testing.assert_array_equal(make_curve(rows[::-1], "calls", "value"), make_curve(rows, "calls", "value"))
+
+
+def test_a_section_shows_each_solver_at_its_selected_setting_from_the_timing_phase():
+    for section in make_sections(tables.store()):
+        contenders = {one.label: one for one in section.contenders}
+        assert section.metric == {"quadratic": "value_gap", "digits_cleaning": "value"}[section.problem]
+        assert list(contenders) == sorted(tables.RATES)
+        for solver in ("SABA", "SOBA", "SRBA"):
+            rows = contenders[solver].rows
+            assert set(rows["phase"]) == {"timing"} and set(rows["param_step_size"]) == {0.1}
+            assert len(rows["cell"].unique()) == tables.TIMING_SEEDS
+        assert contenders["StocBiO"].parameters is None
+        assert len(contenders["StocBiO"].rows["cell"].unique()) == tables.SWEEP_SEEDS * len(tables.STEP_SIZES)
+
+
+def test_only_selected_settings_have_curves():
+    shown = tables.store().drop(columns=[*tables.EXACT[1:], *tables.CHEAP, *tables.UNUSED])
+    section = make_sections(shown)[0]
+    assert [section.with_curves(position) for position in (0, 2)] == [["value"], ["SABA", "SOBA", "SRBA"]]
+
+
+def test_a_setting_reads_as_names_and_short_numbers():
+    assert (
+        Contender("SRBA", {"step_size": 0.123456, "period": 22}, None, None, "").setting
+        == "step_size 0.1235, period 22"
+    )
+    assert Contender("SRBA", None, None, None, "").setting == "none: each has an infinite median"
+
+
+def test_problems_drawn_anew_with_each_seed_are_one_section():
+    table = tables.store()
+    table = table[(table.problem == "digits_cleaning") & (table.phase == "sweep")]
+    drawn = table.assign(problem_arguments=[f'{{"corruption": 0.5, "seed": {seed}}}' for seed in table.seed])
+    (section,) = make_sections(drawn)
+    assert section.arguments == {"corruption": 0.5}
+    assert {len(one.rows["seed"].unique()) for one in section.contenders} == {tables.SWEEP_SEEDS}
+    (fixed,) = make_sections(table.assign(problem_arguments='{"corruption": 0.5, "seed": 3}'))
+    assert fixed.arguments == {"corruption": 0.5, "seed": 3}
+
+
+def test_without_exact_values_the_outer_value_selects():
+    table = tables.store()
+    sections = make_sections(table.assign(value=NAN, value_gap=NAN))
+    assert [section.metric for section in sections] == ["outer_value", "outer_value"]
 
 
 @pytest.mark.parametrize("axis", ["calls", "epochs"])

@@ -182,6 +182,11 @@ def test_problems_that_differ_by_their_seed_alone_are_one_and_others_are_not():
     assert found == {("e", '{"dim_inner": 8}'): 3, ("e", '{"dim_inner": 9}'): 1, ("f", '{"dim_inner": 8}'): 1}
 
 
+def test_the_cost_of_a_setting_is_the_median_of_its_calls():
+    cells = [row("SRBA", {"step_size": 0.1}, seed, 1.0, calls=calls) for seed, calls in enumerate((7, 100, 8))]
+    assert only(select(table(cells), "value"))["median_calls"] == 8
+
+
 def test_a_parameter_that_is_none_is_a_setting_of_its_own():
     whole = table(
         rows("SRBA", {"step_size": 0.1, "v_radius": None}, [1.0, 1.0]),

@@ -97,6 +97,12 @@ def test_a_damaged_or_foreign_file_is_refused(saved, tmp_path):
         bilevel.resume(saved, problem, max_steps=9)
 
 
+def test_a_file_of_another_format_is_refused(saved, monkeypatch):
+    monkeypatch.setattr("bilevel.engine.result._FORMAT", 2)
+    with pytest.raises(ValueError, match="has format 1; this version reads format 2"):
+        bilevel.resume(saved, cases.quadratic("float32"), max_steps=5)
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
     before = saved.read_bytes()
 

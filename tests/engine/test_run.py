@@ -1,7 +1,11 @@
 """The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
 
+import itertools
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ import pytest
 import bilevel
 from bilevel._types import Calls
 from bilevel.engine import steps as runner
+from bilevel.engine.driver import Budget
 from bilevel.engine.sweep import sweep
 from tests import cases
 
@@ -58,6 +63,26 @@ def test_default_evaluations_are_spread_evenly_over_the_logarithm_of_calls():
     assert ratios.min() > 1.15 and ratios.max() < 1.25
 
 
+@pytest.mark.parametrize(("calls", "position"), [(0, 100), (99, 100), (100, 119), (118, 119), (119, 142), (200, 238)])
+def test_evaluations_are_due_from_a_64th_of_an_epoch_on_four_times_per_doubling(calls, position):
+    """At 100, 118.9, 141.4, 168.2, 200, 237.8, … calls of an epoch of 6400; here each step takes one call."""
+    budget, page = Budget(max_steps=1), np.arange(41, 1000)
+    assert budget.next_evaluation(6400, calls, calls, 40, page) == position - 40
+
+
+@pytest.mark.parametrize(("step", "due"), [(0, 5), (4, 5), (5, 10), (7, 10)])
+def test_evaluations_every_few_steps_are_at_multiples(step, due):
+    assert Budget(max_steps=1, eval_every=5).next_evaluation(6400, step, 0, 3, np.arange(9)) == due - 3
+
+
+def test_progress_is_the_largest_share_of_a_budget_that_is_used(monkeypatch):
+    shown = []
+    bar = contextmanager(lambda *_: iter([lambda share, text: shown.append(round(share, 6))]))
+    monkeypatch.setattr("bilevel.engine.run.progress_bar", bar)
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=40, max_calls=10**9, eval_every=10)
+    assert {0.25, 0.5, 0.75} <= set(shown) and shown == sorted(shown)
+
+
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_calls_are_never_exceeded_and_the_next_step_would_exceed_them(name):
     problem = cases.quadratic("float32")
@@ -67,6 +92,12 @@ def test_calls_are_never_exceeded_and_the_next_step_would_exceed_them(name):
     spent, steps = sum(result.calls), int(result.history["step"][-1])
     more = bilevel.run(problem, SOLVERS[name], max_steps=steps + 1)
     assert spent <= budget < sum(more.calls)
+
+
+def test_a_budget_of_just_the_calls_of_some_steps_takes_them():
+    problem = cases.quadratic("float32")
+    spent = sum(bilevel.run(problem, SRBA, max_steps=7).calls)
+    assert bilevel.run(problem, SRBA, max_calls=spent).history["step"][-1] == 7
 
 
 def test_a_budget_below_the_first_step_takes_none():
@@ -87,6 +118,38 @@ def test_seconds_are_a_budget_and_leave_compilation_and_evaluation_out():
     assert evaluations > 10, "sleeping through evaluations must not use up the seconds"
     assert result.history["seconds"][-1] >= 0.2
     assert result.compile_seconds > 0
+
+
+@pytest.fixture
+def clock_of_waits(monkeypatch):
+    """A clock that stands still, but for a second whenever results are waited for."""
+    clock, wait = SimpleNamespace(now=0.0), jax.block_until_ready
+
+    def count_and_wait(tree):
+        clock.now += 1
+        return wait(tree)
+
+    monkeypatch.setattr(jax, "block_until_ready", count_and_wait)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+
+def test_the_clock_waits_for_the_start_for_draws_and_for_steps(clock_of_waits):
+    history = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, eval_every=10).history
+    # A second for the start, one for the draws, one for the steps up to each evaluation.
+    assert history["seconds"].tolist() == [1, 3, 4]
+
+
+def test_seconds_of_steps_in_python_add_up(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    history = bilevel.run(cases.quadratic(), bilevel.Exact(), max_steps=3, eval_every=1).history
+    assert history["seconds"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_run_looks_at_the_clock_often_enough_to_end_in_time(clock_of_waits):
+    """Two seconds for start and draws; then each look takes one, so that a look may last no longer than a step."""
+    history = bilevel.run(cases.quadratic("float32"), SRBA, max_seconds=5, eval_every=1000).history
+    assert (history["seconds"][-1], history["step"][-1]) == (5, 3)
 
 
 def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():
@@ -136,7 +199,10 @@ def test_summary_and_plot_show_the_run(tmp_path):
     text = result.summary()
     for word in ("SRBA", "period=5", "out_of_budget", "hypergrad_norm_sq", "epochs", "quadratic"):
         assert word in text
+    first, last = result.history["hypergrad_norm_sq"][[0, -1]]
+    assert f"{first:.6g} -> {last:.6g}" in text
     figure = result.plot()
+    assert [axes.get_yscale() for axes in (*figure.axes, *result.plot("value").axes)] == ["log"] * 2 + ["linear"] * 2
     assert [axes.get_xlabel() for axes in figure.axes] == ["calls", "seconds"]
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), result.history["hypergrad_norm_sq"])
     figure.savefig(tmp_path / "run.png")
@@ -207,6 +273,7 @@ def test_stationarity_leaves_out_what_pushes_against_a_bound():
         ({"tolerance": 1e-3}, "no budget"),
         ({"max_steps": 2**31}, "max_steps=2147483648.*32 bits"),
         ({"max_steps": -1}, "max_steps=-1"),
+        ({"max_steps": True}, "max_steps=True.*integer"),
         ({"max_steps": 10.0}, "max_steps=10.0.*integer"),
         ({"max_calls": "many"}, "max_calls='many'"),
         ({"max_seconds": np.inf}, "max_seconds=inf"),

@@ -152,3 +152,10 @@ def test_rows_are_shuffled_once_by_the_seed_of_the_problem():
     assert not np.array_equal(layout(0), np.ravel(data))
     assert not np.array_equal(layout(0), layout(1))
     np.testing.assert_array_equal(layout(0), layout(0))
+
+
+def test_the_rows_of_several_batches_and_of_the_first_of_them_are_counted():
+    """Blocks of 4, 4 and 2 rows."""
+    level, blocks = samples(n=10), np.array([0, 2, 1], np.int32)
+    assert int(level.count(blocks, batches=3)) == 10
+    assert [int(level.count(blocks, batches=3, first=first)) for first in (0, 1, 2, 3)] == [0, 4, 6, 10]

@@ -10,6 +10,7 @@ from scipy.special import expit
 
 import bilevel
 from bilevel import datasets, problems
+from bilevel.problems import real_data
 
 with_data = pytest.mark.skipif(not os.environ.get("BILEVEL_DATA"), reason="BILEVEL_DATA names no folder with the data")
 
@@ -110,3 +111,23 @@ def test_embedded_problems_need_no_file(monkeypatch):
 def test_seeds_choose_rows_and_noise_of_cleaning():
     first, again, other = (problems.digits_cleaning(seed=seed) for seed in (0, 0, 1))
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+
+
+def images(full_range, seed):
+    """Four pixels: a constant one, and three with two values each, this share of the range on either side of half."""
+    sides = np.random.default_rng(seed).choice([-1, 1], (60, 3)) * np.array([0.01, 0.09, 0.4])
+    pixels = full_range * np.hstack([np.zeros((60, 1)), 0.5 + sides])
+    return pixels.reshape(60, 2, 2), np.resize(np.arange(10), 60)
+
+
+@pytest.mark.parametrize(("name", "full_range"), [("mnist", 255), ("digits", 16)])
+def test_pixels_are_divided_by_their_deviation_or_by_a_tenth_of_the_range(name, full_range, monkeypatch):
+    known = datasets.Dataset(name, *images(full_range, 0), *images(full_range, 1), tuple(range(10)), "")
+    monkeypatch.setattr(real_data, "load", {name: known}.get)
+    problem = getattr(problems, f"{name}_cleaning")(n_train=30, n_val=10, dtype="float64")
+    for level in (problem.oracles.inner_samples, problem.oracles.outer_samples):
+        spreads = np.ptp(np.asarray(level.leaves.features), axis=0)
+        np.testing.assert_allclose(spreads[:3], [0, 0.02 / 0.1, 0.18 / 0.1], atol=1e-12)
+    train = np.asarray(problem.oracles.inner_samples.leaves.features)
+    np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(train[:, 3].std(), 1)

@@ -31,7 +31,8 @@ HUGE = 400.0
 
 
 def adam_of_the_library():
-    return Adam(preconditioning._RATE, preconditioning._DELAY)
+    """Steps 1e-2 (1 + t/1000)^-½, as documented."""
+    return Adam(1e-2, 1000.0)
 
 
 def selection(outer_var=None, **kwargs):
@@ -42,10 +43,19 @@ def selection(outer_var=None, **kwargs):
 # Transcription
 
 
-@pytest.mark.parametrize("name", ["quadratic", "logistic"])
-def test_iterates_equal_the_transcription(name):
+# "auto" is step 0.1, a period of 84 rows // 8, Adam, the diagonal, and the wide bounds of log-penalties.
+SETTINGS = {
+    "quadratic": (ADAPTIVE, PERIOD, (-0.5, 0.35)),
+    "logistic": (ADAPTIVE, PERIOD, (-0.5, 0.35)),
+    "logistic auto": (bilevel.SRBA("auto", batch_size=BATCH), 10, (-20.0, 20.0)),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_iterates_equal_the_transcription(case):
+    name, (method, period, bounds) = case.split()[0], SETTINGS[case]
     problem = cases.quadratic() if name == "quadratic" else selection()
-    run = cases.trajectory(problem, ADAPTIVE, 56)
+    run = cases.trajectory(problem, method, 56)
     draws = [
         SimpleNamespace(
             inner=cases.indices(run.oracles.inner_samples, d.inner),
@@ -54,16 +64,15 @@ def test_iterates_equal_the_transcription(name):
         for d in run.draws
     ]
     plain = cases.in_numpy(name, problem)
-    settings = {"step_size": 0.1, "period": PERIOD, "batch": BATCH, "bounds": (-0.5, 0.35)}
+    settings = {"step_size": 0.1, "period": period, "batch": BATCH, "bounds": bounds}
     expected = adaptive_srba(plain, *start_of(problem), draws, adam=adam_of_the_library(), **settings)
     for t, (state, step) in enumerate(zip(run.states, expected, strict=True)):
         for part, wanted in step.items():
             actual = np.asarray(getattr(state.point, part))
             assert np.linalg.norm(actual - wanted) <= 1e-10 * np.linalg.norm(wanted), (t, part)
     assert float(run.states[-1].rollback.rollbacks) == 0
-    assert (
-        len({tuple(np.asarray(state.preconditioning.diagonal)) for state in run.states}) >= (name == "logistic") * 7 + 1
-    )
+    diagonals = {tuple(np.asarray(state.preconditioning.diagonal)) for state in run.states}
+    assert len(diagonals) == (1 if name == "quadratic" else -(-56 // period))
 
 
 def test_bounds_are_active_where_the_transcription_is_clipped():
@@ -191,6 +200,57 @@ def test_steps_grow_again_after_good_refreshes():
     assert scales[:3] == [1, 0.5, 0.25] and float(last.rollbacks) == 2
     assert scales.index(0.5, 3) == 2 + 31 and scales.index(1, 3) == 2 + 62 and scales[-1] == 1
     cases.assert_trees_equal(trees.to_numpy(last.point), point)
+
+
+def refresh(last=None, *, z=3.0, v=3.0, D_z=0.0, D_v=0.0, first=False):
+    """The memory after a refresh, in the metric d = 4 with step 0.1: |z| is 2 z long, a move of D 0.05 D."""
+    at, exact = (bilevel.Point(*(np.array([part]) for part in (a, 0.0, b))) for a, b in ((z, v), (D_z, D_v)))
+    metric = preconditioning.Preconditioning(np.array([4.0]))
+    with arithmetic("float64"):
+        last = rollback.init_rollback(at, metric, np.ones(())) if last is None else last
+        return rollback.check_refresh(last, at, exact, metric, 0.1, np.array(first))
+
+
+def test_the_first_refresh_is_good_and_sets_the_sizes():
+    assert [float(size) for size in refresh(D_z=8.0, D_v=40.0, first=True).sizes] == [6, 20]  # |z|, ten moves of v
+
+
+@pytest.mark.parametrize("part", ["D_z", "D_v"])
+def test_a_refresh_is_good_up_to_half_the_size(part):
+    good = refresh(first=True)
+    assert float(refresh(good, **{part: 59.9}).rollbacks) == 0
+    back = refresh(good, **{part: 60.1})
+    assert (float(back.rollbacks), float(back.scale), float(back.streak)) == (1, 0.5, 0)
+    assert float(refresh(back, **{part: 119.9}).rollbacks) == 1, "halved steps make moves half as long"
+    assert float(refresh(back, **{part: 120.1}).scale) == 0.25
+
+
+def test_sizes_grow_by_no_more_than_a_factor_of_two_and_never_fall():
+    good = refresh(first=True)
+    sizes = [[float(size) for size in refresh(good, z=z, v=3.0).sizes] for z in (1.0, 5.0, 500.0)]
+    assert sizes == [[6, 6], [10, 6], [12, 6]]
+
+
+@pytest.mark.parametrize("optimizer", [None, "adam"])
+def test_a_scale_shortens_every_move_alike(optimizer):
+    problem = cases.quadratic()
+    method = replace(DIAGONAL, outer_ratio=2.0, outer_optimizer=optimizer).cast("float64")
+    with arithmetic("float64"):
+        state = method.init(problem.oracles, problem.start)
+        ones = trees.ones_like(problem.start)
+        whole, half = (method.descend(problem.oracles, state, ones, 0.1, scale).point for scale in (None, 0.5))
+    for part, step in zip(bilevel.Point._fields, (0.1, 1e-2 if optimizer else 0.05, 0.1), strict=True):
+        start, moved, less = (np.asarray(getattr(point, part)) for point in (problem.start, whole, half))
+        np.testing.assert_allclose(start - moved, step, rtol=1e-6)
+        np.testing.assert_allclose(start - less, step / 2, rtol=1e-6)
+
+
+def test_points_a_million_times_farther_out_are_not_evaluated():
+    good = refresh(first=True)  # at a distance of √18 from 0
+    for z, evaluated in ((4.3e6, 4.3e6), (4.5e6, 3.0)):
+        with arithmetic("float64"):
+            point = rollback.point_within_reach(good, bilevel.Point(np.array([z]), np.zeros(1), np.array([3.0])))
+        assert float(point.inner_var[0]) == evaluated
 
 
 # Bounds

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.sweep import sweep
 from bilevel.oracles import join
+from bilevel.solvers.preconditioning import metric_diagonal
 from tests import cases
 from tests.solvers.test_adaptive import (
     ADAPTIVE,
@@ -40,6 +42,26 @@ def test_what_is_given_beside_auto_stays():
     given = bilevel.SRBA("auto", batch_size=BATCH, outer_bounds=(-1, 1), period=3, outer_optimizer=optax.sgd(0.1))
     chosen = given.resolve(selection().oracles.with_batches(BATCH, "blocks"))
     assert (chosen.outer_bounds, chosen.period, chosen.outer_optimizer) == ((-1.0, 1.0), 3, given.outer_optimizer)
+
+
+@pytest.mark.parametrize(("rows", "auto", "plain"), [(84, 10, 5), (2000, 250, 125), (3000, 300, 187), (9, 1, 1)])
+def test_without_a_period_auto_takes_a_pass_up_to_300_steps_and_plain_srba_half_of_one(rows, auto, plain):
+    oracles = SimpleNamespace(n_inner=rows - 4, n_outer=4, wide_bounds=None)
+    assert bilevel.SRBA("auto", batch_size=BATCH).resolve(oracles).period == auto
+    assert bilevel.SRBA(0.1, batch_size=BATCH).resolve(oracles).period == plain
+
+
+@pytest.mark.parametrize(("passes", "floor"), [(1, 1e-6), (8, 0.1 * (1e6 + 2.0 + 1e-8) / 3)])
+@pytest.mark.parametrize(("sampling", "batch"), [("blocks", 5), ("full", 40)])
+def test_the_metric_is_the_size_of_the_diagonal_lifted_and_what_a_batch_adds(passes, floor, sampling, batch):
+    diagonal, squares = np.array([1e6, -2.0, 1e-8]), np.array([1.0, 3.0, 0.0])
+    samples = SimpleNamespace(sampling=sampling, batch_size=5)
+    oracles = SimpleNamespace(inner_samples=samples, n_inner=40, diagonal_passes=passes)
+    oracles.diagonal_majorizer, oracles.squared_diagonals = lambda *_: diagonal, lambda _: squares
+    with arithmetic("float64"):
+        found = metric_diagonal(oracles, None, 0)
+    lifted = np.maximum(abs(diagonal), floor)
+    np.testing.assert_allclose(found, lifted + squares / (batch * lifted), rtol=1e-12)
 
 
 def test_auto_knows_no_bounds_for_losses_of_users():

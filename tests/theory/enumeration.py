@@ -27,7 +27,11 @@ def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
         factors = [rows(1.0), rows(1.0), rows(0.3), rows(0.3), rows(0.5), rows(-0.5)]
         return Factors(*(sqrt(scale) * part for part in factors[:4]), *(scale * part for part in factors[4:]))
 
-    inner, outer = level(n, inner_scale), level(m, outer_scale)
+    return from_factors(level(n, inner_scale), level(m, outer_scale))
+
+
+def from_factors(inner, outer):
+    """A quadratic with these rows on its levels, in one dimension each."""
     with arithmetic(np.float64):
         levels = [
             Samples(jax.tree.map(jax.numpy.asarray, rows), len(rows.a), (0,) * 6, np.dtype(np.float64))
