@@ -48,8 +48,9 @@ DrawnMetric = Annotated[str | None, typer.Option("--draw", help="metric to draw;
 Kind = StrEnum("Kind", ["solvers", "problems", "datasets", "metrics"])
 Device = StrEnum("Device", ["cpu", "gpu"])
 Phase = StrEnum("Phase", ["sweep", "timing"])
-Reproduced = StrEnum("Reproduced", ["all", "quadratic", "ijcnn1", "cleaning", "complexity"])
 MEASURED = ("complexity",)  # parts without a store
+EVERYTHING = "all"
+Reproduced = StrEnum("Reproduced", [(name, name) for name in (EVERYTHING, *PARTS, *MEASURED)])
 Jobs = Annotated[int, typer.Option(min=1, help="processes on this machine")]
 Scheduler = Annotated[str | None, typer.Option(help="address of a Dask scheduler")]
 ChosenDevice = Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")]
@@ -214,7 +215,7 @@ def _open_store(folder: Path, metric: str | None) -> tuple[Store, str | None]:
 
 @app.command("reproduce")
 def reproduce_(
-    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced.all,
+    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced(EVERYTHING),
     stores: Annotated[Path, typer.Option(help="folder with a store for each part")] = Path("results") / "reproduce",
     kept: KeptFolder = KEPT,
     page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
@@ -231,7 +232,7 @@ def reproduce_(
     with _errors_in_a_line():
         if quick and not from_kept:  # beside what was run in full, not over it
             stores, kept, page = (Path("results") / "reproduce-quick" / name for name in ("stores", "kept", "page.md"))
-        names = [] if from_kept else [*PARTS, *MEASURED] if part is Reproduced.all else [part.value]
+        names = [] if from_kept else [*PARTS, *MEASURED] if part == EVERYTHING else [part.value]
         failures = 0
         for place, name in enumerate(names, start=1):
             _say(err, f"{name} ({place} of {len(names)})")

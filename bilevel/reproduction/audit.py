@@ -170,7 +170,7 @@ def _f2sa_diverges(section: Section) -> Finding:
     text = (
         f"By the printed schedule {100 * share:.0f} % of the runs diverged; the best setting ends at h {number(best)}."
     )
-    return REFUTED if np.isfinite(best) else CONFIRMED, text
+    return DEPENDS if share and np.isfinite(best) else CONFIRMED if share else REFUTED, text
 
 
 def _best_test_error(section: Section) -> Finding:

@@ -23,12 +23,15 @@ class Part(NamedTuple):
     little: dict[str, Any]  # arguments of the problem in the quick form
 
 
+_FEW = {"n_train": 600, "n_val": 300}
 PARTS = {
     "quadratic": Part(
         "Quadratics", "hypergrad_norm_sq", {"n_inner": 1024, "n_outer": 256, "dim_inner": 10, "dim_outer": 4}
     ),
     "ijcnn1": Part("Selection on IJCNN1", "value", {}),
-    "cleaning": Part("Cleaning of MNIST", "test_error", {"n_train": 600, "n_val": 300}),
+    "cleaning": Part("Cleaning of MNIST", "test_error", _FEW),
+    "cleaning70": Part("Cleaning of MNIST, 70 % of the labels redrawn", "test_error", _FEW),
+    "cleaning90": Part("Cleaning of MNIST, 90 % of the labels redrawn", "test_error", _FEW),
 }
 
 
