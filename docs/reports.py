@@ -9,9 +9,11 @@ _FOLDER = Path(__file__).parents[1] / "reports"
 
 
 def on_files(files: Any, *, config: Any, **_: Any) -> Any:
-    """Add each report, and its figures, as if it lay in `docs/reports/`."""
-    for path in sorted(_FOLDER.iterdir()):
-        files.append(File.generated(config, f"reports/{path.name}", abs_src_path=str(path)))
+    """Add each report, its figures and its rows as if they lay in `docs/reports/`."""
+    for path in sorted(path for path in _FOLDER.rglob("*") if path.is_file()):
+        if path.parent == _FOLDER or path.suffix != ".md":  # tables of a subfolder are shown by a report
+            name = path.relative_to(_FOLDER.parent).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 

@@ -189,7 +189,7 @@ def draw_complexity(rows: Sequence[Measurement], path: Path) -> None:
             _draw_line(right, in_accuracy, f"C{index}", method.name, method.in_accuracy)
         left.set(xlabel="N = n + m", ylabel="oracle calls", title=f"{problem}: to ‖∇h‖² ≤ {epsilon:g}")
         right.set(xlabel="1/ε", title=f"{problem}: at N = {size}")
-    _save(figure, axes[0][1], path)
+    _save(figure, path)
 
 
 def draw_lower_bound(rows: Sequence[Queries], path: Path) -> None:
@@ -201,13 +201,15 @@ def draw_lower_bound(rows: Sequence[Queries], path: Path) -> None:
             found = _median_queries(lower_bound.measured(rows, normalization, solver))
             _draw_line(panel, found, f"C{index}", solver)
         panel.plot(sorted(bounds), [bounds[m] for m in sorted(bounds)], "k--", label="lower bound m T / 2")
-        smooth = "each F_j is L-smooth" if normalization == "individual" else "L-smooth in the mean square"
-        panel.set(xlabel="m", ylabel="queries of rows of F", title=f"{normalization}: {smooth}")
-    _save(figure, axes[1], path)
+        smooth = "each F_j is L-smooth" if normalization == "individual" else "F_j L-smooth in mean square"
+        panel.set(xlabel="m", ylabel="queries of rows of F", title=smooth)
+    _save(figure, path)
 
 
 def _figure(n_rows: int, n_columns: int) -> tuple[Any, Any]:
-    figure = require("matplotlib.figure", "plot").Figure(figsize=(5 * n_columns, 3.6 * n_rows), layout="constrained")
+    figure = require("matplotlib.figure", "plot").Figure(
+        figsize=(4.6 * n_columns + 1, 3.4 * n_rows), layout="constrained"
+    )
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, subplot_kw={"xscale": "log", "yscale": "log"})
 
 
@@ -222,10 +224,19 @@ def _draw_line(axes: Any, points: dict[Any, float], color: str, label: str, expo
         axes.plot(places, law, ":", color=color, linewidth=1)
 
 
-def _save(figure: Any, legend_of: Any, path: Path) -> None:
+def _end_at_points(axes: Any) -> None:
+    """Let laws that leave the measured range leave the panel."""
+    highest = max(max(line.get_ydata()) for line in axes.lines if line.get_linestyle() != ":")
+    axes.set_ylim(None, 3 * highest)
+
+
+def _save(figure: Any, path: Path) -> None:
+    lines: dict[str, Any] = {}
     for axes in figure.axes:
         axes.grid(alpha=0.3)
-    figure.legend(*legend_of.get_legend_handles_labels(), loc="outside right upper")
+        _end_at_points(axes)
+        lines |= {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(lines.values()), list(lines), loc="outside right upper")
     settings = {"svg.hashsalt": "bilevel", "svg.fonttype": "none"}
     with require("matplotlib", "plot").rc_context(settings), replacing(path) as file:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
