@@ -90,11 +90,16 @@ def write_measurements(
     folder: Path, *, quick: bool = False, reporter: Callable[[str], Reporter] | None = None
 ) -> list[Path]:
     """Measure what is not yet in a folder, and write rows, figures and tables there; `reporter` makes one by title."""
-    path = folder / "complexity.csv"
-    rows = complexity.measure_complexity(quick=quick, path=path, progress=reporter and reporter("complexity"))
-    path = folder / "lower_bound.csv"
-    found = lower_bound.measure_lower_bound(quick=quick, path=path, progress=reporter and reporter("lower bound"))
-    return draw_measurements(folder, rows, found)
+    found: list[Any] = []
+    for name, measure in (
+        ("complexity", complexity.measure_complexity),
+        ("lower_bound", lower_bound.measure_lower_bound),
+    ):
+        progress = reporter(name) if reporter else None
+        found.append(measure(quick=quick, path=folder / f"{name}.csv", progress=progress))
+        if progress:
+            progress(1.0, name)
+    return draw_measurements(folder, *found)
 
 
 def draw_measurements(folder: Path, rows: Sequence[Measurement], found: Sequence[Queries]) -> list[Path]:
