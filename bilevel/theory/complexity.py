@@ -5,9 +5,10 @@ with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N). Whatever N, SOBA, StocBiO and AmI
 F²SA O(ε^-7/2). A full-batch method needs O(N ε^-1).
 
 What is measured: the same problem at growing N. "quadratic" has a strongly convex h, "valleys" one that is not. The
-rule, the same for all: at the smallest N each setting of a grid is run, and for each ε the one that needs the fewest
-calls is taken, or the one that comes lowest where none is stationary within the budget. At larger N the steps and the
-period of SRBA and SABA follow their theory; what a method whose bound does not know N was given stays.
+rule, the same for all: each setting of a grid is run with two seeds, and for each ε the one that needs the fewest calls
+is taken, or the one that comes lowest where none is stationary within the budget; it is measured with other seeds. A
+method whose bound knows N has a grid at each N, its steps scaled by its theory, and q = N. A method whose bound does
+not is given at each N what is best at the smallest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -168,21 +169,22 @@ def _check_plan(plan: Plan) -> None:
 
 
 def _tuning_runs(plan: Plan, problem: str, method: Method, rows: Sequence[Measurement]) -> Iterator[_Run]:
-    settings = method.settings[: plan.settings]
+    settings, sizes = method.settings[: plan.settings], plan.sizes if method.in_size else plan.sizes[:1]
     if len(settings) > 1:
-        each = product(settings, plan.tuning_seeds)
-        due = [_Run(problem, method, s, plan.sizes[0], seed, plan.epsilons[problem]) for s, seed in each]
+        each = product(sizes, settings, plan.tuning_seeds)
+        due = [_Run(problem, method, s, size, seed, plan.epsilons[problem]) for size, s, seed in each]
         yield from _not_taken(due, rows)
 
 
 def _measuring_runs(plan: Plan, problem: str, method: Method, rows: Sequence[Measurement]) -> Iterator[_Run]:
-    taken: dict[Setting, list[float]] = {}
-    for epsilon in plan.epsilons[problem]:
-        taken.setdefault(select(rows, problem, method, epsilon), []).append(epsilon)
     seeds = plan.seeds[:1] if method.name in ("Exact", "full batch") else plan.seeds
-    each = product(plan.sizes, seeds, taken.items())
-    due = [_Run(problem, method, s, size, seed, tuple(epsilons)) for size, seed, (s, epsilons) in each]
-    yield from _not_taken(due, rows)
+    for size in plan.sizes:
+        taken: dict[Setting, list[float]] = {}
+        for epsilon in plan.epsilons[problem]:
+            taken.setdefault(select(rows, problem, method, size, epsilon), []).append(epsilon)
+        each = product(seeds, taken.items())
+        due = [_Run(problem, method, s, size, seed, tuple(epsilons)) for seed, (s, epsilons) in each]
+        yield from _not_taken(due, rows)
 
 
 def _not_taken(due: Sequence[_Run], rows: Sequence[Measurement]) -> list[_Run]:
@@ -190,11 +192,15 @@ def _not_taken(due: Sequence[_Run], rows: Sequence[Measurement]) -> list[_Run]:
     return [run for run in due if run.key not in taken]
 
 
-def select(rows: Sequence[Measurement], problem: str, method: Method, epsilon: float) -> Setting:
-    """Return the setting that is ε-stationary first in the grid, else the one that comes lowest, by medians."""
+def select(rows: Sequence[Measurement], problem: str, method: Method, size: int, epsilon: float) -> Setting:
+    """Return the setting that is ε-stationary first in the grid, else the one that comes lowest, by medians.
+
+    The grid is that of the size, or of the smallest one where the bound of the method does not know the size.
+    """
     grid: dict[Setting, list[Measurement]] = {}
     for row in rows:
-        if (row.problem, row.solver, row.epsilon) == (problem, method.name, epsilon) and row.seed >= FIRST_TUNING_SEED:
+        there = (row.problem, row.solver, row.epsilon) == (problem, method.name, epsilon)
+        if there and row.seed >= FIRST_TUNING_SEED and (row.size == size or not method.in_size):
             grid.setdefault(row.setting, []).append(row)
 
     def cost(setting: Setting) -> tuple[float, float]:
@@ -235,6 +241,12 @@ def measured(rows: Sequence[Measurement], problem: str, solver: str) -> list[Mea
     """Return the rows of a solver on a problem without those of the grid."""
     mine = [row for row in rows if (row.problem, row.solver) == (problem, solver)]
     return [row for row in mine if row.seed < FIRST_TUNING_SEED]
+
+
+def with_step(rows: Sequence[Measurement], step: float) -> list[Measurement]:
+    """Return the rows of the grid with this step, the same up to the scaling at each N, as if they were measured."""
+    grid = [row for row in rows if row.seed >= FIRST_TUNING_SEED and row.step == step]
+    return [row._replace(seed=row.seed - FIRST_TUNING_SEED) for row in grid]
 
 
 def slope_in_size(rows: Sequence[Measurement], problem: str, solver: str, epsilon: float) -> Slope:

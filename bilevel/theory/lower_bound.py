@@ -22,12 +22,22 @@ from bilevel.theory.first_passage import first_passage, read_rows, write_rows
 
 NORMALIZATIONS = ("individual", "mean_squared")
 
-# From ρ, ρ/γ and m, with n = m.
-SOLVERS: dict[str, Callable[[float, float, int], Solver]] = {
-    "SRBA": lambda step, ratio, m: SRBA(step, ratio, 1, period=2 * m),
-    "SABA": lambda step, ratio, m: SABA(step, ratio, 1),
-    "SOBA": lambda step, ratio, m: SOBA(step, ratio, 1),
-    "full batch": lambda step, ratio, m: SRBA(step, ratio, 1, period=1),
+
+class Contender(NamedTuple):
+    """A solver from ρ, ρ/γ and m, with n = m; its grid of ρ and of the step of x, and when a run ends."""
+
+    make: Callable[[float, float, int], Solver]
+    steps: tuple[float, ...] = (0.3, 1.0)
+    outer_steps: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+    max_ratio: float = 100.0  # of the queries to the bound
+
+
+SOLVERS = {
+    "SRBA": Contender(lambda step, ratio, m: SRBA(step, ratio, 1, period=2 * m)),
+    "SABA": Contender(lambda step, ratio, m: SABA(step, ratio, 1)),
+    # Its steps decrease like t^-1/2, so that they begin large and runs are long.
+    "SOBA": Contender(lambda step, ratio, m: SOBA(step, ratio, 1), (1.0,), (2.0, 4.0, 8.0, 16.0), 5000.0),
+    "full batch": Contender(lambda step, ratio, m: SRBA(step, ratio, 1, period=1)),
 }
 
 
@@ -56,16 +66,14 @@ class Plan(NamedTuple):
 
     n_outer: tuple[int, ...]
     epsilon: float
-    steps: tuple[float, ...]
-    outer_steps: tuple[float, ...]
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
-    max_ratio: float  # of the queries to the bound, at which a run ends
     solvers: tuple[str, ...] = tuple(SOLVERS)
+    settings: slice = slice(None)  # of each grid
 
 
-FULL = Plan((1, 2, 4, 8, 16), 1.8e-7, (0.3, 1.0), (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (0, 1, 2), (100,), 100.0)
-QUICK = Plan((2, 4), 7e-7, (0.3,), (0.5, 1.0), (0, 1), (100,), 100.0, ("SRBA", "full batch"))
+FULL = Plan((1, 2, 4, 8, 16), 1.8e-7, (0, 1, 2), (100,))
+QUICK = Plan((2, 4), 7e-7, (0, 1), (100,), ("SRBA", "full batch"), slice(1, 3))
 
 
 class _Run(NamedTuple):
@@ -97,16 +105,17 @@ def measure_lower_bound(
 
 
 def _check_plan(plan: Plan) -> None:
-    if not (plan.n_outer and plan.seeds and plan.tuning_seeds and plan.steps and plan.outer_steps):
-        raise ValueError("`plan`: sizes, steps and seeds must not be empty.")
+    if not (plan.n_outer and plan.seeds and plan.tuning_seeds):
+        raise ValueError("`plan`: `n_outer`, `seeds` and `tuning_seeds` must not be empty.")
     if unknown := set(plan.solvers) - set(SOLVERS):
         raise ValueError(f"`plan` names {min(unknown)!r}; it must be one of {', '.join(SOLVERS)}.")
     worst_case(max(plan.n_outer), plan.epsilon)  # refuses an ε that is too large for so many rows
 
 
 def _tuning_runs(plan: Plan, place: _Run, rows: Sequence[Queries]) -> list[_Run]:
-    each = product(plan.steps, plan.outer_steps, plan.tuning_seeds)
-    return _not_taken([place._replace(step=s, outer_step=x, seed=seed) for s, x, seed in each], rows)
+    grid = list(product(SOLVERS[place.solver].steps, SOLVERS[place.solver].outer_steps))[plan.settings]
+    each = product(grid, plan.tuning_seeds)
+    return _not_taken([place._replace(step=s, outer_step=x, seed=seed) for (s, x), seed in each], rows)
 
 
 def _measuring_runs(plan: Plan, place: _Run, rows: Sequence[Queries]) -> list[_Run]:
@@ -135,9 +144,10 @@ def make_problem(normalization: str, m: int, epsilon: float) -> BilevelProblem:
 def _take(due: _Run, plan: Plan) -> Queries:
     problem = make_problem(due.normalization, due.n_outer, plan.epsilon)
     each = 1.0 if due.normalization == "individual" else sqrt(due.n_outer)
-    solver = SOLVERS[due.solver](due.step, due.step * each / due.outer_step, due.n_outer)
+    make, *_, max_ratio = SOLVERS[due.solver]
+    solver = make(due.step, due.step * each / due.outer_step, due.n_outer)
     bound, length = problem.info["query_bound"], int(problem.info["T"])
-    costs, lowest = first_passage(problem, solver, [plan.epsilon], due.seed, plan.max_ratio * bound, queries)
+    costs, lowest = first_passage(problem, solver, [plan.epsilon], due.seed, max_ratio * bound, queries)
     return Queries(*due, plan.epsilon, length, bound, costs[plan.epsilon], float(f"{lowest:.3g}"))
 
 

@@ -12,7 +12,7 @@ DIM_INNER, DIM_OUTER = 10, 5
 
 
 class Setting(NamedTuple):
-    """ρ at the smallest size, ρ/γ, rows per batch, and what else a method has: Q of a Neumann series, λ_0 of F²SA."""
+    """ρ, scaled to the smallest size, ρ/γ, rows per batch, and what else a method has: Q of a series, λ_0 of F²SA."""
 
     step: float
     ratio: float = 1.0
@@ -77,7 +77,7 @@ def _neumann(cls: Callable[..., SolverBase]) -> Maker:
     return make
 
 
-_STEPS, _BATCHES, _Q = (0.02, 0.04, 0.08, 0.16, 0.32), (1, 16), (10, 40, 160)
+_STEPS, _BATCHES, _Q = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32), (1, 16), (10, 40, 160)
 METHODS = (
     Method("SRBA", "N^1/2 ε^-1", 1 / 2, 1, _srba, _grid(_STEPS), passes=300),
     Method("SABA", "N^2/3 ε^-1", 2 / 3, 1, _saba, _grid(_STEPS), passes=300),

@@ -1,8 +1,7 @@
 """Tables in Markdown and figures in SVG, from rows of measurements alone; the same rows give the same bytes."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from math import inf, isfinite, log
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,15 @@ from bilevel.theory.complexity import Measurement, Slope, median, median_calls
 from bilevel.theory.lower_bound import NORMALIZATIONS, Queries
 from bilevel.theory.methods import METHODS, Method
 
+FIXED_STEP = 0.01  # ρ at the smallest N, where steps follow the theory from there
+SHOWN = {"quadratic": 1e-2, "valleys": 3e-3}  # the ε at which calls are shown against N
 _NOT_REACHED = "not reached"
 
 
 def complexity_table(rows: Sequence[Measurement], problem: str, epsilon: float | None = None) -> str:
-    """Return median calls to one ε, the middle one by default, at each N, with the exponent of N."""
+    """Return median calls to one ε, that of `SHOWN` by default, at each N, with the exponent of N."""
     rows = [row for row in rows if row.problem == problem]
-    epsilon = _middle({row.epsilon for row in rows}) if epsilon is None else epsilon
+    epsilon = _shown(rows) if epsilon is None else epsilon
     sizes = sorted({row.size for row in rows})
     lines = [["method", "proved", *(f"N = {size}" for size in sizes), "exponent of N"]]
     for method in _methods(rows):
@@ -42,21 +43,30 @@ def accuracy_table(rows: Sequence[Measurement], problem: str, size: int | None =
     return _markdown(lines)
 
 
+def scaling_table(rows: Sequence[Measurement], problem: str) -> str:
+    """Return exponents of N at each ε, and of 1/ε at the smallest N, with one step that follows the theory."""
+    mine = complexity.with_step([row for row in rows if row.problem == problem], FIXED_STEP)
+    epsilons, size = sorted({row.epsilon for row in mine}, reverse=True), min((row.size for row in mine), default=0)
+    lines = [["method", "proved", *(f"of N, ε = {epsilon:g}" for epsilon in epsilons), f"of 1/ε, N = {size}"]]
+    for name in ("SRBA", "SABA"):
+        in_size = [_slope(complexity.slope_in_size, mine, problem, name, epsilon) for epsilon in epsilons]
+        in_accuracy = _slope(complexity.slope_in_accuracy, mine, problem, name, size)
+        lines.append([name, next(method.bound for method in METHODS if method.name == name), *in_size, in_accuracy])
+    return _markdown(lines)
+
+
 def regime_table(rows: Sequence[Measurement], problem: str) -> str:
-    """Return how many periods SRBA took to each ε at each N, with the exponent of N from one size to the next.
+    """Return how many periods SRBA took to each ε at each N, its steps following the theory.
 
     A period costs 12.5 N calls, 2.5 N of them for the full-batch pass. Above one period the term N^(1/2)/ε rules; below
     it the term N, which is that pass.
     """
-    calls = median_calls(rows, problem, "SRBA")
+    calls = median_calls(complexity.with_step(rows, FIXED_STEP), problem, "SRBA")
     sizes, epsilons = sorted({size for size, _ in calls}), sorted({epsilon for _, epsilon in calls}, reverse=True)
-    lines = [["ε", *(f"N = {size}" for size in sizes), *(f"{a} to {b}" for a, b in pairwise(sizes))]]
+    lines = [["ε", *(f"N = {size}" for size in sizes)]]
     for epsilon in epsilons:
-        here = [calls.get((size, epsilon), inf) for size in sizes]
-        periods = [_number(found / (12.5 * size - 10)) for found, size in zip(here, sizes, strict=True)]
-        pairs = pairwise(zip(sizes, here, strict=True))
-        local = [f"{log(d / b) / log(c / a):.2f}" if isfinite(b + d) else "–" for (a, b), (c, d) in pairs]
-        lines.append([f"{epsilon:g}", *periods, *local])
+        here = [calls.get((size, epsilon), inf) / (12.5 * size - 10) for size in sizes]
+        lines.append([f"{epsilon:g}", *map(_number, here)])
     return _markdown(lines)
 
 
@@ -69,10 +79,10 @@ def lower_bound_table(rows: Sequence[Queries]) -> str:
         slope = _slope(lower_bound.slope_of_bound, rows, normalization)
         lines.append([normalization, "bound", *(_number(bounds[m]) for m in sizes), slope])
         for solver in lower_bound.SOLVERS:
-            found = {m: _median_queries(rows, normalization, solver, m) for m in sizes}
+            found = lower_bound.measured(rows, normalization, solver)
             slope = _slope(lower_bound.slope_in_rows, rows, normalization, solver)
-            if any(map(isfinite, found.values())):
-                lines.append([normalization, solver, *(_number(found[m]) for m in sizes), slope])
+            if found:
+                lines.append([normalization, solver, *(_queries(found, m) for m in sizes), slope])
     return _markdown(lines)
 
 
@@ -80,11 +90,16 @@ def write_measurements(
     folder: Path, *, quick: bool = False, reporter: Callable[[str], Reporter] | None = None
 ) -> list[Path]:
     """Measure what is not yet in a folder, and write rows, figures and tables there; `reporter` makes one by title."""
-    path = folder / "complexity.csv"
-    rows = complexity.measure_complexity(quick=quick, path=path, progress=reporter and reporter("complexity"))
-    path = folder / "lower_bound.csv"
-    found = lower_bound.measure_lower_bound(quick=quick, path=path, progress=reporter and reporter("lower bound"))
-    return draw_measurements(folder, rows, found)
+    found: list[Any] = []
+    for name, measure in (
+        ("complexity", complexity.measure_complexity),
+        ("lower_bound", lower_bound.measure_lower_bound),
+    ):
+        progress = reporter(name) if reporter else None
+        found.append(measure(quick=quick, path=folder / f"{name}.csv", progress=progress))
+        if progress:
+            progress(1.0, name)
+    return draw_measurements(folder, *found)
 
 
 def draw_measurements(folder: Path, rows: Sequence[Measurement], found: Sequence[Queries]) -> list[Path]:
@@ -101,10 +116,11 @@ def theory_page(rows: Sequence[Measurement], found: Sequence[Queries]) -> str:
     parts = []
     for problem in dict.fromkeys(row.problem for row in rows):
         mine = [row for row in rows if row.problem == problem]
-        epsilon, size = _middle({row.epsilon for row in mine}), min(row.size for row in mine)
+        epsilon, size = _shown(mine), min(row.size for row in mine)
         parts += [f"## {problem}: calls to ‖∇h‖² ≤ {epsilon:g}", complexity_table(rows, problem)]
         parts += [f"## {problem}: calls at N = {size}", accuracy_table(rows, problem)]
-        parts += [f"## {problem}: periods of SRBA, and exponents of N", regime_table(rows, problem)]
+        parts += [f"## {problem}: exponents, steps following the theory", scaling_table(rows, problem)]
+        parts += [f"## {problem}: periods of SRBA, steps following the theory", regime_table(rows, problem)]
     last = ["## Queries of rows of F on the worst case", lower_bound_table(found)]
     return "\n\n".join(["# Theory, measured", *(part.strip() for part in parts + last)]) + "\n"
 
@@ -114,23 +130,34 @@ def _methods(rows: Sequence[Measurement]) -> list[Method]:
     return [method for method in METHODS if method.name in there]
 
 
-def _middle(values: set[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def _shown(rows: Sequence[Measurement]) -> float:
+    """Return the ε to show of a problem; the middle one where that is not measured."""
+    epsilons, shown = sorted({row.epsilon for row in rows}), SHOWN.get(rows[0].problem)
+    return shown if shown in epsilons else epsilons[len(epsilons) // 2]
 
 
 def _calls(rows: Sequence[Measurement], solver: str, size: int, epsilon: float) -> str:
-    """Return the median calls, or what the lowest ||∇h||² was."""
     there = [row for row in rows if (row.solver, row.size, row.epsilon) == (solver, size, epsilon)]
     mine = [row for row in there if row.seed < complexity.FIRST_TUNING_SEED]
-    if not mine:
+    return _median([row.calls for row in mine], [row.lowest for row in mine])
+
+
+def _queries(rows: Sequence[Queries], m: int) -> str:
+    mine = [row for row in rows if row.n_outer == m]
+    return _median([row.queries for row in mine], [row.lowest for row in mine])
+
+
+def _median(costs: list[float], lowest: list[float]) -> str:
+    """Return the median of costs, or what the lowest ||∇h||² was where it is infinite."""
+    if not costs:
         return "–"
-    calls = median([row.calls for row in mine])
-    return _number(calls) if isfinite(calls) else f"{_NOT_REACHED} ({median([row.lowest for row in mine]):.2g})"
+    cost = median(costs)
+    return _number(cost) if isfinite(cost) else f"{_NOT_REACHED} ({median(lowest):.2g})"
 
 
-def _median_queries(rows: Sequence[Queries], normalization: str, solver: str, m: int) -> float:
-    found = [row.queries for row in lower_bound.measured(rows, normalization, solver) if row.n_outer == m]
-    return median(found) if found else inf
+def _median_queries(rows: Sequence[Queries]) -> dict[int, float]:
+    sizes = sorted({row.n_outer for row in rows})
+    return {m: median([row.queries for row in rows if row.n_outer == m]) for m in sizes}
 
 
 def _number(value: float) -> str:
@@ -153,12 +180,12 @@ def _markdown(lines: list[list[str]]) -> str:
 
 
 def draw_complexity(rows: Sequence[Measurement], path: Path) -> None:
-    """Draw, for each problem, calls against N at the middle ε and against 1/ε at the smallest N."""
+    """Draw, for each problem, calls against N at one ε and against 1/ε at the smallest N."""
     problems = list(dict.fromkeys(row.problem for row in rows))
     figure, axes = _figure(len(problems), 2)
     for problem, (left, right) in zip(problems, axes, strict=True):
         mine = [row for row in rows if row.problem == problem]
-        epsilon, size = _middle({row.epsilon for row in mine}), min(row.size for row in mine)
+        epsilon, size = _shown(mine), min(row.size for row in mine)
         for index, method in enumerate(METHODS):
             calls = median_calls(mine, problem, method.name)
             in_size = {n: found for (n, at), found in calls.items() if at == epsilon}
@@ -167,7 +194,7 @@ def draw_complexity(rows: Sequence[Measurement], path: Path) -> None:
             _draw_line(right, in_accuracy, f"C{index}", method.name, method.in_accuracy)
         left.set(xlabel="N = n + m", ylabel="oracle calls", title=f"{problem}: to ‖∇h‖² ≤ {epsilon:g}")
         right.set(xlabel="1/ε", title=f"{problem}: at N = {size}")
-    _save(figure, axes[0][1], path)
+    _save(figure, path)
 
 
 def draw_lower_bound(rows: Sequence[Queries], path: Path) -> None:
@@ -176,16 +203,18 @@ def draw_lower_bound(rows: Sequence[Queries], path: Path) -> None:
     for panel, normalization in zip(axes, NORMALIZATIONS, strict=True):
         bounds = {row.n_outer: row.bound for row in rows if row.normalization == normalization}
         for index, solver in enumerate(lower_bound.SOLVERS):
-            found = {m: _median_queries(rows, normalization, solver, m) for m in sorted(bounds)}
+            found = _median_queries(lower_bound.measured(rows, normalization, solver))
             _draw_line(panel, found, f"C{index}", solver)
         panel.plot(sorted(bounds), [bounds[m] for m in sorted(bounds)], "k--", label="lower bound m T / 2")
-        smooth = "each F_j is L-smooth" if normalization == "individual" else "L-smooth in the mean square"
-        panel.set(xlabel="m", ylabel="queries of rows of F", title=f"{normalization}: {smooth}")
-    _save(figure, axes[1], path)
+        smooth = "each F_j is L-smooth" if normalization == "individual" else "F_j L-smooth in mean square"
+        panel.set(xlabel="m", ylabel="queries of rows of F", title=smooth)
+    _save(figure, path)
 
 
 def _figure(n_rows: int, n_columns: int) -> tuple[Any, Any]:
-    figure = require("matplotlib.figure", "plot").Figure(figsize=(5 * n_columns, 3.6 * n_rows), layout="constrained")
+    figure = require("matplotlib.figure", "plot").Figure(
+        figsize=(4.6 * n_columns + 1, 3.4 * n_rows), layout="constrained"
+    )
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, subplot_kw={"xscale": "log", "yscale": "log"})
 
 
@@ -200,10 +229,19 @@ def _draw_line(axes: Any, points: dict[Any, float], color: str, label: str, expo
         axes.plot(places, law, ":", color=color, linewidth=1)
 
 
-def _save(figure: Any, legend_of: Any, path: Path) -> None:
+def _end_at_points(axes: Any) -> None:
+    """Let laws that leave the measured range leave the panel."""
+    highest = max(max(line.get_ydata()) for line in axes.lines if line.get_linestyle() != ":")
+    axes.set_ylim(None, 3 * highest)
+
+
+def _save(figure: Any, path: Path) -> None:
+    lines: dict[str, Any] = {}
     for axes in figure.axes:
         axes.grid(alpha=0.3)
-    figure.legend(*legend_of.get_legend_handles_labels(), loc="outside right upper")
+        _end_at_points(axes)
+        lines |= {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(lines.values()), list(lines), loc="outside right upper")
     settings = {"svg.hashsalt": "bilevel", "svg.fonttype": "none"}
     with require("matplotlib", "plot").rc_context(settings), replacing(path) as file:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

@@ -69,7 +69,7 @@ def test_ripples_differ_by_row_and_cancel_in_the_mean():
     solution = problem.exact_solver(z)
     np.testing.assert_allclose(outer, solution.value, rtol=1e-12)
     np.testing.assert_allclose(inner, np.sum(np.asarray(problem.oracles.curvatures) * (z - x) ** 2) / 2, rtol=1e-12)
-    assert np.ptp(np.asarray(problem.oracles.outer_samples.leaves.height)) == 1.0
+    assert np.ptp(np.asarray(problem.oracles.outer_samples.leaves.height)) == 2.0
 
 
 def test_exact_solution_agrees_with_finite_differences_of_h():
@@ -99,6 +99,11 @@ def test_the_curvature_of_h_vanishes_far_out_but_not_its_slope():
     x, step = np.full(DIM, 1e4), np.eye(DIM)[0]
     slopes = [small().exact_solver(at).hypergrad for at in (x, x + step)]
     assert abs(slopes[1] - slopes[0]).max() < 1e-11 and slopes[0][0] > 0.99
+
+
+def test_a_point_beyond_all_bounds_is_not_stationary():
+    solution = small().exact_solver(np.full(DIM, 1e200))
+    assert np.linalg.norm(solution.hypergrad) > 1 and solution.value > 1e200
 
 
 def test_gradient_flow_lowers_the_squared_gradient_like_one_over_time():

@@ -32,7 +32,7 @@ def slope_of_f(y):
 def test_queries_of_a_full_batch_run_are_those_of_a_plain_count():
     m, epsilon = 2, 1.5e-6
     problem = make_problem("individual", m, epsilon)
-    solver = SOLVERS["full batch"](1.0, 1 / 1.0, m)
+    solver = SOLVERS["full batch"].make(1.0, 1 / 1.0, m)
     found = first_passage(problem, solver, [epsilon], 0, 1e6, queries).costs[epsilon]
     width, height = problem.info["beta"], problem.info["lambda"]
 

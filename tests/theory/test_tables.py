@@ -38,22 +38,33 @@ def test_a_table_has_medians_exponents_and_the_floor_of_what_was_not_reached():
     assert "| SRBA | N^1/2 ε^-1 | 400 | 4 000 | 1.00 ± 0.00 |" in text
 
 
-def test_the_regime_is_told_by_periods_and_local_exponents():
-    text = tables.regime_table(list(measurements()), "valleys")
-    assert "| 0.01 | 5.1 | 2.5 | 1.3 | 0.50 | 0.50 |" in text
+def test_the_regime_is_told_by_periods_and_by_exponents_at_a_fixed_step():
+    grid = [row._replace(seed=100 + row.seed, step=tables.FIXED_STEP) for row in measurements()]
+    text = tables.regime_table(grid, "valleys")
+    assert "| 0.01 | 5.1 | 2.5 | 1.3 |" in text
+    assert "| SRBA | N^1/2 ε^-1 | 0.50 ± 0.00 | 0.50 ± 0.00 | 1.00 ± 0.00 |" in tables.scaling_table(grid, "valleys")
 
 
 def test_drawing_twice_gives_the_same_bytes(tmp_path, kept):
-    rows, found = kept
-    for name in ("first", "second"):
-        tables.draw_measurements(tmp_path / name, rows, found)
-    for file in ("complexity.svg", "lower_bound.svg", "theory.md"):
-        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
-    assert b"<dc:date>" not in (tmp_path / "first" / "complexity.svg").read_bytes()
+    for name in ("first.svg", "second.svg"):
+        tables.draw_lower_bound(kept[1], tmp_path / name)
+    first = (tmp_path / "first.svg").read_bytes()
+    assert first == (tmp_path / "second.svg").read_bytes()
+    assert b"<dc:date>" not in first and b"lower bound" in first
 
 
 def test_the_kept_tables_are_those_of_the_kept_rows(kept):
     assert (KEPT / "theory.md").read_text() == tables.theory_page(*kept)
+
+
+def test_the_report_shows_tables_of_the_kept_rows(kept):
+    rows, found = kept
+    report = (KEPT.parent / "theory.md").read_text()
+    shown = [tables.lower_bound_table(found), tables.regime_table(rows, "valleys")]
+    for problem in ("quadratic", "valleys"):
+        shown += [tables.complexity_table(rows, problem), tables.accuracy_table(rows, problem)]
+        shown += [tables.scaling_table(rows, problem)]
+    assert all(table in report for table in shown)
 
 
 def test_no_kept_run_is_stationary_before_the_bound(kept):
