@@ -10,7 +10,7 @@ _FOLDER = Path(__file__).parents[1] / "reports"
 
 def on_files(files: Any, *, config: Any, **_: Any) -> Any:
     """Add each report, and its figures, as if it lay in `docs/reports/`."""
-    for path in sorted(_FOLDER.iterdir()):
+    for path in sorted(path for path in _FOLDER.iterdir() if path.is_file()):
         files.append(File.generated(config, f"reports/{path.name}", abs_src_path=str(path)))
     return files
 
