@@ -3,13 +3,13 @@
     python benchmarks/f2sa_parts.py [--from-kept] [--quick --folder FOLDER]
 
 Every combination of four parts, over a grid of step sizes, ratios and δ_0 with λ_0 = 1: the growth of λ, the step of y,
-the step of x, and one inner batch or two in the move of x. Numbers are kept in reports/reproduction/f2sa.csv. A run
-"went away" when it became non-finite or ended with an entry of z or x above 1000; x itself may go slowly to -∞ on
-IJCNN1, where some penalties are best at 0.
+the step of x, and one inner batch or two in the move of x. Numbers are kept in reports/reproduction/f2sa.csv. A run is
+"non-finite" when it became so, and "far" when it is finite with an entry of z or x above 1000. On IJCNN1 some penalties
+are best at 0, so that x goes to -∞ where a method does well: far is not wrong there, h says what it is worth.
 """
 
+import functools
 import sys
-import time
 from itertools import product
 
 import numpy as np
@@ -31,42 +31,39 @@ PARTS = {
 }
 PUBLISHED = {name: list(levels)[1] for name, levels in PARTS.items()}
 FIELDS = {"growth": "growth_power", "y_step": "y_with_penalty", "x_step": "outer_power", "batches": "shared_batch"}
-SMALL, PAPER, REAL = "small quadratics", "quadratics", "IJCNN1"
-GRIDS = {
-    SMALL: ((0.01, 0.1), (0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0)),
-    PAPER: ((0.01, 0.1), (0.1, 1.0, 10.0), (0.01, 0.1, 1.0)),
-    REAL: ((2.0**-5, 2.0**-2, 2.0**-1, 2.0), (0.01, 0.1, 1.0), (0.01, 0.1, 1.0)),
+SMALL, PAPER, REAL, LONG, LONGEST = "small quadratics", "quadratics", "IJCNN1", "IJCNN1, long", "IJCNN1, longest"
+ON_DATA = (REAL, LONG, LONGEST)
+# How to build a problem, epochs, batch sizes, and the grid of step sizes, ratios and δ_0.
+STUDIES = {
+    SMALL: (small_quadratic, 1000, 16, ((0.01, 0.1), (0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0))),
+    PAPER: (paper_quadratic, 50, 64, ((0.01, 0.1), (0.1, 1.0), (0.01, 1.0))),
+    REAL: (ijcnn1, 50, 64, ((2.0**-5, 2.0**-2, 2.0**-1, 2.0), (0.01, 0.1, 1.0), (0.01, 1.0))),
+    LONG: (ijcnn1, 450, 64, ((2.0**-2, 2.0**-1), (0.1, 1.0), (1.0,))),
+    LONGEST: (ijcnn1, 10_000, 64, ((2.0**-2,), (1.0,), (1.0,))),
 }
-STATED_STEP = {SMALL: 0.1, PAPER: 0.1, REAL: 0.25}  # the largest of the paper's grid
 
 
-def measure(quick):
-    problems = {SMALL: (small_quadratic, 1000)} | ({} if quick else {PAPER: (paper_quadratic, 50), REAL: (ijcnn1, 100)})
-    rows = []
-    for name, (build, count) in problems.items():
-        problem = build()
-        for batches in PARTS["batches"]:
-            began = time.perf_counter()
-            calls = epochs(problem, 20 if quick else count)
-            rows += combinations(name, problem, batches, calls, quick)
-            print(f"{name}, {batches}: {time.perf_counter() - began:.0f} s", flush=True)
-    return rows
+def parts(quick):
+    for name in [SMALL] if quick else STUDIES:
+        # ∇x G of IJCNN1 has no rows in it: two batches are one.
+        for batches in ["shared"] if name in (LONG, LONGEST) else PARTS["batches"]:
+            yield {"problem": name, "batches": batches}, functools.partial(combinations, name, batches, quick)
 
 
-def combinations(name, problem, batches, calls, quick):
-    """All levels of the other three parts, in one program."""
-    grid = ((0.1,), (1.0,), (1.0,)) if quick else GRIDS[name]
-    others = [part for part in PARTS if part != "batches"]
+def combinations(name, batches, quick):
+    """All levels of the other three parts, in one program; the longest runs have none of them or all."""
+    build, count, batch, grid = STUDIES[name]
+    if quick:
+        count, grid = 20, ((0.1,), (1.0,), (1.0,))
+    problem, others = build(), [part for part in PARTS if part != "batches"]
     levels = [dict(zip(others, chosen, strict=True)) for chosen in product(*(PARTS[part] for part in others))]
-    settings = list(product(levels, product(*grid)))
-    batch = 16 if name == SMALL else 64
+    settings = list(product([levels[0], levels[-1]] if name == LONGEST else levels, product(*grid)))
     solvers = [make(level | {"batches": batches}, *setting, batch) for level, setting in settings]
-    found = run_cells(problem, solvers, [0], calls)
+    found = run_cells(problem, solvers, [0], epochs(problem, count))
     rows = []
     for (level, setting), (_, _, cell) in zip(settings, found, strict=True):
-        row = {"problem": name} | level | {"batches": batches}
-        row |= dict(zip(("step_size", "outer_ratio", "delta_0"), setting, strict=True))
-        kept = ("step", "calls", "value", "hypergrad_norm_sq", "largest_x", "largest_z")
+        row = level | dict(zip(("step_size", "outer_ratio", "delta_0"), setting, strict=True))
+        kept = ("step", "calls", "value", "hypergrad_norm_sq", "largest_x", "lowest_x", "largest_z")
         last = cell.rows[-1]
         rows.append(row | {"status": cell.status.value} | {key: last[key] for key in kept})
     return rows
@@ -80,23 +77,29 @@ def make(levels, step_size, ratio, delta, batch):
 # What the table and the figure show of the rows.
 
 
+def is_non_finite(row):
+    return row["status"] == "diverged" or not np.isfinite(row["value"] or np.nan)
+
+
+def is_far(row):
+    return not is_non_finite(row) and max(row["largest_x"], row["largest_z"]) > FAR
+
+
 def went_away(row):
-    sizes = [row["largest_x"], row["largest_z"]]
-    return row["status"] == "diverged" or not np.all(np.isfinite(sizes)) or max(sizes) > FAR
+    return is_non_finite(row) or is_far(row)
 
 
-def in_stated_grid(row):
-    return row["step_size"] <= STATED_STEP[row["problem"]]
+def is_stated(row):
+    """Whether the step size is in the paper's grid, which ends at 0.1 and 0.25."""
+    return row["step_size"] <= (0.25 if row["problem"] in ON_DATA else 0.1)
 
 
-def share(rows):
-    return f"{sum(map(went_away, rows))} of {len(rows)}" if rows else None
+def metric(problem):
+    return "value" if problem in ON_DATA else "hypergrad_norm_sq"
 
 
 def best(rows):
-    metric = "value" if rows[0]["problem"] == REAL else "hypergrad_norm_sq"
-    values = [row[metric] for row in rows if not went_away(row) and row[metric] is not None]
-    return number(min(values)) if values else None
+    return number(min((row[metric(row["problem"])] for row in rows), default=None))
 
 
 def combination_table(rows):
@@ -105,63 +108,63 @@ def combination_table(rows):
         for levels in product(*PARTS.values()):
             chosen = dict(zip(PARTS, levels, strict=True))
             here = [row for row in rows if row["problem"] == problem and chosen.items() <= row.items()]
-            stated = [row for row in here if in_stated_grid(row)]
-            lines.append([problem, *levels, share(stated), share(here), best(here)])
-    columns = ["problem", "growth of λ", "y step", "x step", "batches", "went away, stated steps", "all steps", "best"]
+            stated = [row for row in here if is_stated(row)]
+            if here:
+                counts = [sum(map(is_non_finite, stated)), sum(map(is_far, stated)), len(stated)]
+                finite = [row for row in here if not is_non_finite(row)]
+                bests = best([row for row in finite if not is_far(row)]), best([row for row in finite if is_far(row)])
+                lines.append([problem, *levels, f"{counts[0]}, {counts[1]} of {counts[2]}", *bests])
+    columns = ["problem", "growth of λ", "y step", "x step", "batches", "non-finite, far", "best", "best of the far"]
     return table(columns, lines)
 
 
 def effects(rows):
-    """By problem and part: share of runs that went away with the published level less that with the other one."""
+    """By problem and part: the share of runs of the stated grid that went away without and with it, as published."""
     found = {}
-    for problem in dict.fromkeys(row["problem"] for row in rows):
-        of_problem = [row for row in rows if row["problem"] == problem]
-        for part, levels in PARTS.items():
-            shares = [
-                np.mean([went_away(row) for row in of_problem if row[part] == level]) if of_problem else 0.0
-                for level in levels
+    for problem in (SMALL, PAPER, REAL):
+        of_problem = [row for row in rows if row["problem"] == problem and is_stated(row)]
+        for chosen in (*((part,) for part in PARTS), ("growth", "y_step"), tuple(PARTS)):
+            groups = [
+                [went_away(row) for row in of_problem if all((row[p] == PUBLISHED[p]) == value for p in chosen)]
+                for value in (False, True)
             ]
-            found[problem, part] = shares
-        for pair in (("growth", "y_step"), ("growth", "x_step")):
-            both, neither = (
-                [r for r in of_problem if all((r[part] == PUBLISHED[part]) == value for part in pair)]
-                for value in (True, False)
-            )
-            found[problem, " and ".join(pair)] = [np.mean([went_away(r) for r in group]) for group in (neither, both)]
+            if all(groups):
+                found[problem, chosen] = [float(np.mean(group)) for group in groups]
     return found
 
 
 def effect_table(rows):
+    words = {"growth": "growth of λ", "y_step": "step of y", "x_step": "step of x", "batches": "two batches"}
     lines = [
-        [problem, part, f"{100 * without:.0f} %", f"{100 * with_it:.0f} %"]
-        for (problem, part), (without, with_it) in effects(rows).items()
+        [problem, " and ".join(words[part] for part in chosen), *(f"{100 * share:.0f} %" for share in shares)]
+        for (problem, chosen), shares in effects(rows).items()
     ]
-    return table(["problem", "part", "went away without it", "with it as published"], lines)
+    return table(["problem", "part", "went away without", "with it as published"], lines)
 
 
 def show(rows, folder):
     write_tables(folder, "f2sa", combinations=combination_table(rows), effects=effect_table(rows))
-    problems = list(dict.fromkeys(row["problem"] for row in rows))
-    draw(folder, "f2sa", len(problems), lambda axes: plot(rows, problems, axes))
+    problems = [name for name in (SMALL, PAPER, REAL, LONG) if any(row["problem"] == name for row in rows)]
+    draw(folder, "f2sa", len(problems), lambda axes: plot(rows, problems, axes), size=(3.4, 3.2))
 
 
 def plot(rows, problems, axes):
-    """The share of runs that went away, by growth of λ and δ_0, for the steps of y and x."""
-    deltas = sorted({row["delta_0"] for row in rows})
+    """What became of the runs of the stated grid, by growth of λ and steps of y and x, over batches and settings."""
+    combinations = list(product(*list(PARTS.values())[:3]))
     for axis, problem in zip(axes, problems, strict=True):
-        for place, (growth, y_step, x_step) in enumerate(product(*list(PARTS.values())[:3])):
-            chosen = {"problem": problem, "growth": growth, "y_step": y_step, "x_step": x_step}
-            here = [row for row in rows if chosen.items() <= row.items()]
-            by_delta = [np.mean([went_away(r) for r in here if r["delta_0"] == d]) for d in deltas]
-            dash = "-" if growth == "t^6/7" else ":"
-            color, marker = ("C3" if y_step == "published" else "C0"), ("s" if x_step == "t^-4/7" else "o")
-            label = f"λ ~ {growth}, y {y_step}, x {x_step}"
-            shift = 1 + 0.03 * (place - 3.5)
-            axis.plot(np.array(deltas) * shift, by_delta, dash + marker, color=color, label=label, markersize=4)
-        axis.set(title=problem, xscale="log", xlabel="δ_0", ylabel="share of runs that went away", ylim=(-0.03, 1.03))
-    axes[0].legend(fontsize=6)
+        for place, levels in enumerate(reversed(combinations)):
+            chosen = dict(zip(PARTS, levels, strict=False)) | {"problem": problem}
+            here = [row for row in rows if chosen.items() <= row.items() and is_stated(row)]
+            bad, far = (np.mean([test(row) for row in here]) if here else 0.0 for test in (is_non_finite, is_far))
+            axis.barh(place, bad, color="C3", label="non-finite" if place == 0 else None)
+            axis.barh(place, far, left=bad, color="C1", label="far" if place == 0 else None)
+        axis.set(title=problem, xlim=(0, 1), xlabel="share of runs")
+        axis.set_yticks(range(len(combinations)), [""] * len(combinations))
+    labels = [f"λ ~ {growth}, y {y_step}, x {x_step}" for growth, y_step, x_step in reversed(combinations)]
+    axes[0].set_yticks(range(len(combinations)), labels)
+    axes[-1].legend()
 
 
 if __name__ == "__main__":
     bilevel.fuse_cpu_loops()
-    study(__doc__, "f2sa", measure, show)
+    study(__doc__, "f2sa", parts, show)

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +18,13 @@ from bilevel.engine.sweep import sweep
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "reports" / "reproduction"
-RATIOS = tuple(10.0 ** (k / 2) for k in range(-4, 1))
-STATED = {"step_size": tuple(2.0**k for k in range(-5, -1)), "outer_ratio": RATIOS}
 QUADRATIC = {"step_size": (0.01, 0.1), "outer_ratio": (0.1, 1.0, 10.0, 100.0)}
 
 
 def parse(about, argv=None):
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
+    parser.add_argument("--go-on", action="store_true", help="measure what the CSV does not have yet")
     parser.add_argument("--from-kept", action="store_true", help="draw again from the CSV; run nothing")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     arguments = parser.parse_args(argv)
@@ -34,12 +34,21 @@ def parse(about, argv=None):
     return arguments
 
 
-def study(about, name, measure, show, argv=None):
-    """Measure, unless the rows are kept, and write CSV, table and figure."""
+def study(about, name, parts, show, argv=None):
+    """Measure and write CSV, table and figure.
+
+    ``parts(quick)`` yields pairs of a dict that its rows have in common, and the function that measures them.
+    """
     arguments = parse(about, argv)
     path = arguments.folder / f"{name}.csv"
     if not arguments.from_kept:
-        keep(measure(arguments.quick), path)
+        rows = read(path) if arguments.go_on and path.exists() else []
+        for common, work in parts(arguments.quick):
+            if not any(common.items() <= row.items() for row in rows):
+                began = time.perf_counter()
+                rows += [common | row for row in work()]
+                keep(rows, path)
+                print(f"{common}: {time.perf_counter() - began:.0f} s", flush=True)
     show(read(path), arguments.folder)
 
 
@@ -53,7 +62,9 @@ def keep(rows, path):
 
 
 def short(value):
-    return f"{value:.6g}" if isinstance(value, float | np.floating) else value
+    if not isinstance(value, float | np.floating):
+        return value
+    return str(int(value)) if value == np.round(value) and abs(value) < 1e12 else f"{value:.6g}"
 
 
 def read(path):
@@ -101,13 +112,17 @@ def _largest_x(point):
     return jnp.max(jnp.abs(point.outer_var))
 
 
+def _lowest_x(point):
+    return jnp.min(point.outer_var)
+
+
 def _largest_z(point):
     return jnp.max(jnp.abs(point.inner_var))
 
 
 def watched(problem):
-    """The problem with the largest entries of x and z among its metrics."""
-    sizes = {"largest_x": Partial(_largest_x), "largest_z": Partial(_largest_z)}
+    """The problem with the sizes of x and z among its metrics."""
+    sizes = {"largest_x": Partial(_largest_x), "lowest_x": Partial(_lowest_x), "largest_z": Partial(_largest_z)}
     return replace(problem, metrics=problem.metrics | sizes)
 
 
