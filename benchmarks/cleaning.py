@@ -200,7 +200,8 @@ def plot(rows, shown, axes):
         for fit, style in SHOWN.items():
             here = sorted(of_panel(rows, panel, fit), key=lambda row: row["C"])
             axis.plot([r["C"] for r in here], [r["test_error"] for r in here], style, label=fit, markersize=3)
-        axis.set(title=f"corruption {panel[1]:g}, {panel[2]:.0f} validation rows", xscale="log", xlabel="C")
+        title = f"corruption {panel[1]:g}\n{panel[0]:.0f} and {panel[2]:.0f} validation rows"
+        axis.set(title=title, xscale="log", xlabel="C")
     axes[0].set_ylabel("test error")
     axes[0].legend(fontsize=6)
 

@@ -18,6 +18,7 @@ from studies import ROOT, draw, epochs, ijcnn1, paper_quadratic, run_cells, smal
 from studies import tables as write_tables
 
 import bilevel
+from bilevel.problems.exact import norm_sq
 
 sys.path.append(str(ROOT / "examples"))
 from published_differences import PartsF2SA
@@ -32,7 +33,9 @@ PARTS = {
 PUBLISHED = {name: list(levels)[1] for name, levels in PARTS.items()}
 FIELDS = {"growth": "growth_power", "y_step": "y_with_penalty", "x_step": "outer_power", "batches": "shared_batch"}
 SMALL, PAPER, REAL, LONG, LONGEST = "small quadratics", "quadratics", "IJCNN1", "IJCNN1, long", "IJCNN1, longest"
-ON_DATA = (REAL, LONG, LONGEST)
+NO_PENALTIES = "IJCNN1, no penalties"
+LAMBDAS = {"IJCNN1, λ_0 = 10": 10.0, "IJCNN1, λ_0 = 100": 100.0}  # 1 elsewhere
+ON_DATA = (REAL, LONG, LONGEST, *LAMBDAS)
 # How to build a problem, epochs, batch sizes, and the grid of step sizes, ratios and δ_0.
 STUDIES = {
     SMALL: (small_quadratic, 1000, 16, ((0.01, 0.1), (0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0))),
@@ -40,25 +43,38 @@ STUDIES = {
     REAL: (ijcnn1, 50, 64, ((2.0**-5, 2.0**-2, 2.0**-1, 2.0), (0.01, 0.1, 1.0), (0.01, 1.0))),
     LONG: (ijcnn1, 450, 64, ((2.0**-2, 2.0**-1), (0.1, 1.0), (1.0,))),
     LONGEST: (ijcnn1, 10_000, 64, ((2.0**-2,), (1.0,), (1.0,))),
+    **dict.fromkeys(LAMBDAS, (ijcnn1, 50, 64, ((2.0**-5, 2.0**-2, 2.0**-1), (0.01, 0.1, 1.0), (0.01, 1.0)))),
 }
 
 
 def parts(quick):
     for name in [SMALL] if quick else STUDIES:
         # ∇x G of IJCNN1 has no rows in it: two batches are one.
-        for batches in ["shared"] if name in (LONG, LONGEST) else PARTS["batches"]:
+        for batches in ["shared"] if name in (LONG, LONGEST, *LAMBDAS) else PARTS["batches"]:
             yield {"problem": name, "batches": batches}, functools.partial(combinations, name, batches, quick)
+    if not quick:
+        yield {"problem": NO_PENALTIES}, without_penalties
+
+
+def without_penalties():
+    """h of IJCNN1 where every x is -50, so that each penalty is 2e-22: where x goes that goes to -∞."""
+    problem = ijcnn1()
+    x = np.full_like(problem.start.outer_var, -50, dtype=np.float64)
+    exact = problem.exact_solver(x, None)
+    sizes = {"largest_x": 50.0, "lowest_x": -50.0, "largest_z": float(np.abs(exact.inner_var).max())}
+    return [{"status": "exact", "value": exact.value, "hypergrad_norm_sq": norm_sq(exact.hypergrad)} | sizes]
 
 
 def combinations(name, batches, quick):
-    """All levels of the other three parts, in one program; the longest runs have none of them or all."""
+    """All levels of the other three parts, in one program; the longest runs and larger λ_0 have none of them or all."""
     build, count, batch, grid = STUDIES[name]
     if quick:
         count, grid = 20, ((0.1,), (1.0,), (1.0,))
     problem, others = build(), [part for part in PARTS if part != "batches"]
     levels = [dict(zip(others, chosen, strict=True)) for chosen in product(*(PARTS[part] for part in others))]
-    settings = list(product([levels[0], levels[-1]] if name == LONGEST else levels, product(*grid)))
-    solvers = [make(level | {"batches": batches}, *setting, batch) for level, setting in settings]
+    settings = list(product([levels[0], levels[-1]] if name in (LONGEST, *LAMBDAS) else levels, product(*grid)))
+    penalty = LAMBDAS.get(name, 1.0)
+    solvers = [make(level | {"batches": batches}, *setting, batch, penalty) for level, setting in settings]
     found = run_cells(problem, solvers, [0], epochs(problem, count))
     rows = []
     for (level, setting), (_, _, cell) in zip(settings, found, strict=True):
@@ -69,9 +85,9 @@ def combinations(name, batches, quick):
     return rows
 
 
-def make(levels, step_size, ratio, delta, batch):
+def make(levels, step_size, ratio, delta, batch, penalty):
     parts = {FIELDS[part]: PARTS[part][level] for part, level in levels.items()}
-    return PartsF2SA(step_size, ratio, batch, delta_0=delta, **parts)
+    return PartsF2SA(step_size, ratio, batch, lambda_0=penalty, delta_0=delta, **parts)
 
 
 # What the table and the figure show of the rows.
