@@ -165,20 +165,32 @@ def show(rows, folder):
 
 
 def plot(rows, problems, axes):
-    """What became of the runs of the stated grid, by growth of λ and steps of y and x, over batches and settings."""
-    combinations = list(product(*list(PARTS.values())[:3]))
+    """By growth of λ and steps of y and x: what became of the runs of the stated grid; h of the long ones."""
+    combinations = list(reversed(list(product(*list(PARTS.values())[:3]))))
     for axis, problem in zip(axes, problems, strict=True):
-        for place, levels in enumerate(reversed(combinations)):
+        for place, levels in enumerate(combinations):
             chosen = dict(zip(PARTS, levels, strict=False)) | {"problem": problem}
-            here = [row for row in rows if chosen.items() <= row.items() and is_stated(row)]
-            bad, far = (np.mean([test(row) for row in here]) if here else 0.0 for test in (is_non_finite, is_far))
-            axis.barh(place, bad, color="C3", label="non-finite" if place == 0 else None)
-            axis.barh(place, far, left=bad, color="C1", label="far" if place == 0 else None)
-        axis.set(title=problem, xlim=(0, 1), xlabel="share of runs")
+            here = [row for row in rows if chosen.items() <= row.items()]
+            if problem == LONG:
+                axis.plot([row["value"] for row in here], [place] * len(here), "oC0", markersize=4)
+            else:
+                plot_shares(axis, place, [row for row in here if is_stated(row)])
+        axis.set(title=problem, xlabel="h" if problem == LONG else "share of runs")
         axis.set_yticks(range(len(combinations)), [""] * len(combinations))
-    labels = [f"λ ~ {growth}, y {y_step}, x {x_step}" for growth, y_step, x_step in reversed(combinations)]
+    for row in rows:
+        if row["problem"] == NO_PENALTIES:
+            axes[-1].axvline(row["value"], color="k", linestyle=":", label="no penalties")
+    labels = [f"λ ~ {growth}, y {y_step}, x {x_step}" for growth, y_step, x_step in combinations]
     axes[0].set_yticks(range(len(combinations)), labels)
-    axes[-1].legend()
+    for axis in {axes[0], axes[-1]}:
+        axis.legend()
+
+
+def plot_shares(axis, place, rows):
+    bad, far = (np.mean([test(row) for row in rows]) for test in (is_non_finite, is_far))
+    axis.barh(place, bad, color="C3", label="non-finite" if place == 0 else None)
+    axis.barh(place, far, left=bad, color="C1", label="far" if place == 0 else None)
+    axis.set_xlim(0, 1)
 
 
 if __name__ == "__main__":
