@@ -20,17 +20,21 @@ from studies import tables as write_tables
 
 import bilevel
 from bilevel._precision import arithmetic
+from bilevel.datasets import load
+from bilevel.problems import real_data
 from bilevel.problems.exact import IterativeExactSolver, lbfgs, norm_sq
 from bilevel.problems.softmax import cross_entropies
 
+PLAIN = "plain"  # by the standard deviation of each pixel, as published; else by at least 0.1 of the full range
 PENALTIES, FEW = (1e-2, 0.05, 0.2), (1e-2, 0.2)
-# Training rows, corruption, validation rows, values of C.
+# Training rows, corruption, validation rows, values of C, and how pixels are scaled.
 GRID = (
-    (20_000, 0.5, 5000, (*PENALTIES, 1.0)),
-    (10_000, 0.9, 5000, PENALTIES),
-    (10_000, 0.5, 500, PENALTIES),
-    (10_000, 0.7, 5000, FEW),
-    (10_000, 0.9, 500, FEW),
+    (20_000, 0.5, 5000, (*PENALTIES, 1.0), None),
+    (10_000, 0.9, 5000, PENALTIES, None),
+    (10_000, 0.5, 500, PENALTIES, None),
+    (10_000, 0.7, 5000, FEW, None),
+    (10_000, 0.9, 500, FEW, None),
+    (20_000, 0.5, 5000, FEW, PLAIN),
 )
 STEPS = 15
 NOISY, ORACLE, VALIDATION = "noisy rows", "clean rows only", "validation rows"
@@ -45,12 +49,17 @@ def parts(quick):
         problem = bilevel.problems.digits_cleaning(n_train=200, n_val=60, dtype="float32")
         yield common(200, 0.5, 60, 1e-2), lambda: measure(problem, 1e-2, {}, 3)
         return
-    for n_train, corruption, n_val, penalties in GRID:
-        sizes = {"corruption": corruption, "n_train": n_train, "n_val": n_val, "dtype": "float32"}
-        problem, last = functools.cache(lambda sizes=sizes: bilevel.problems.mnist_cleaning(**sizes)), {}
+    for n_train, corruption, n_val, penalties, scaling in GRID:
+        problem, last = functools.cache(functools.partial(build, n_train, corruption, n_val, scaling)), {}
         for penalty in sorted(penalties, reverse=True):
             work = functools.partial(lambda problem, *rest: measure(problem(), *rest), problem, penalty, last, STEPS)
-            yield common(n_train, corruption, n_val, penalty), work
+            yield common(n_train, corruption, n_val, penalty) | ({} if scaling is None else {"scaling": scaling}), work
+
+
+def build(n_train, corruption, n_val, scaling):
+    """The library's problem; without the floor of the scale it is the same rows and labels."""
+    full_range = 0 if scaling == PLAIN else 255
+    return real_data._cleaning(load("mnist"), full_range, corruption, (n_train, n_val), "float32", 0)
 
 
 def common(n_train, corruption, n_val, penalty):
@@ -146,12 +155,20 @@ def measures(problem, z, x):
 # What the table and the figure show of the rows.
 
 
+def panel_of(row):
+    return row["n_train"], row["corruption"], row["n_val"], row.get("scaling")
+
+
 def panels(rows):
-    return list(dict.fromkeys((row["n_train"], row["corruption"], row["n_val"]) for row in rows))
+    return list(dict.fromkeys(map(panel_of, rows)))
 
 
 def of_panel(rows, panel, fit):
-    return [row for row in rows if (row["n_train"], row["corruption"], row["n_val"]) == panel and row["fit"] == fit]
+    return [row for row in rows if panel_of(row) == panel and row["fit"] == fit]
+
+
+def head(panel):
+    return [f"{panel[0]:.0f}{', plain scaling' if panel[3] == PLAIN else ''}", f"{panel[1]:g}", f"{panel[2]:.0f}"]
 
 
 def percent(value):
@@ -162,7 +179,7 @@ def test_table(rows):
     """Test error in percent at C = 0.2, and at the C with the lowest test error, for each fit."""
     lines = []
     for panel in panels(rows):
-        line = [f"{panel[0]:.0f}", f"{panel[1]:g}", f"{panel[2]:.0f}"]
+        line = head(panel)
         for fit in FITS:
             here = of_panel(rows, panel, fit)
             best = min(here, key=lambda row: row["test_error"])
@@ -178,11 +195,10 @@ def weight_table(rows):
     for panel in panels(rows):
         plain = {row["C"]: row for row in of_panel(rows, panel, NOISY)}
         for row in sorted(of_panel(rows, panel, BILEVEL), key=lambda row: row["C"]):
-            head = [f"{panel[0]:.0f}", f"{panel[1]:g}", f"{panel[2]:.0f}", f"{row['C']:g}"]
             values = [row["weight_auc"], row["h_start"], row["h"], row["stationarity"]]
             losses = [plain[row["C"]]["validation_loss"], row["validation_loss"]]
             errors = [percent(each["test_error"]) for each in (plain[row["C"]], row)]
-            lines.append([*head, *map(number, [*values, losses[0]]), *errors])
+            lines.append([*head(panel), f"{row['C']:g}", *map(number, [*values, losses[0]]), *errors])
     columns = ["training rows", "corruption", "validation rows", "C", "AUC", "h at the start", "h at the end"]
     columns += ["‖∇h‖² end/start", "validation loss, noisy rows", "test error % noisy", "bilevel"]
     return table(columns, lines)
@@ -190,7 +206,7 @@ def weight_table(rows):
 
 def show(rows, folder):
     write_tables(folder, "cleaning", errors=test_table(rows), weights=weight_table(rows))
-    shown = panels(rows)
+    shown = [panel for panel in panels(rows) if panel[3] is None]
     draw(folder, "cleaning", len(shown), lambda axes: plot(rows, shown, axes), size=(2.9, 3.2))
 
 
