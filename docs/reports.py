@@ -10,8 +10,10 @@ _FOLDER = Path(__file__).parents[1] / "reports"
 
 def on_files(files: Any, *, config: Any, **_: Any) -> Any:
     """Add each report, and its figures, as if it lay in `docs/reports/`."""
-    for path in sorted(path for path in _FOLDER.iterdir() if path.is_file()):
-        files.append(File.generated(config, f"reports/{path.name}", abs_src_path=str(path)))
+    for path in sorted(_FOLDER.rglob("*.*")):
+        if path.suffix in (".md", ".png", ".svg"):
+            name = path.relative_to(_FOLDER).as_posix()
+            files.append(File.generated(config, f"reports/{name}", abs_src_path=str(path)))
     return files
 
 
