@@ -48,9 +48,10 @@ DrawnMetric = Annotated[str | None, typer.Option("--draw", help="metric to draw;
 Kind = StrEnum("Kind", ["solvers", "problems", "datasets", "metrics"])
 Device = StrEnum("Device", ["cpu", "gpu"])
 Phase = StrEnum("Phase", ["sweep", "timing"])
-MEASURED = ("complexity",)  # parts without a store
-EVERYTHING = "all"
-Reproduced = StrEnum("Reproduced", [(name, name) for name in (EVERYTHING, *PARTS, *MEASURED)])
+MEASURED = {"complexity": "complexity", "theory": "lower_bound"}  # parts without a store, and their rows
+Reproduced = StrEnum(
+    "Reproduced", ["all", "quadratic", "ijcnn1", "cleaning", "cleaning70", "cleaning90", "complexity", "theory"]
+)
 Jobs = Annotated[int, typer.Option(min=1, help="processes on this machine")]
 Scheduler = Annotated[str | None, typer.Option(help="address of a Dask scheduler")]
 ChosenDevice = Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")]
@@ -215,7 +216,7 @@ def _open_store(folder: Path, metric: str | None) -> tuple[Store, str | None]:
 
 @app.command("reproduce")
 def reproduce_(
-    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced(EVERYTHING),
+    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced.all,
     stores: Annotated[Path, typer.Option(help="folder with a store for each part")] = Path("results") / "reproduce",
     kept: KeptFolder = KEPT,
     page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
@@ -232,12 +233,12 @@ def reproduce_(
     with _errors_in_a_line():
         if quick and not from_kept:  # beside what was run in full, not over it
             stores, kept, page = (Path("results") / "reproduce-quick" / name for name in ("stores", "kept", "page.md"))
-        names = [] if from_kept else [*PARTS, *MEASURED] if part == EVERYTHING else [part.value]
+        names = [] if from_kept else [*PARTS, *MEASURED] if part is Reproduced.all else [part.value]
         failures = 0
         for place, name in enumerate(names, start=1):
             _say(err, f"{name} ({place} of {len(names)})")
             if name in MEASURED:
-                _measure_theory(kept, quick=quick)
+                _measure_theory(kept, [MEASURED[name]], quick=quick)
                 continue
             watcher = _Live(load_config(name).metric)
             options: dict[str, Any] = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
@@ -267,14 +268,14 @@ def complexity(
 ) -> None:
     """Measure oracle calls to a stationary point against n + m and 1/epsilon, and queries against the lower bound."""
     with _errors_in_a_line():
-        _say(out, "\n".join(map(str, _measure_theory(out_folder, quick=quick))))
+        _say(out, "\n".join(map(str, _measure_theory(out_folder, [*MEASURED.values()], quick=quick))))
 
 
-def _measure_theory(folder: Path, *, quick: bool) -> list[Path]:
+def _measure_theory(folder: Path, names: list[str], *, quick: bool) -> list[Path]:
     from bilevel.theory import tables
 
     with _progress.Progress(console=err) as bar:
-        return tables.write_measurements(folder, quick=quick, reporter=partial(_add_bar, bar))
+        return tables.write_measurements(folder, names, quick=quick, reporter=partial(_add_bar, bar))
 
 
 def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:

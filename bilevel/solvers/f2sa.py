@@ -85,15 +85,26 @@ class F2SA(Solver):
         slope_y = oracles.inner_grad_outer(at_y, draw.inner)
         slope = trees.subtract(slope_y, oracles.inner_grad_outer(point, draw.inner_at_z))
         grad = trees.add(oracles.outer_grad_outer(at_y, draw.outer), trees.scale(state.penalty, slope))
-        point = move_outer(oracles, point, grad, decay(self.step_size / self.outer_ratio, index, 5 / 7))
-        growth = decay(self.delta_0, index, 6 / 7 if self.schedule == "corrected" else 1 / 7)
-        return F2SAState(point, y, state.penalty + growth)
+        point = move_outer(oracles, point, grad, self.outer_step(index))
+        return F2SAState(point, y, state.penalty + self.growth(index))
+
+    def outer_step(self, index: Array) -> Array:
+        """Return the step of x."""
+        return decay(self.step_size / self.outer_ratio, index, 5 / 7)
+
+    def growth(self, index: Array) -> Array:
+        """Return what λ grows by."""
+        return decay(self.delta_0, index, 6 / 7 if self.schedule == "corrected" else 1 / 7)
+
+    def y_step(self, penalty: Array, index: Array) -> Array:
+        """Return the step of y along ∇z F/λ + ∇z G."""
+        if self.schedule == "printed":
+            return decay(self.step_size / (2 * self.lambda_0), index, 5 / 7) * penalty
+        return decay(self.step_size, index, 4 / 7) / 2
 
     def _inner_loops(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> tuple[Point, PyTree]:
         step = decay(self.step_size, index, 4 / 7)
-        weight, y_step = 1 / state.penalty, step / 2
-        if self.schedule == "printed":
-            y_step = decay(self.step_size / (2 * self.lambda_0), index, 5 / 7) * state.penalty
+        weight, y_step = 1 / state.penalty, self.y_step(state.penalty, index)
 
         def once(i: Array, carry: tuple[Point, Point]) -> tuple[Point, Point]:
             at_z, at_y = carry

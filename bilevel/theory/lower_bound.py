@@ -91,7 +91,7 @@ def measure_lower_bound(
     """Measure what a plan says and return all rows; parameters as for `bilevel.theory.measure_complexity`."""
     plan = plan or (QUICK if quick else FULL)
     _check_plan(plan)
-    rows = read_rows(path, Queries) if path else []
+    rows = read_queries(path) if path else []
     places = list(product(NORMALIZATIONS, plan.n_outer, plan.solvers))
     for done, (normalization, m, solver) in enumerate(places):
         for stage in (_tuning_runs, _measuring_runs):
@@ -102,6 +102,11 @@ def measure_lower_bound(
                 if path:
                     write_rows(path, rows, Queries)
     return rows
+
+
+def read_queries(path: Path) -> list[Queries]:
+    """Return the rows of a file; none where there is no file."""
+    return read_rows(path, Queries)
 
 
 def _check_plan(plan: Plan) -> None:

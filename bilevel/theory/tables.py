@@ -86,29 +86,41 @@ def lower_bound_table(rows: Sequence[Queries]) -> str:
     return _markdown(lines)
 
 
+MEASURED = ("complexity", "lower_bound")
+
+
 def write_measurements(
-    folder: Path, *, quick: bool = False, reporter: Callable[[str], Reporter] | None = None
+    folder: Path,
+    names: Sequence[str] = MEASURED,
+    *,
+    quick: bool = False,
+    reporter: Callable[[str], Reporter] | None = None,
 ) -> list[Path]:
     """Measure what is not yet in a folder, and write rows, figures and tables there; `reporter` makes one by title."""
-    found: list[Any] = []
-    for name, measure in (
-        ("complexity", complexity.measure_complexity),
-        ("lower_bound", lower_bound.measure_lower_bound),
-    ):
+    measures: dict[str, Callable[..., Any]] = {"complexity": complexity.measure_complexity}
+    measures["lower_bound"] = lower_bound.measure_lower_bound
+    for name in names:
         progress = reporter(name) if reporter else None
-        found.append(measure(quick=quick, path=folder / f"{name}.csv", progress=progress))
+        measures[name](quick=quick, path=folder / f"{name}.csv", progress=progress)
         if progress:
             progress(1.0, name)
-    return draw_measurements(folder, *found)
+    return draw_measurements(folder)
 
 
-def draw_measurements(folder: Path, rows: Sequence[Measurement], found: Sequence[Queries]) -> list[Path]:
-    """Write figures and tables from kept rows, and return their paths."""
-    draw_complexity(rows, folder / "complexity.svg")
-    draw_lower_bound(found, folder / "lower_bound.svg")
+def draw_measurements(folder: Path) -> list[Path]:
+    """Write figures and tables from the rows in a folder, and return their paths."""
+    rows = complexity.read_measurements(folder / "complexity.csv")
+    found = lower_bound.read_queries(folder / "lower_bound.csv")
+    drawn = []
+    if rows:
+        drawn.append(folder / "complexity.svg")
+        draw_complexity(rows, drawn[-1])
+    if found:
+        drawn.append(folder / "lower_bound.svg")
+        draw_lower_bound(found, drawn[-1])
     with replacing(folder / "theory.md") as file:
         file.write(theory_page(rows, found).encode())
-    return [folder / name for name in ("complexity.svg", "lower_bound.svg", "theory.md")]
+    return [*drawn, folder / "theory.md"]
 
 
 def theory_page(rows: Sequence[Measurement], found: Sequence[Queries]) -> str:
@@ -121,7 +133,7 @@ def theory_page(rows: Sequence[Measurement], found: Sequence[Queries]) -> str:
         parts += [f"## {problem}: calls at N = {size}", accuracy_table(rows, problem)]
         parts += [f"## {problem}: exponents, steps following the theory", scaling_table(rows, problem)]
         parts += [f"## {problem}: periods of SRBA, steps following the theory", regime_table(rows, problem)]
-    last = ["## Queries of rows of F on the worst case", lower_bound_table(found)]
+    last = ["## Queries of rows of F on the worst case", lower_bound_table(found)] if found else []
     return "\n\n".join(["# Theory, measured", *(part.strip() for part in parts + last)]) + "\n"
 
 
