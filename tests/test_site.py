@@ -41,7 +41,7 @@ def nav():
 def test_every_page_and_tutorial_is_in_the_nav_once_and_exists(nav):
     docs = ROOT / "docs"
     written = [*docs.rglob("*.md"), *(docs / "tutorials").glob("*.py")]
-    reports = [f"reports/{path.name}" for path in (ROOT / "reports").glob("*.md")]
+    reports = [path.relative_to(ROOT).as_posix() for path in (ROOT / "reports").rglob("*.md")]
     assert sorted(nav) == sorted([*(path.relative_to(docs).as_posix() for path in written), *reports])
 
 

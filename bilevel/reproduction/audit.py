@@ -35,6 +35,7 @@ class Claim(NamedTuple):
     finding: str
     command: str
     evidence: str
+    group: str  # the experiments, or the name of a file of kept claims
 
 
 class _Experimental(NamedTuple):
@@ -58,14 +59,16 @@ def list_claims(sections: Sections, kept: Path) -> list[Claim]:
 def _experimental(sections: Sections) -> Iterator[Claim]:
     for one in EXPERIMENTS:
         if one.part in sections:
-            command, evidence = f"bilevel reproduce {one.part}", f"{one.part}.parquet"
-            yield Claim(one.id, one.section, one.claim, *one.find(sections[one.part]), command, evidence)
+            command, evidence = f"bilevel reproduce {one.part}", f"reports/reproduction/{one.part}.parquet"
+            found = one.find(sections[one.part])
+            yield Claim(one.id, one.section, one.claim, *found, command, evidence, "experiments")
 
 
 def _kept_claims(kept: Path) -> Iterator[Claim]:
     for path in sorted(kept.glob("claims_*.toml")):
         for entry in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
-            yield Claim(**{name: str(entry[name]) for name in Claim._fields})
+            texts = {name: " ".join(str(entry[name]).split()) for name in Claim._fields[:-1]}
+            yield Claim(**texts, group=path.stem.removeprefix("claims_"))
 
 
 def _ends(section: Section, metric: str, solvers: tuple[str, ...] = PAPER, column: str = PUBLISHED) -> dict[str, float]:

@@ -1,12 +1,14 @@
 """The page on the paper: claims, tables and figures, all of it from kept results."""
 
 import os
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.bench.sections import Section
-from bilevel.reproduction.audit import list_claims
+from bilevel.reproduction.audit import Claim, list_claims
 from bilevel.reproduction.figures import draw_part
 from bilevel.reproduction.protocol import PARTS, read_kept
 from bilevel.reproduction.tables import markdown_table, part_table
@@ -32,14 +34,19 @@ def render(sections: dict[str, Section], kept: Path, link: str) -> str:
         loader=jinja2.PackageLoader("bilevel.reproduction"), keep_trailing_newline=True, **options
     )
     claims = list_claims(sections, kept)
-    head = ["", "claim", "verdict", "what was found", "command", "evidence"]
-    rows = [[one.id, one.claim, one.verdict, one.finding, f"`{one.command}`", one.evidence] for one in claims]
+    tables = {group: _claims_table(own) for group, own in groupby(claims, key=lambda one: one.group)}
     parts = [_describe(name, section) for name, section in sections.items()]
     counts = {
         verdict: sum(one.verdict == verdict for one in claims) for verdict in ("confirmed", "depends", "not confirmed")
     }
     template = environment.get_template("page.md")
-    return str(template.render(parts=parts, claims=markdown_table(head, rows), counts=counts, link=link))
+    return str(template.render(parts=parts, claims=tables, counts=counts, link=link))
+
+
+def _claims_table(claims: Iterable[Claim]) -> str:
+    head = ["", "claim", "verdict", "what was found", "command", "evidence"]
+    rows = [[one.id, one.claim, one.verdict, one.finding, f"`{one.command}`", f"`{one.evidence}`"] for one in claims]
+    return markdown_table(head, rows)
 
 
 def _describe(name: str, section: Section) -> dict[str, str]:
