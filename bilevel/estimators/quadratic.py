@@ -11,10 +11,10 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_tri
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import enet_path
 
-TOLERANCES = 1e-4, 1e-8, 1e-13  # of the duality gap of coordinate descent, until its support is the right one
 _SLACK = 1e-10  # by which a bound may be exceeded, relative to it
-_ROUNDS = 12
-_SWEEPS = 3, 30, 300
+_ROUNDS, _MOST_WALKS = 12, 30
+_SWEEPS = 100, 1000, 10_000  # of coordinate descent, until its support is nearly the right one
+_GROUP_SWEEPS = 3, 30, 300
 _NEWTON_STEPS = 15
 
 
@@ -32,16 +32,21 @@ def minimize_l1(Q: np.ndarray, q: np.ndarray, strengths: np.ndarray, w: np.ndarr
     """Minimize ½ w'Qw − q'w + Σ a_j |w_j| from a start; strengths are positive, or all of them zero."""
     if not strengths.any():
         return solve_positive(Q, q)
-    w, exact = _solve_on_support(Q, q, strengths, w)
-    for tolerance in TOLERANCES:
+    w, exact = _exchange(Q, q, strengths, w)
+    for sweeps in _SWEEPS:
         if exact:
             break
-        w, exact = _solve_on_support(Q, q, strengths, _descend(Q, q, strengths, w, tolerance))
+        w, exact = _exchange(Q, q, strengths, _descend(Q, q, strengths, w, sweeps))
+        if not exact:
+            w, exact = _walk(Q, q, strengths, w)
     return w
 
 
-def _solve_on_support(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Exchange variables until signs and bounds hold; return the solution and True, or the start and False."""
+def _exchange(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Exchange variables until signs and bounds hold; return the solution and True, or the start and False.
+
+    From a start nearby this takes a few rounds, but it may go in circles.
+    """
     signs = np.sign(w)
     for _ in range(_ROUNDS):
         kept = np.flatnonzero(signs)
@@ -61,7 +66,45 @@ def _solve_on_support(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray
     return w, False
 
 
-def _descend(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray, tolerance: float) -> np.ndarray:
+def _walk(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Go to the minimum for given signs, or to the best point on the way there; then let variables enter.
+
+    The objective never rises. Return where this ends, and whether that is the minimum.
+    """
+    signs, most = np.sign(w), len(w)
+    for _ in range(_MOST_WALKS):
+        kept, slope, step = np.flatnonzero(signs), q - Q @ w, np.zeros_like(w)
+        step[kept] = solve_positive(Q[np.ix_(kept, kept)], q[kept] - a[kept] * signs[kept]) - w[kept]
+        moved, whole = _best_on_segment(Q @ step, slope, a, w, step, signs)
+        if np.array_equal(moved, w) and not whole:
+            most = 1  # one variable that enters alone always lets the objective fall
+        w, signs = moved, np.sign(moved)
+        if whole or most == 1:
+            slope = q - Q @ w
+            beyond = np.where(w == 0, np.abs(slope) - a * (1 + _SLACK), 0)
+            enter = np.argsort(-beyond)[:most]
+            enter = enter[beyond[enter] > 0]
+            if whole and not len(enter):
+                return w, True
+            signs[enter] = np.sign(slope[enter])
+    return w, False
+
+
+def _best_on_segment(
+    bend: np.ndarray, slope: np.ndarray, a: np.ndarray, w: np.ndarray, step: np.ndarray, signs: np.ndarray
+) -> tuple[np.ndarray, bool]:
+    """Return the best of the ends and of the places where a variable becomes zero; True for a whole step."""
+    turning = np.flatnonzero((w + step) * signs < 0)
+    if not len(turning):
+        return w + step, True
+    lengths = np.unique(np.append(-w[turning] / step[turning], [0.0, 1.0]))
+    points = w + lengths[:, None] * step
+    points[np.abs(points) < 1e-12 * (np.abs(w) + np.abs(step))] = 0
+    smooth = lengths**2 * (step @ bend) / 2 - lengths * (slope @ step)
+    return points[np.argmin(smooth + np.abs(points) @ a)], False
+
+
+def _descend(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray, sweeps: int) -> np.ndarray:
     """Run scikit-learn's coordinate descent on rows that have this Gram matrix; a variable a_j w_j has strength 1."""
     a = np.maximum(a, 1e-8 * a.max())
     Q, q = Q / np.outer(a, a), q / a
@@ -70,7 +113,7 @@ def _descend(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray, toleran
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         options = {"precompute": np.ascontiguousarray(Q), "Xy": q, "coef_init": w * a, "check_input": False}
-        paths = enet_path(X, y, l1_ratio=1.0, alphas=[1 / len(y)], tol=tolerance, max_iter=10_000, **options)
+        paths = enet_path(X, y, l1_ratio=1.0, alphas=[1 / len(y)], tol=1e-13, max_iter=sweeps, **options)
     return paths[1][:, 0] / a
 
 
@@ -92,7 +135,7 @@ def minimize_groups(
     members = [np.flatnonzero(groups == g) for g in range(len(strengths))]
     lipschitz = [np.linalg.eigvalsh(Q[np.ix_(rows, rows)])[-1] for rows in members]
     w = w.copy()
-    for sweeps in _SWEEPS:
+    for sweeps in _GROUP_SWEEPS:
         for _ in range(sweeps):
             for rows, strength, bound in zip(members, strengths, lipschitz, strict=True):
                 w[rows] = _minimize_group(Q, q, strength, bound, rows, w)

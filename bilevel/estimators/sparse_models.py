@@ -125,8 +125,8 @@ class Solution(NamedTuple):
     residual: float
 
 
-def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.ndarray) -> Solution:
-    """Minimize the loss and the penalty from a start."""
+def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.ndarray, tol: float) -> Solution:
+    """Minimize the loss and the penalty from a start, up to `tol` times the gradient at zero."""
     outputs, last = loss.y.shape[1], np.inf
     eta = loss.predict(w.reshape(-1, outputs), intercept)
     for _ in range(_MOST_STEPS):
@@ -134,7 +134,7 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         gradient = by_coef.ravel() + penalty.squares * w
         residuals = penalty.residual(w, gradient)
         left = max(np.abs(residuals).max(initial=0), np.abs(by_intercept).max(initial=0)) / (loss.scale or 1.0)
-        if left <= TOLERANCE or (left < 1e3 * TOLERANCE and left > last / 2):  # or where rounding allows no more
+        if left <= tol or (left < 1e3 * tol and left > last / 2):  # or where rounding allows no more
             break
         chosen, last = penalty.working_set(w, residuals), left
         reduced = _reduce(loss, penalty, eta, chosen)
@@ -205,14 +205,16 @@ class SparseModel(ABC):
         }
         return [self._losses[key] for key in keys]
 
-    def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
+    def fit(
+        self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None, *, tol: float = TOLERANCE
+    ) -> Fits:
         """Fit once for each row of `weights`, (fits, rows)."""
         penalty, losses = self.penalty(log_penalties), self.weighted(weights)
         coef, intercept = np.zeros((len(losses), self.n_features, self.outputs)), np.zeros((len(losses), self.outputs))
         if start is not None and len(start.coef) == len(losses):
             coef, intercept = start.coef, start.intercept
         starts = zip(losses, coef, intercept, strict=True)
-        solutions = [solve(loss, penalty, w.ravel(), b) for loss, w, b in starts]
+        solutions = [solve(loss, penalty, w.ravel(), b, tol) for loss, w, b in starts]
         coef = np.array([solution.w.reshape(-1, self.outputs) for solution in solutions])
         intercept, eta = (np.array([getattr(s, name) for s in solutions]) for name in ("intercept", "eta"))
         return Fits(coef, intercept, eta, (penalty, losses, solutions))

@@ -12,10 +12,12 @@ from scipy.optimize import minimize
 from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure, held_out_loss
 from bilevel.estimators.sparse_models import SparseModel
 
-RATIOS = 1e-2, 0.3, 10.0  # of both strengths in their units: nearly the lasso, an elastic net, nearly ridge
+RATIOS = 0.3, 1e-2, 10.0  # of both strengths in their units: an elastic net, nearly the lasso, nearly ridge
 _PATH = 0.5 ** np.arange(0.5, 13)  # parts of the strength that leaves no coefficient
-_RISES = 2  # steps in a row that end a path
+_RISES, _CLEAR = 2, 5.0  # a path ends after so many rises in a row, or so many nats above its best value
+_ROUGH = 1e-4  # tolerance of fits along a path
 _ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
+_FIRST_STEP = 0.5  # of a log strength
 _FACTORS = np.log([1e-5, 1.5]), np.log([1e-6, 1e3])  # bounds of both strengths in their units
 
 
@@ -66,20 +68,24 @@ class Searched(NamedTuple):
 
 def follow_paths(model: SparseModel, folds: Folds, single: Structure, units: Units) -> Searched:
     """Return the best point of some paths from strong penalties to weak ones, each fit started from the last."""
-    paths = [_follow_path(model, folds, single, units, ratio) for ratio in RATIOS]
-    return min(paths, key=lambda found: found.value)
+    found: list[Searched] = []
+    for ratio in RATIOS:
+        found.append(_follow_path(model, folds, single, units, ratio))
+        if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
+            break  # where weaker squares help, stronger ones would not
+    return min(found, key=lambda path: path.value)
 
 
 def _follow_path(model: SparseModel, folds: Folds, single: Structure, units: Units, ratio: float) -> Searched:
     best, fits, rises, last = None, units.empty, 0, np.inf
     for factor in _PATH:
         log_strengths = np.log([factor * units.norms, factor * ratio * units.squares])
-        fits = model.fit(folds.fitted, log_strengths[single.groups], fits)
+        fits = model.fit(folds.fitted, log_strengths[single.groups], fits, tol=_ROUGH)
         value, _ = held_out_loss(model.loss, model.y, folds.held_out, fits.predictor)
         if best is None or value < best.value:
             best = Searched(log_strengths, value, fits)
         rises, last = rises + 1 if value > last else 0, value
-        if rises == _RISES:
+        if rises == _RISES or value > best.value + _CLEAR:
             break
     assert best is not None
     return best
@@ -97,6 +103,9 @@ def learn_strengths(
 ) -> Learned:
     """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats, and return the best point of all."""
     objective, best = Objective(model, folds, structure, start.fits), start
+    # Where all variables are bounded, the first step is as long as the gradient, which may be hundreds of nats.
+    slope = np.abs(objective(start.log_strengths)[1]).max()
+    scale = max(slope / _FIRST_STEP, 1e-12)
 
     def evaluate(log_strengths: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best
@@ -104,8 +113,8 @@ def learn_strengths(
         if value < best.value:
             assert objective.fits is not None
             best = Searched(log_strengths.copy(), value, objective.fits)
-        return value, gradient
+        return (value - start.value) / scale, gradient / scale
 
-    options = {"maxiter": max_iter, "ftol": tol / max(1.0, abs(start.value)), "gtol": tol}
+    options = {"maxiter": max_iter, "ftol": tol / scale, "gtol": tol / scale}
     found = minimize(evaluate, start.log_strengths, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return Learned(structure, best.log_strengths, best.value, best.fits, objective.values, found.status != 1)
