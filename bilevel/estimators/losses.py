@@ -7,13 +7,19 @@ predicted perfectly.
 from abc import abstractmethod
 
 import numpy as np
-from scipy.special import expit, log_softmax, softmax, xlogy
+from scipy.special import expit, log_softmax, logit, softmax, xlogy
+
+_LEAST = 1e-6  # probability or count, in a start
 
 
 class Loss:
     """A convex loss; `has_scale` where its unit is unknown, so that n/2 log of its mean counts in nats."""
 
     has_scale = False
+
+    @abstractmethod
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        """Return the predictor of a mean, for a start."""
 
     @abstractmethod
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
@@ -37,6 +43,9 @@ class Squared(Loss):
 
     has_scale = True
 
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return mean
+
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.sum((eta - y) ** 2, axis=-1) / 2
 
@@ -49,6 +58,9 @@ class Squared(Loss):
 
 class Logistic(Loss):
     """Log-loss of targets 0 and 1."""
+
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return logit(np.clip(mean, _LEAST, 1 - _LEAST))
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.sum(np.logaddexp(0, eta) - y * eta, axis=-1)
@@ -63,6 +75,10 @@ class Logistic(Loss):
 
 class Softmax(Loss):
     """Log-loss of targets that are rows of the identity."""
+
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        logs = np.log(np.maximum(mean, _LEAST))
+        return logs - logs.mean(axis=-1, keepdims=True)
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return -np.sum(y * log_softmax(eta, axis=-1), axis=-1)
@@ -82,6 +98,9 @@ class Softmax(Loss):
 class Poisson(Loss):
     """Half deviance of counts whose mean is exp(predictor)."""
 
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(mean, _LEAST))
+
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.sum(np.exp(eta) - y * eta + xlogy(y, y) - y, axis=-1)
 
@@ -96,6 +115,9 @@ class Gamma(Loss):
     """Half deviance of positive targets whose mean is exp(predictor)."""
 
     has_scale = True
+
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return np.log(mean)
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.sum(y * np.exp(-eta) + eta - np.log(y) - 1, axis=-1)
@@ -112,6 +134,9 @@ class Huber(Loss):
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
+
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return mean
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         error, t = np.abs(eta - y), self.threshold

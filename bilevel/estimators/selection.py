@@ -1,4 +1,4 @@
-"""Penalties that minimize the held-out loss over folds: what an inner model must do, the objective, its minimization."""
+"""Penalties that minimize the held-out loss over folds: what an inner model must do, the objective, its minimizer."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
