@@ -11,6 +11,7 @@ from bilevel.estimators.selection import Fits
 
 _MOST_STEPS, _HALVINGS = 100, 40
 _MOST_DUAL_ROWS = 3000
+_SLOW = 0.1  # a gain, as part of the last one, by which older blocks have become useless
 _FAR = 1.0  # a move of a log penalty too long to extrapolate along
 
 
@@ -46,7 +47,7 @@ class RidgeGLM:
         *,
         penalized: np.ndarray | None = None,
         intercept: bool = True,
-        tol: float = 1e-9,
+        tol: float = 1e-8,
     ) -> None:
         penalized = np.arange(X.shape[1]) if penalized is None else penalized
         self.data, self.y, self.loss, self.tol = Data(X, penalized, intercept=intercept), y, loss, tol
@@ -65,7 +66,7 @@ class RidgeGLM:
 
     def pull_back(self, fits: Fits, cotangent: np.ndarray) -> np.ndarray:
         state = fits.state
-        u = state.hessian.solve(times(state.at.ZT, np.moveaxis(cotangent, 0, 1)), 1e-8)
+        u = state.hessian.solve(times(state.at.ZT, np.moveaxis(cotangent, 0, 1)), 0.1 * self.tol**0.5)
         return -state.at.cotangent(state.w, u).T
 
     def _start(
@@ -85,10 +86,10 @@ class RidgeGLM:
         w, eta = state.w, state.eta
         move = log_penalties - state.log_penalties
         if move.any() and np.abs(move).max() <= _FAR:
-            step = -state.hessian.solve(state.at.tangent(w, move), 1e-3)
+            step = -state.hessian.approximate(state.at.tangent(w, move), 1e-1)
             w, eta = w + step, eta + times(state.at.Z, step)
-        keeps = state.at.Z is at.Z and (state.weights is weights or not state.hessian.exact)
-        return at.restart(w, eta), state.hessian.blocks if keeps and not state.hessian.outdated else None
+        keeps = state.at.Z is at.Z and state.weights is weights and state.hessian.reusable
+        return at.restart(w, eta), state.hessian.blocks if keeps else None
 
     def _newton(
         self, at: Coordinates, weights: np.ndarray, w: np.ndarray, blocks: Blocks | None
@@ -96,16 +97,18 @@ class RidgeGLM:
         y, loss, ridge = self.y[:, None, :], self.loss, at.ridge[:, None, None]
         eta = times(at.Z, w)
         value = self._values(at, weights, w, eta)
+        gain = np.full(w.shape[1], np.inf)
         for _ in range(_MOST_STEPS):
             gradient = times(at.ZT, weights[:, :, None] * loss.derivative(y, eta)) + ridge * w
             hessian = Hessian(loss, y, at, weights, eta, blocks)
-            step = hessian.solve(gradient, 1e-4)
+            step, last = hessian.approximate(gradient, min(1e-2, max(1e-10, gain.max()) ** 0.5)), gain
             gain = np.einsum("pfc,pfc->f", gradient, step)
             w, eta, value = self._descend(at, weights, (w, eta, value), step, gain)
-            blocks = None if hessian.outdated else hessian.blocks
             if gain.max() <= self.tol or (hessian.constant and hessian.exact):
                 break
-        hessian.eta = eta
+            slow = hessian.outdated or gain.max() > _SLOW * last.max()
+            blocks = None if slow else hessian.blocks
+        hessian.move(eta)
         return w, eta, hessian
 
     def _descend(

@@ -14,9 +14,9 @@ from bilevel.estimators.coordinates import Coordinates, times
 from bilevel.estimators.losses import Loss, Softmax, Squared
 
 _MOST_STEPS = 1000  # of conjugate gradients
-_FEW_STEPS = 8  # with more, the preconditioner is made anew
+_FEW_STEPS = 2  # for each digit of the solution; with more, the preconditioner is made anew
 _MOST_ENTRIES = 5e7  # of the dense matrices of one preconditioner
-_ROWS_PER_COORDINATE = 20  # with more, one matrix serves every fit: leaving a fold out changes it little
+ROWS_PER_COORDINATE = 20  # with more, fits without a fold have about the same curvature of each row
 _TINY = np.finfo(float).tiny
 
 
@@ -84,20 +84,34 @@ def _solve_blocks(factors: list[list[np.ndarray]], rhs: np.ndarray) -> np.ndarra
     return out
 
 
+def _gram(Z: Any, curvature: np.ndarray) -> np.ndarray:
+    root = np.sqrt(curvature)
+    scaled = sp.diags_array(root) @ Z if sp.issparse(Z) else root[:, None] * Z
+    product = scaled.T @ scaled
+    return product.toarray() if sp.issparse(product) else product
+
+
 def _blocks(Z: Any, curvature: np.ndarray) -> Blocks:
     """Return Z' D Z for each fit and output of the curvature, (rows, fits, outputs), or its diagonal if too large."""
     _, fits, outputs = curvature.shape
-    size = Z.shape[1]
-    if fits * outputs * size**2 > _MOST_ENTRIES:
+    if fits * outputs * Z.shape[1] ** 2 > _MOST_ENTRIES:
         return Blocks(np.moveaxis(times((Z.multiply(Z) if sp.issparse(Z) else Z**2).T, curvature), 0, -1), False)
-    entries = np.empty((fits, outputs, size, size))
-    for f in range(fits):
-        for c in range(outputs):
-            root = np.sqrt(curvature[:, f, c])
-            scaled = sp.diags_array(root) @ Z if sp.issparse(Z) else root[:, None] * Z
-            product = scaled.T @ scaled
-            entries[f, c] = product.toarray() if sp.issparse(product) else product
-    return Blocks(entries, True)
+    return Blocks(np.array([[_gram(Z, curvature[:, f, c]) for c in range(outputs)] for f in range(fits)]), True)
+
+
+def find_patterns(*weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return one row for each way in which fits use rows, and the way of each row; weights are (rows, fits)."""
+    used = np.hstack(weights) > 0
+    _, first, pattern = np.unique(np.packbits(used, axis=1), axis=0, return_index=True, return_inverse=True)
+    return first, pattern.ravel()
+
+
+def _shared_blocks(Z: Any, weights: np.ndarray, curvature: np.ndarray) -> Blocks:
+    """Return blocks with the mean curvature over fits: rows of one fold are read once, for all fits that use them."""
+    first, pattern = find_patterns(weights)
+    shared = (weights.max(axis=1)[:, None] * curvature.mean(axis=1))[:, None, :]
+    parts = [_blocks(Z[pattern == k], shared[pattern == k]).entries[0] for k in range(len(first))]
+    return Blocks(np.einsum("kf,kc...->fc...", (weights[first] > 0).astype(float), np.array(parts)), True)
 
 
 class Hessian:
@@ -106,22 +120,35 @@ class Hessian:
     def __init__(
         self, loss: Loss, y: np.ndarray, at: Coordinates, weights: np.ndarray, eta: np.ndarray, blocks: Blocks | None
     ) -> None:
-        self.loss, self.y, self.at, self.weights, self.eta = loss, y, at, weights, eta
+        self.loss, self.y, self.at, self.weights = loss, y, at, weights
+        self._bend = loss.bender(y, eta)
         rows, size = at.Z.shape
         self.constant, self.outdated = isinstance(loss, Squared), False
-        self.pooled = not self.constant and rows > _ROWS_PER_COORDINATE * size
-        self.exact = self.constant or (y.shape[-1] == 1 and not self.pooled)
-        self.blocks = blocks if blocks is not None and (self.constant or not self.exact) else self._make_blocks()
+        self.tall = rows > ROWS_PER_COORDINATE * size and y.shape[-1] * weights.shape[1] * size**2 <= _MOST_ENTRIES
+        self.exact = self.constant or (y.shape[-1] == 1 and not self.tall)
+        self.blocks = blocks if blocks is not None and (self.constant or not self.exact) else self._make_blocks(eta)
         self.exact &= self.blocks.dense
         self._precondition = self.blocks.solver(at.ridge)
 
-    def _make_blocks(self) -> Blocks:
-        curvature = np.ones((1, 1, 1)) if self.constant else self.loss.curvature(self.y, self.eta)
-        curvature = self.weights[:, :, None] * curvature
-        return _blocks(self.at.Z, curvature.mean(axis=1, keepdims=True) if self.pooled else curvature)
+    def _make_blocks(self, eta: np.ndarray) -> Blocks:
+        if self.constant:
+            return _blocks(self.at.Z, self.weights[:, :, None])
+        curvature = self.loss.curvature(self.y, eta)
+        if self.tall:
+            return _shared_blocks(self.at.Z, self.weights, curvature)
+        return _blocks(self.at.Z, self.weights[:, :, None] * curvature)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the blocks serve at other penalties: those of a few outputs are made anew for less than they cost."""
+        return self.constant or (self.y.shape[-1] > 1 and not self.outdated)
+
+    def move(self, eta: np.ndarray) -> None:
+        """Let products be those at other predictors; the blocks stay."""
+        self._bend = self.loss.bender(self.y, eta)
 
     def product(self, v: np.ndarray) -> np.ndarray:
-        bent = self.loss.bend(self.y, self.eta, times(self.at.Z, v))
+        bent = self._bend(times(self.at.Z, v))
         return times(self.at.ZT, self.weights[:, :, None] * bent) + self.at.ridge[:, None, None] * v
 
     def precondition(self, rhs: np.ndarray) -> np.ndarray:
@@ -130,11 +157,16 @@ class Hessian:
         # What all classes share does not change the loss, so that blocks of one class mistake its curvature.
         return _center(self._precondition(_center(rhs)))
 
+    def approximate(self, rhs: np.ndarray, tol: float) -> np.ndarray:
+        """Solve about, without a product where blocks are about the Hessian."""
+        return self._precondition(rhs) if self.y.shape[-1] == 1 and self.blocks.dense else self.solve(rhs, tol)
+
     def solve(self, rhs: np.ndarray, tol: float) -> np.ndarray:
+        """Solve one system per fit, to a relative norm of the residual."""
         if self.exact:
             return self._precondition(rhs)
         x, steps = conjugate_gradients(self.product, self.precondition, rhs, tol)
-        self.outdated = steps > _FEW_STEPS
+        self.outdated |= steps > _FEW_STEPS * -np.log10(tol)
         return x
 
 

@@ -5,6 +5,7 @@ predicted perfectly.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import expit, log_softmax, logit, softmax, xlogy
@@ -33,9 +34,10 @@ class Loss:
     def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         """Return the second derivative in each output of the predictor, (…, rows, outputs)."""
 
-    def bend(self, y: np.ndarray, eta: np.ndarray, move: np.ndarray) -> np.ndarray:
-        """Return the second derivative times a move of the predictor."""
-        return self.curvature(y, eta) * move
+    def bender(self, y: np.ndarray, eta: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """Return what multiplies a move of the predictor by the second derivative."""
+        curvature = self.curvature(y, eta)
+        return lambda move: curvature * move
 
 
 class Squared(Loss):
@@ -63,7 +65,7 @@ class Logistic(Loss):
         return logit(np.clip(mean, _LEAST, 1 - _LEAST))
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        return np.sum(np.logaddexp(0, eta) - y * eta, axis=-1)
+        return np.sum(np.log1p(np.exp(-np.abs(eta))) + np.maximum(eta, 0) - y * eta, axis=-1)
 
     def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return expit(eta) - y
@@ -90,9 +92,9 @@ class Softmax(Loss):
         p = softmax(eta, axis=-1)
         return p * (1 - p)
 
-    def bend(self, y: np.ndarray, eta: np.ndarray, move: np.ndarray) -> np.ndarray:
+    def bender(self, y: np.ndarray, eta: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         p = softmax(eta, axis=-1)
-        return p * (move - np.sum(p * move, axis=-1, keepdims=True))
+        return lambda move: p * (move - np.sum(p * move, axis=-1, keepdims=True))
 
 
 class Poisson(Loss):
