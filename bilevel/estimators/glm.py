@@ -11,7 +11,7 @@ from bilevel.estimators.selection import Fits
 
 _MOST_STEPS, _HALVINGS = 100, 40
 _MOST_DUAL_ROWS = 3000
-_SLOW = 0.1  # a gain, as part of the last one, by which older blocks have become useless
+_SLOW = 0.1  # a gain, as part of the last one, at which blocks of folds together no longer serve alone
 _FAR = 1.0  # a move of a log penalty too long to extrapolate along
 
 
@@ -97,17 +97,18 @@ class RidgeGLM:
         y, loss, ridge = self.y[:, None, :], self.loss, at.ridge[:, None, None]
         eta = times(at.Z, w)
         value = self._values(at, weights, w, eta)
-        gain = np.full(w.shape[1], np.inf)
+        gain, slow = np.full(w.shape[1], np.inf), False
         for _ in range(_MOST_STEPS):
             gradient = times(at.ZT, weights[:, :, None] * loss.derivative(y, eta)) + ridge * w
             hessian = Hessian(loss, y, at, weights, eta, blocks)
-            step, last = hessian.approximate(gradient, min(1e-2, max(1e-10, gain.max()) ** 0.5)), gain
+            solve = hessian.solve if slow else hessian.approximate
+            step, last = solve(gradient, min(1e-2, max(1e-10, gain.max()) ** 0.5)), gain
             gain = np.einsum("pfc,pfc->f", gradient, step)
             w, eta, value = self._descend(at, weights, (w, eta, value), step, gain)
             if gain.max() <= self.tol or (hessian.constant and hessian.exact):
                 break
-            slow = hessian.outdated or gain.max() > _SLOW * last.max()
-            blocks = None if slow else hessian.blocks
+            blocks = None if hessian.outdated or slow else hessian.blocks
+            slow |= gain.max() > _SLOW * last.max()
         hessian.move(eta)
         return w, eta, hessian
 

@@ -84,9 +84,14 @@ def _solve_blocks(factors: list[list[np.ndarray]], rhs: np.ndarray) -> np.ndarra
     return out
 
 
-def _gram(Z: Any, curvature: np.ndarray) -> np.ndarray:
-    root = np.sqrt(curvature)
-    scaled = sp.diags_array(root) @ Z if sp.issparse(Z) else root[:, None] * Z
+def scale_rows(Z: Any, factors: np.ndarray) -> Any:
+    """Multiply each row by its factor."""
+    return sp.diags_array(factors) @ Z if sp.issparse(Z) else factors[:, None] * Z
+
+
+def gram(Z: Any, curvature: np.ndarray) -> np.ndarray:
+    """Return Z' D Z."""
+    scaled = scale_rows(Z, np.sqrt(curvature))
     product = scaled.T @ scaled
     return product.toarray() if sp.issparse(product) else product
 
@@ -96,7 +101,7 @@ def _blocks(Z: Any, curvature: np.ndarray) -> Blocks:
     _, fits, outputs = curvature.shape
     if fits * outputs * Z.shape[1] ** 2 > _MOST_ENTRIES:
         return Blocks(np.moveaxis(times((Z.multiply(Z) if sp.issparse(Z) else Z**2).T, curvature), 0, -1), False)
-    return Blocks(np.array([[_gram(Z, curvature[:, f, c]) for c in range(outputs)] for f in range(fits)]), True)
+    return Blocks(np.array([[gram(Z, curvature[:, f, c]) for c in range(outputs)] for f in range(fits)]), True)
 
 
 def find_patterns(*weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

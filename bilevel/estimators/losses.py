@@ -58,6 +58,12 @@ class Squared(Loss):
         return np.ones(np.broadcast_shapes(y.shape, eta.shape))
 
 
+class SumOfSquares(Squared):
+    """The same, in nats."""
+
+    has_scale = False
+
+
 class Logistic(Loss):
     """Log-loss of targets 0 and 1."""
 
