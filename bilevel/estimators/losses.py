@@ -5,15 +5,22 @@ predicted perfectly.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit, log_softmax, softmax, xlogy
+from scipy.special import expit, log_softmax, logit, softmax, xlogy
+
+_LEAST = 1e-6  # probability or count, in a start
 
 
 class Loss:
     """A convex loss; `has_scale` where its unit is unknown, so that n/2 log of its mean counts in nats."""
 
     has_scale = False
+
+    @abstractmethod
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        """Return the predictor of a mean, for a start."""
 
     @abstractmethod
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
@@ -27,15 +34,19 @@ class Loss:
     def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         """Return the second derivative in each output of the predictor, (…, rows, outputs)."""
 
-    def bend(self, y: np.ndarray, eta: np.ndarray, move: np.ndarray) -> np.ndarray:
-        """Return the second derivative times a move of the predictor."""
-        return self.curvature(y, eta) * move
+    def bender(self, y: np.ndarray, eta: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """Return what multiplies a move of the predictor by the second derivative."""
+        curvature = self.curvature(y, eta)
+        return lambda move: curvature * move
 
 
 class Squared(Loss):
     """½ error², summed over outputs."""
 
     has_scale = True
+
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return mean
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.sum((eta - y) ** 2, axis=-1) / 2
@@ -47,11 +58,20 @@ class Squared(Loss):
         return np.ones(np.broadcast_shapes(y.shape, eta.shape))
 
 
+class SumOfSquares(Squared):
+    """The same, in nats."""
+
+    has_scale = False
+
+
 class Logistic(Loss):
     """Log-loss of targets 0 and 1."""
 
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return logit(np.clip(mean, _LEAST, 1 - _LEAST))
+
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        return np.sum(np.logaddexp(0, eta) - y * eta, axis=-1)
+        return np.sum(np.log1p(np.exp(-np.abs(eta))) + np.maximum(eta, 0) - y * eta, axis=-1)
 
     def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return expit(eta) - y
@@ -64,6 +84,10 @@ class Logistic(Loss):
 class Softmax(Loss):
     """Log-loss of targets that are rows of the identity."""
 
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        logs = np.log(np.maximum(mean, _LEAST))
+        return logs - logs.mean(axis=-1, keepdims=True)
+
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return -np.sum(y * log_softmax(eta, axis=-1), axis=-1)
 
@@ -74,13 +98,16 @@ class Softmax(Loss):
         p = softmax(eta, axis=-1)
         return p * (1 - p)
 
-    def bend(self, y: np.ndarray, eta: np.ndarray, move: np.ndarray) -> np.ndarray:
+    def bender(self, y: np.ndarray, eta: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         p = softmax(eta, axis=-1)
-        return p * (move - np.sum(p * move, axis=-1, keepdims=True))
+        return lambda move: p * (move - np.sum(p * move, axis=-1, keepdims=True))
 
 
 class Poisson(Loss):
     """Half deviance of counts whose mean is exp(predictor)."""
+
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(mean, _LEAST))
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.sum(np.exp(eta) - y * eta + xlogy(y, y) - y, axis=-1)
@@ -97,6 +124,9 @@ class Gamma(Loss):
 
     has_scale = True
 
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return np.log(mean)
+
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.sum(y * np.exp(-eta) + eta - np.log(y) - 1, axis=-1)
 
@@ -112,6 +142,9 @@ class Huber(Loss):
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
+
+    def link(self, mean: np.ndarray) -> np.ndarray:
+        return mean
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         error, t = np.abs(eta - y), self.threshold

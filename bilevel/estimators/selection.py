@@ -1,6 +1,6 @@
-"""Penalties that minimize the held-out loss over folds: what an inner model must do, the objective, its minimization."""
+"""Penalties that minimize the held-out loss over folds: what an inner model must do, the objective, its minimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,17 +36,40 @@ class InnerModel(Protocol):
 
 
 class Folds(NamedTuple):
-    """Weights of the rows in each fit, and in the loss on the rows held out of it; both (folds, rows)."""
+    """Weights of the rows in each fit, and in the loss on the rows held out of it; both (folds, rows).
+
+    Where a row stands for several, `sizes` is the weight that each fold holds out.
+    """
 
     fitted: np.ndarray
     held_out: np.ndarray
+    sizes: np.ndarray
 
-    def without(self, fold: int) -> "Folds":
-        """Return the other folds, with the rows that this one holds out taken from both."""
-        keep, others = self.held_out[fold] == 0, np.arange(len(self.fitted)) != fold
-        folds = Folds(self.fitted[others] * keep, self.held_out[others] * keep)
-        used = folds.held_out.any(axis=1) & folds.fitted.any(axis=1)
-        return Folds(folds.fitted[used], folds.held_out[used])
+    @classmethod
+    def of_rows(cls, fitted: np.ndarray, held_out: np.ndarray) -> "Folds":
+        return cls(fitted, held_out, held_out.sum(axis=1))
+
+    def without(self, folds: Sequence[int]) -> "Folds":
+        """Return the other folds, with the rows that these hold out taken from both."""
+        held_out, others = self.held_out[folds].any(axis=0), np.setdiff1d(np.arange(len(self.fitted)), folds)
+        rest = Folds(self.fitted[others] * ~held_out, self.held_out[others] * ~held_out, self.sizes[others])
+        used = rest.held_out.any(axis=1) & rest.fitted.any(axis=1)
+        return Folds(*(part[used] for part in rest))
+
+    def join(self, folds: Sequence[int]) -> "Folds":
+        """Return one fold that holds out what any of these does."""
+        held_out = self.held_out[folds].max(axis=0)
+        fitted = self.fitted[folds].min(axis=0) * (held_out == 0)
+        return Folds(fitted[None], held_out[None], self.sizes[folds].sum(keepdims=True))
+
+
+class Arena(NamedTuple):
+    """Where structures are compared: a model and folds, the rows behind them, and the losses of those rows."""
+
+    model: InnerModel
+    folds: Folds
+    rows: Folds
+    row_losses: Callable[[Fits], np.ndarray]
 
 
 class Structure(NamedTuple):
@@ -72,17 +95,17 @@ class Structure(NamedTuple):
         return float(centered @ centered) / (2 * self.prior_scale**2), centered / self.prior_scale**2
 
 
-def held_out_loss(loss: Loss, y: np.ndarray, weights: np.ndarray, predictor: np.ndarray) -> tuple[float, np.ndarray]:
+def held_out_loss(loss: Loss, y: np.ndarray, folds: Folds, predictor: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the loss on held-out rows in nats, and its derivative in the predictors.
 
     Where the loss has a scale of its own, that is n/2 log of its mean.
     """
-    total, cotangent = float(np.sum(weights * loss.value(y, predictor))), loss.derivative(y, predictor)
-    factor = 1.0
+    total, cotangent = float(np.sum(folds.held_out * loss.value(y, predictor))), loss.derivative(y, predictor)
+    factor, size = 1.0, float(folds.sizes.sum())
     if loss.has_scale:
-        size, total = float(weights.sum()), max(total, np.finfo(float).tiny)
-        total, factor = size / 2 * np.log(2 * total / size), size / (2 * total)
-    return total, factor * weights[..., None] * cotangent
+        factor = size / (2 * max(total, np.finfo(float).tiny))
+        total = -size / 2 * float(np.log(factor))
+    return total, factor * folds.held_out[..., None] * cotangent
 
 
 class Objective:
@@ -92,14 +115,22 @@ class Objective:
         self.model, self.folds, self.structure, self.fits = model, folds, structure, start
         self.values: list[float] = []
 
+    def value(self, log_penalties: np.ndarray) -> float:
+        """Return J alone."""
+        return self._evaluate(log_penalties)[0]
+
     def __call__(self, log_penalties: np.ndarray) -> tuple[float, np.ndarray]:
+        value, cotangent = self._evaluate(log_penalties)
+        assert self.fits is not None
+        gradient = self.structure.gather(self.model.pull_back(self.fits, cotangent).sum(axis=0))
+        return value, gradient + self.structure.prior(log_penalties)[1]
+
+    def _evaluate(self, log_penalties: np.ndarray) -> tuple[float, np.ndarray]:
         model, folds = self.model, self.folds
         self.fits = model.fit(folds.fitted, log_penalties[self.structure.groups], self.fits)
-        loss, cotangent = held_out_loss(model.loss, model.y, folds.held_out, self.fits.predictor)
-        gradient = self.structure.gather(model.pull_back(self.fits, cotangent).sum(axis=0))
-        prior, prior_gradient = self.structure.prior(log_penalties)
-        self.values.append(loss + prior)
-        return loss + prior, gradient + prior_gradient
+        loss, cotangent = held_out_loss(model.loss, model.y, folds, self.fits.predictor)
+        self.values.append(loss + self.structure.prior(log_penalties)[0])
+        return self.values[-1], cotangent
 
 
 class Learned(NamedTuple):

@@ -1,0 +1,112 @@
+"""How many penalties: one is searched for, then structures are learned without a fold and compared on it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bilevel.estimators.losses import Squared
+from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned, Objective, Structure, learn
+from bilevel.estimators.surrogate import can_compress, compress
+
+_OUTER_FOLDS = 5
+_MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
+_DECADE = np.log(10.0)
+_LEAST_GAIN = 1.0  # nats by which they must be ahead at least
+_GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
+
+
+class Search:
+    """The search for penalties of one model on some folds."""
+
+    def __init__(self, model: InnerModel, folds: Folds, bounds: tuple[float, float], tol: float) -> None:
+        self.model, self.folds, self.bounds, self.tol = model, folds, bounds, tol
+        self.single = Structure("single", np.zeros(model.n_penalties, int))
+        self.compresses = can_compress(model, folds)
+        self._whole: Fits | None = None
+        self.arena = Arena(model, folds, folds, lambda fits: model.loss.value(model.y, fits.predictor))
+
+    def _move(self, log_penalties: np.ndarray) -> None:
+        """Let the arena be that of these penalties: where rows are many, they are replaced by few."""
+        if not self.compresses or (self._whole is not None and isinstance(self.model.loss, Squared)):
+            return
+        weights = np.maximum(self.folds.fitted.max(axis=0), self.folds.held_out.max(axis=0))[None]
+        self._whole = self.model.fit(weights, log_penalties, self._whole)
+        self.arena = compress(self.model, self.folds, self._whole)
+
+    def objective(self, structure: Structure, start: Fits | None = None) -> Objective:
+        return Objective(self.arena.model, self.arena.folds, structure, start)
+
+    def learn_single(self, start: float) -> Learned:
+        """Walk by decades, down and then up, as long as that may help, and refine the best of them."""
+        values: dict[int, float] = {}
+        fits: Fits | None = None
+        for step in (-1, 1):
+            decade, worse = max(step, 0), 0
+            while worse < 2 and self.bounds[0] <= start + decade * _DECADE <= self.bounds[1]:
+                self._move(np.full(self.model.n_penalties, start + decade * _DECADE))
+                objective = self.objective(self.single, None if self.compresses else fits)
+                values[decade] = objective.value(np.array([start + decade * _DECADE]))
+                fits, best = objective.fits, min(values.values())
+                worse = 0 if values[decade] == best else worse + 1 + (values[decade] > best + _GIVE_UP)
+                decade += step
+        best = start + min(values, key=values.__getitem__) * _DECADE
+        return self.polish(self.single, np.array([best]))
+
+    def polish(self, structure: Structure, start: np.ndarray) -> Learned:
+        """Learn a structure, twice where the arena moves with the penalties."""
+        for _ in range(1 + self.compresses):
+            self._move(start[structure.groups])
+            found = learn(self.objective(structure), start, self.bounds, tol=self.tol, max_iter=100)
+            start = found.log_penalties
+        return found
+
+    def _refine(self, objective: Objective, start: float) -> Learned:
+        near = max(self.bounds[0], start - _DECADE), min(self.bounds[1], start + _DECADE)
+        return learn(objective, np.array([start]), near, tol=self.tol, max_iter=20)
+
+    def learn_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
+        """Learn the single penalty near the start, then each structure from the one before it of the same name."""
+        single = self._refine(Objective(self.arena.model, folds, self.single), start)
+        found = [single]
+        for structure in structures:
+            first, before = np.full(structure.size, single.log_penalties[0]), single
+            if found[-1].structure.name == structure.name:
+                first, before = found[-1].log_penalties, found[-1]
+            objective = Objective(self.arena.model, folds, structure, before.fits)
+            found.append(learn(objective, first, self.bounds, tol=self.tol, max_iter=50))
+        return found
+
+    def nested_losses(self, structures: Sequence[Structure], start: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the losses of rows, (structures, rows), under penalties learned without them, and their weights."""
+        losses, weights, n_folds = [], [], len(self.folds.fitted)
+        for held in np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds)):
+            inner, outer = self.arena.folds.without(held), self.arena.folds.join(held)
+            rows = self.folds.join(held).held_out[0]
+            if len(inner.fitted) and outer.fitted.any():
+                path = self.learn_path(inner, structures, start)
+                fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in path]
+                losses.append([self.arena.row_losses(fit)[0][rows > 0] for fit in fits])
+                weights.append(rows[rows > 0])
+        return np.concatenate(losses, axis=1), np.concatenate(weights)
+
+
+class Comparison(NamedTuple):
+    """Summed losses of structures, differences from the first and their standard errors; which one to take."""
+
+    losses: np.ndarray
+    differences: np.ndarray
+    standard_errors: np.ndarray
+    chosen: int
+
+
+def compare(losses: np.ndarray, weights: np.ndarray, has_scale: bool) -> Comparison:
+    """Compare the losses of rows in nats; the first structure is kept unless another is ahead by the margin."""
+    if has_scale:
+        losses = losses / max(2 * np.average(losses[0], weights=weights), np.finfo(float).tiny)
+    differences = losses - losses[0]
+    sums = differences @ weights
+    spread = np.sqrt(((differences - (sums / weights.sum())[:, None]) ** 2) @ weights)
+    ahead = np.flatnonzero(sums < -np.maximum(_MARGIN * spread, _LEAST_GAIN))
+    chosen = int(ahead[np.argmin(sums[ahead])]) if len(ahead) else 0
+    return Comparison(losses @ weights, sums, spread, chosen)
