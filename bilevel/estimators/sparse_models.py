@@ -174,15 +174,45 @@ def _search(
 
 
 class SparseModel(ABC):
-    """An inner model of the selection: log strengths `log a`, then `log c` for each feature."""
+    """An inner model of the selection: log strengths of what is not smooth, then of the square of each feature.
+
+    Parameters
+    ----------
+    X : dense or sparse, (rows, features)
+    y : (rows, outputs), as the loss takes them
+    loss : of the linear predictor
+    penalized : numbers of the penalized features; None means all
+    fit_intercept : whether there is one, without penalty
+    tol : stop where the optimality conditions hold up to this part of the gradient at zero
+    """
 
     n_penalties: int
 
-    def __init__(self, X: Any, y: np.ndarray, loss: Loss, *, fit_intercept: bool = True) -> None:
-        self.X, self.y, self.loss = X, y, loss
+    def __init__(
+        self,
+        X: Any,
+        y: np.ndarray,
+        loss: Loss,
+        *,
+        penalized: np.ndarray | None = None,
+        fit_intercept: bool = True,
+        tol: float = TOLERANCE,
+    ) -> None:
+        self.X, self.y, self.loss, self.tol = X, y, loss, tol
         self.columns = Columns(X, fit_intercept)
         self.n_features, self.outputs = X.shape[1], y.shape[1]
+        self.penalized = np.arange(X.shape[1]) if penalized is None else penalized
         self._losses: dict[bytes, WeightedLoss] = {}
+
+    def spread(self, strengths: np.ndarray) -> np.ndarray:
+        """Return strengths of the flat array of coefficients for those of the penalized features."""
+        out = np.zeros((self.n_features, self.outputs))
+        out[self.penalized] = strengths[:, None]
+        return out.ravel()
+
+    def gather(self, gradient: np.ndarray) -> np.ndarray:
+        """Transpose `spread`."""
+        return gradient.reshape(-1, self.outputs)[self.penalized].sum(axis=1)
 
     @abstractmethod
     def penalty(self, log_penalties: np.ndarray) -> Penalty:
@@ -205,16 +235,17 @@ class SparseModel(ABC):
         }
         return [self._losses[key] for key in keys]
 
-    def fit(
-        self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None, *, tol: float = TOLERANCE
-    ) -> Fits:
+    def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
         """Fit once for each row of `weights`, (fits, rows)."""
         penalty, losses = self.penalty(log_penalties), self.weighted(weights)
         coef, intercept = np.zeros((len(losses), self.n_features, self.outputs)), np.zeros((len(losses), self.outputs))
-        if start is not None and len(start.coef) == len(losses):
-            coef, intercept = start.coef, start.intercept
+        if start is not None:
+            same = len(start.coef) == len(losses)
+            coef, intercept = (
+                start[:2] if same else (coef + start.coef.mean(axis=0), intercept + start.intercept.mean(axis=0))
+            )
         starts = zip(losses, coef, intercept, strict=True)
-        solutions = [solve(loss, penalty, w.ravel(), b, tol) for loss, w, b in starts]
+        solutions = [solve(loss, penalty, w.ravel(), b, self.tol) for loss, w, b in starts]
         coef = np.array([solution.w.reshape(-1, self.outputs) for solution in solutions])
         intercept, eta = (np.array([getattr(s, name) for s in solutions]) for name in ("intercept", "eta"))
         return Fits(coef, intercept, eta, (penalty, losses, solutions))
@@ -227,7 +258,7 @@ class SparseModel(ABC):
             adjoint = _adjoint(loss, penalty, solution, slopes)
             by_squares = -penalty.squares * solution.w * adjoint
             by_norms = self.gather_norms(penalty.pull_back(solution.w, adjoint))
-            gradients.append(np.concatenate([by_norms, by_squares.reshape(-1, self.outputs).sum(axis=1)]))
+            gradients.append(np.concatenate([by_norms, self.gather(by_squares)]))
         return np.array(gradients)
 
 
@@ -243,39 +274,45 @@ def _adjoint(loss: WeightedLoss, penalty: Penalty, solution: Solution, cotangent
 
 
 class ElasticNetModel(SparseModel):
-    """Absolute values and squares, each with a strength per feature: log penalties are 2 features long."""
+    """Absolute values and squares, each with a strength per feature."""
 
     @property
     def n_penalties(self) -> int:  # type: ignore[override]
-        return 2 * self.n_features
+        return 2 * len(self.penalized)
 
     def penalty(self, log_penalties: np.ndarray) -> Absolute:
-        norms, squares = np.repeat(np.exp(log_penalties), self.outputs).reshape(2, -1)
-        return Absolute(norms, squares)
+        return Absolute(*(self.spread(half) for half in np.exp(log_penalties).reshape(2, -1)))
 
     def gather_norms(self, gradient: np.ndarray) -> np.ndarray:
-        return gradient.reshape(-1, self.outputs).sum(axis=1)
+        return self.gather(gradient)
 
     def largest_slope(self, gradient: np.ndarray) -> float:
-        return float(np.abs(gradient).max())
+        return float(np.abs(gradient[self.penalized]).max())
 
 
 class GroupLassoModel(SparseModel):
-    """Norms of groups of features, over all outputs, and squares: a strength per group, then one per feature."""
+    """Norms of groups of features, over all outputs, and squares: a strength per group, then one per feature.
 
-    def __init__(self, X: Any, y: np.ndarray, loss: Loss, groups: np.ndarray, *, fit_intercept: bool = True) -> None:
-        super().__init__(X, y, loss, fit_intercept=fit_intercept)
-        self.groups = np.unique(groups, return_inverse=True)[1]
-        self.n_penalties = int(self.groups.max()) + 1 + self.n_features
+    Parameters
+    ----------
+    groups : of the penalized features
+    """
+
+    def __init__(self, X: Any, y: np.ndarray, loss: Loss, groups: np.ndarray, **options: Any) -> None:
+        super().__init__(X, y, loss, **options)
+        numbers = np.unique(groups, return_inverse=True)[1]
+        self.n_groups = int(numbers.max()) + 1
+        self.groups = np.full((self.n_features, self.outputs), self.n_groups)  # the last one has no penalty
+        self.groups[self.penalized] = numbers[:, None]
+        self.n_penalties = self.n_groups + len(self.penalized)
 
     def penalty(self, log_penalties: np.ndarray) -> GroupNorm:
-        strengths, groups = np.exp(log_penalties), np.repeat(self.groups, self.outputs)
-        n_groups = len(strengths) - self.n_features
-        return GroupNorm(strengths[:n_groups], np.repeat(strengths[n_groups:], self.outputs), groups)
+        strengths = np.exp(log_penalties)
+        norms = np.append(strengths[: self.n_groups], 0.0)
+        return GroupNorm(norms, self.spread(strengths[self.n_groups :]), self.groups.ravel())
 
     def gather_norms(self, gradient: np.ndarray) -> np.ndarray:
-        return gradient
+        return gradient[: self.n_groups]
 
     def largest_slope(self, gradient: np.ndarray) -> float:
-        n_groups = self.n_penalties - self.n_features
-        return float(group_norms(gradient.ravel(), np.repeat(self.groups, self.outputs), n_groups).max())
+        return float(group_norms(gradient.ravel(), self.groups.ravel(), self.n_groups + 1)[: self.n_groups].max())

@@ -4,12 +4,14 @@ The held-out loss is continuous in the strengths, but its derivative jumps where
 search may end at such a place: the best point that was evaluated counts, wherever the search ended.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 
-from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure, held_out_loss
+from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure
 from bilevel.estimators.sparse_models import SparseModel
 
 RATIOS = 0.3, 1e-2, 10.0  # of both strengths in their units: an elastic net, nearly the lasso, nearly ridge
@@ -58,63 +60,92 @@ def measure_units(model: SparseModel, weights: np.ndarray) -> Units:
     return Units(norms or 1.0, float(model.columns.mean_squares(bend)) or 1.0, empty)
 
 
-class Searched(NamedTuple):
-    """The best point of a search so far."""
+class StrengthSearch:
+    """The search for strengths of one model on some folds.
 
-    log_strengths: np.ndarray
-    value: float
-    fits: Fits
+    Parameters
+    ----------
+    tol : stop where an iteration gains less than this, in nats
+    """
 
+    def __init__(self, model: SparseModel, folds: Folds, *, tol: float, max_iter: int) -> None:
+        self.model, self.folds, self.tol, self.max_iter = model, folds, tol, max_iter
+        squares = len(model.penalized)
+        self.single = StrengthStructure.tie(
+            "single", np.zeros(model.n_penalties - squares, int), np.zeros(squares, int)
+        )
+        self.units = measure_units(model, folds.fitted)
 
-def follow_paths(model: SparseModel, folds: Folds, single: Structure, units: Units) -> Searched:
-    """Return the best point of some paths from strong penalties to weak ones, each fit started from the last."""
-    found: list[Searched] = []
-    for ratio in RATIOS:
-        found.append(_follow_path(model, folds, single, units, ratio))
-        if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
-            break  # where weaker squares help, stronger ones would not
-    return min(found, key=lambda path: path.value)
+    def learn_single(self) -> Learned:
+        """Follow paths from strong strengths to weak ones, and refine the best point."""
+        found: list[Learned] = []
+        for ratio in RATIOS:
+            found.append(self._follow_path(ratio))
+            if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
+                break  # where weaker squares help, stronger ones would not
+        best = min(found, key=lambda path: path.value)
+        return self.learn(self.single, best.log_penalties, best)
 
+    def _follow_path(self, ratio: float) -> Learned:
+        """Return the best point, with each fit started from the last."""
+        objective, rises, best = Objective(self.model, self.folds, self.single, self.units.empty), 0, None
+        with self._roughly():
+            for factor in _PATH:
+                log_strengths = np.log([factor * self.units.norms, factor * ratio * self.units.squares])
+                value = objective.value(log_strengths)
+                assert objective.fits is not None
+                if best is None or value < best.value:
+                    best = Learned(self.single, log_strengths, value, objective.fits, objective.values, True)
+                rises = rises + 1 if value > min(objective.values[-2:]) else 0
+                if rises == _RISES or value > best.value + _CLEAR:
+                    break
+        assert best is not None
+        return best
 
-def _follow_path(model: SparseModel, folds: Folds, single: Structure, units: Units, ratio: float) -> Searched:
-    best, fits, rises, last = None, units.empty, 0, np.inf
-    for factor in _PATH:
-        log_strengths = np.log([factor * units.norms, factor * ratio * units.squares])
-        fits = model.fit(folds.fitted, log_strengths[single.groups], fits, tol=_ROUGH)
-        value, _ = held_out_loss(model.loss, model.y, folds.held_out, fits.predictor)
-        if best is None or value < best.value:
-            best = Searched(log_strengths, value, fits)
-        rises, last = rises + 1 if value > last else 0, value
-        if rises == _RISES or value > best.value + _CLEAR:
-            break
-    assert best is not None
-    return best
+    @contextmanager
+    def _roughly(self) -> Iterator[None]:
+        tol, self.model.tol = self.model.tol, _ROUGH
+        yield
+        self.model.tol = tol
 
+    def learn(self, structure: Structure, start: np.ndarray, before: Learned, folds: Folds | None = None) -> Learned:
+        """Minimize J by L-BFGS-B, and return the best point of all."""
+        objective = Objective(self.model, folds or self.folds, structure, before.fits)
+        # Where all variables are bounded, the first step is as long as the gradient, which may be hundreds of nats.
+        first, slope = objective(start)
+        assert objective.fits is not None
+        best, scale = (first, start, objective.fits), max(np.abs(slope).max() / _FIRST_STEP, 1e-12)
 
-def learn_strengths(
-    model: SparseModel,
-    folds: Folds,
-    structure: Structure,
-    start: Searched,
-    bounds: list[tuple[float, float]],
-    *,
-    tol: float,
-    max_iter: int,
-) -> Learned:
-    """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats, and return the best point of all."""
-    objective, best = Objective(model, folds, structure, start.fits), start
-    # Where all variables are bounded, the first step is as long as the gradient, which may be hundreds of nats.
-    slope = np.abs(objective(start.log_strengths)[1]).max()
-    scale = max(slope / _FIRST_STEP, 1e-12)
+        def evaluate(log_strengths: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal best
+            value, gradient = objective(log_strengths)
+            if value < best[0]:
+                assert objective.fits is not None
+                best = value, log_strengths.copy(), objective.fits
+            return (value - first) / scale, gradient / scale
 
-    def evaluate(log_strengths: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal best
-        value, gradient = objective(log_strengths)
-        if value < best.value:
-            assert objective.fits is not None
-            best = Searched(log_strengths.copy(), value, objective.fits)
-        return (value - start.value) / scale, gradient / scale
+        options = {"maxiter": self.max_iter, "ftol": self.tol / scale, "gtol": self.tol / scale}
+        bounds = self.units.bounds(len(start))
+        found = minimize(evaluate, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        value, log_strengths, fits = best
+        return Learned(structure, log_strengths, value, fits, objective.values, found.status != 1)
 
-    options = {"maxiter": max_iter, "ftol": tol / scale, "gtol": tol / scale}
-    found = minimize(evaluate, start.log_strengths, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return Learned(structure, best.log_strengths, best.value, best.fits, objective.values, found.status != 1)
+    def learn_structure(self, structure: Structure, single: Learned, folds: Folds | None = None) -> Learned:
+        """Learn a structure from the strengths that all features share."""
+        return self.learn(structure, np.repeat(single.log_penalties, structure.size // 2), single, folds)
+
+    def nested_losses(self, structure: Structure, single: Learned) -> tuple[np.ndarray, np.ndarray]:
+        """Return the losses of rows, (2, rows), under shared strengths and the structure, learned without them."""
+        losses, weights = [], []
+        for fold in range(len(self.folds.fitted)):
+            inner, outer = self.folds.without([fold]), self.folds.join([fold])
+            rows = outer.held_out[0]
+            if len(inner.fitted) and outer.fitted.any():
+                shared = self.learn(self.single, single.log_penalties, single, inner)
+                own = self.learn_structure(structure, shared, inner)
+                fits = [
+                    self.model.fit(outer.fitted, found.log_penalties[found.structure.groups]) for found in (shared, own)
+                ]
+                losses.append([self.model.loss.value(self.model.y, fit.predictor)[0][rows > 0] for fit in fits])
+                weights.append(rows[rows > 0])
+        return np.concatenate(losses, axis=1), np.concatenate(weights)

@@ -9,7 +9,7 @@ from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression
 
 from bilevel.estimators.losses import Logistic, Poisson, Softmax, Squared
 from bilevel.estimators.quadratic import minimize_groups, minimize_l1
-from bilevel.estimators.selection import held_out_loss
+from bilevel.estimators.selection import Folds, held_out_loss
 from bilevel.estimators.sparse_models import ElasticNetModel, GroupLassoModel
 
 N, P = 60, 8
@@ -121,7 +121,7 @@ def test_hypergradients_are_those_of_finite_differences(name, sparse):
 
     def value(logs):
         fits = model.fit(weights, logs)
-        return held_out_loss(loss, y, held_out, fits.predictor), fits
+        return held_out_loss(loss, y, Folds.of_rows(weights, held_out), fits.predictor), fits
 
     (_, cotangent), fits = value(logs)
     gradient = model.pull_back(fits, cotangent).sum(axis=0)
