@@ -5,26 +5,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bilevel.estimators.jackknife import jackknife_losses
 from bilevel.estimators.losses import Squared
 from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned, Objective, Structure, learn
 from bilevel.estimators.surrogate import can_compress, compress
 
 _OUTER_FOLDS = 5
 _MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
+_LEAST_GAIN = 2.0  # nats by which they must be ahead at least
 _DECADE = np.log(10.0)
-_LEAST_GAIN = 1.0  # nats by which they must be ahead at least
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
+_WORK = 5e10  # multiplications that a comparison may take, about
+_EVALUATIONS = 10  # that a structure takes, about
+_MOST_MOVES = 300  # penalties of a structure whose predictors are differentiated one by one
 
 
 class Search:
     """The search for penalties of one model on some folds."""
 
-    def __init__(self, model: InnerModel, folds: Folds, bounds: tuple[float, float], tol: float) -> None:
-        self.model, self.folds, self.bounds, self.tol = model, folds, bounds, tol
+    def __init__(
+        self, model: InnerModel, folds: Folds, bounds: tuple[float, float], *, tol: float, max_iter: int
+    ) -> None:
+        self.model, self.folds, self.bounds, self.tol, self.max_iter = model, folds, bounds, tol, max_iter
         self.single = Structure("single", np.zeros(model.n_penalties, int))
         self.compresses = can_compress(model, folds)
         self._whole: Fits | None = None
-        self.arena = Arena(model, folds, folds, lambda fits: model.loss.value(model.y, fits.predictor))
+        targets = model.loss.soften(model.y, len(model.y))
+        self.arena = Arena(model, folds, lambda fits: model.loss.value(targets, fits.predictor))
 
     def _move(self, log_penalties: np.ndarray) -> None:
         """Let the arena be that of these penalties: where rows are many, they are replaced by few."""
@@ -34,7 +41,7 @@ class Search:
         self._whole = self.model.fit(weights, log_penalties, self._whole)
         self.arena = compress(self.model, self.folds, self._whole)
 
-    def objective(self, structure: Structure, start: Fits | None = None) -> Objective:
+    def _objective(self, structure: Structure, start: Fits | None = None) -> Objective:
         return Objective(self.arena.model, self.arena.folds, structure, start)
 
     def learn_single(self, start: float) -> Learned:
@@ -45,36 +52,33 @@ class Search:
             decade, worse = max(step, 0), 0
             while worse < 2 and self.bounds[0] <= start + decade * _DECADE <= self.bounds[1]:
                 self._move(np.full(self.model.n_penalties, start + decade * _DECADE))
-                objective = self.objective(self.single, None if self.compresses else fits)
+                objective = self._objective(self.single, None if self.compresses else fits)
                 values[decade] = objective.value(np.array([start + decade * _DECADE]))
                 fits, best = objective.fits, min(values.values())
                 worse = 0 if values[decade] == best else worse + 1 + (values[decade] > best + _GIVE_UP)
                 decade += step
-        best = start + min(values, key=values.__getitem__) * _DECADE
-        return self.polish(self.single, np.array([best]))
+        return self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]))
 
     def polish(self, structure: Structure, start: np.ndarray) -> Learned:
         """Learn a structure, twice where the arena moves with the penalties."""
         for _ in range(1 + self.compresses):
             self._move(start[structure.groups])
-            found = learn(self.objective(structure), start, self.bounds, tol=self.tol, max_iter=100)
+            found = learn(self._objective(structure), start, self.bounds, tol=self.tol, max_iter=self.max_iter)
             start = found.log_penalties
         return found
 
-    def _refine(self, objective: Objective, start: float) -> Learned:
-        near = max(self.bounds[0], start - _DECADE), min(self.bounds[1], start + _DECADE)
-        return learn(objective, np.array([start]), near, tol=self.tol, max_iter=20)
-
     def learn_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
         """Learn the single penalty near the start, then each structure from the one before it of the same name."""
-        single = self._refine(Objective(self.arena.model, folds, self.single), start)
+        near = max(self.bounds[0], start - _DECADE), min(self.bounds[1], start + _DECADE)
+        limits = {"tol": self.tol, "max_iter": self.max_iter}
+        single = learn(Objective(self.arena.model, folds, self.single), np.array([start]), near, **limits)
         found = [single]
         for structure in structures:
             first, before = np.full(structure.size, single.log_penalties[0]), single
             if found[-1].structure.name == structure.name:
                 first, before = found[-1].log_penalties, found[-1]
             objective = Objective(self.arena.model, folds, structure, before.fits)
-            found.append(learn(objective, first, self.bounds, tol=self.tol, max_iter=50))
+            found.append(learn(objective, first, self.bounds, **limits))
         return found
 
     def nested_losses(self, structures: Sequence[Structure], start: float) -> tuple[np.ndarray, np.ndarray]:
@@ -90,17 +94,42 @@ class Search:
                 weights.append(rows[rows > 0])
         return np.concatenate(losses, axis=1), np.concatenate(weights)
 
+    def _affordable(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure]]:
+        """Return how to compare, and those of the structures for which that is not too much work."""
+        work = self.arena.model.work(len(self.folds.fitted)) * _EVALUATIONS
+        if work * _OUTER_FOLDS * len(structures) <= _WORK:
+            return "nested folds", structures
+        within = [item for item in structures if item.size <= _MOST_MOVES]
+        return "jackknife", [item for item in within if work * (1 + item.size / _EVALUATIONS) <= _WORK]
+
+    def compare(self, structures: Sequence[Structure], start: float, *, against_single: bool) -> "Comparison":
+        """Compare structures with each other, or with a single penalty, which then comes first."""
+        how, affordable = self._affordable(structures)
+        if how == "jackknife":
+            path = self.learn_path(self.arena.folds, affordable, start)
+            losses, weights = jackknife_losses(self.arena, path, self.bounds)
+        else:
+            losses, weights = self.nested_losses(affordable, start)
+        candidates = [self.single, *affordable]
+        if not against_single and affordable:
+            candidates, losses = candidates[1:], losses[1:]
+        return compare(candidates, how, losses, weights, self.model.loss.has_scale)
+
 
 class Comparison(NamedTuple):
-    """Summed losses of structures, differences from the first and their standard errors; which one to take."""
+    """Structures, their summed losses, differences from the first with standard errors, and which one to take."""
 
+    structures: Sequence[Structure]
+    how: str
     losses: np.ndarray
     differences: np.ndarray
     standard_errors: np.ndarray
     chosen: int
 
 
-def compare(losses: np.ndarray, weights: np.ndarray, has_scale: bool) -> Comparison:
+def compare(
+    structures: Sequence[Structure], how: str, losses: np.ndarray, weights: np.ndarray, has_scale: bool
+) -> Comparison:
     """Compare the losses of rows in nats; the first structure is kept unless another is ahead by the margin."""
     if has_scale:
         losses = losses / max(2 * np.average(losses[0], weights=weights), np.finfo(float).tiny)
@@ -109,4 +138,4 @@ def compare(losses: np.ndarray, weights: np.ndarray, has_scale: bool) -> Compari
     spread = np.sqrt(((differences - (sums / weights.sum())[:, None]) ** 2) @ weights)
     ahead = np.flatnonzero(sums < -np.maximum(_MARGIN * spread, _LEAST_GAIN))
     chosen = int(ahead[np.argmin(sums[ahead])]) if len(ahead) else 0
-    return Comparison(losses @ weights, sums, spread, chosen)
+    return Comparison(structures, how, losses @ weights, sums, spread, chosen)

@@ -3,14 +3,16 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
 from bilevel.estimators.coordinates import Coordinates, Data, coordinates, times
 from bilevel.estimators.hessian import Blocks, Hessian
-from bilevel.estimators.losses import Loss
+from bilevel.estimators.losses import Loss, Squared
 from bilevel.estimators.selection import Fits
 
 _MOST_STEPS, _HALVINGS = 100, 40
 _MOST_DUAL_ROWS = 3000
+_SOFTMAX_PRODUCTS = 200  # with Z, of each output, in an evaluation
 _SLOW = 0.1  # a gain, as part of the last one, at which blocks of folds together no longer serve alone
 _FAR = 1.0  # a move of a log penalty too long to extrapolate along
 
@@ -68,6 +70,25 @@ class RidgeGLM:
         state = fits.state
         u = state.hessian.solve(times(state.at.ZT, np.moveaxis(cotangent, 0, 1)), 0.1 * self.tol**0.5)
         return -state.at.cotangent(state.w, u).T
+
+    def push_forward(self, fits: Fits, move: np.ndarray) -> np.ndarray:
+        """Return the derivative of the predictors along a move of the log penalties, (fits, rows, outputs)."""
+        state = fits.state
+        step = state.hessian.solve(state.at.tangent(state.w, move), 1e-3)
+        return -np.moveaxis(times(state.at.Z, step), 0, 1)
+
+    def work(self, n_fits: int) -> float:
+        """Return about how many multiplications the fits of one evaluation take."""
+        rows, outputs = self.y.shape
+        dual = self.data.wide and rows <= _MOST_DUAL_ROWS
+        size = rows if dual else self.data.Z.shape[1]
+        entries = self.data.Z.nnz if sp.issparse(self.data.Z) and not dual else rows * size
+        kernel = rows**2 * self.n_penalties if dual else 0
+        if isinstance(self.loss, Squared) and not dual:
+            return n_fits * (size**3 / 3 + 4 * entries * outputs)
+        if outputs == 1 or isinstance(self.loss, Squared):
+            return kernel + 3 * n_fits * (entries * size + size**3 / 3)
+        return kernel + _SOFTMAX_PRODUCTS * n_fits * entries * outputs
 
     def _start(
         self, at: Coordinates, weights: np.ndarray, log_penalties: np.ndarray, state: State | None

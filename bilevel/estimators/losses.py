@@ -11,12 +11,17 @@ import numpy as np
 from scipy.special import expit, log_softmax, logit, softmax, xlogy
 
 _LEAST = 1e-6  # probability or count, in a start
+_DOUBT = 1.0  # of all held-out rows, how many may have any label: else classes that are told apart leave no bound
 
 
 class Loss:
     """A convex loss; `has_scale` where its unit is unknown, so that n/2 log of its mean counts in nats."""
 
     has_scale = False
+
+    def soften(self, y: np.ndarray, rows: float) -> np.ndarray:
+        """Return the targets that held-out rows are compared with: of classes, one in so many rows may be wrong."""
+        return y
 
     @abstractmethod
     def link(self, mean: np.ndarray) -> np.ndarray:
@@ -67,6 +72,9 @@ class SumOfSquares(Squared):
 class Logistic(Loss):
     """Log-loss of targets 0 and 1."""
 
+    def soften(self, y: np.ndarray, rows: float) -> np.ndarray:
+        return y + (0.5 - y) * _DOUBT / max(rows, 1.0)
+
     def link(self, mean: np.ndarray) -> np.ndarray:
         return logit(np.clip(mean, _LEAST, 1 - _LEAST))
 
@@ -83,6 +91,9 @@ class Logistic(Loss):
 
 class Softmax(Loss):
     """Log-loss of targets that are rows of the identity."""
+
+    def soften(self, y: np.ndarray, rows: float) -> np.ndarray:
+        return y + (1 / y.shape[-1] - y) * _DOUBT / max(rows, 1.0)
 
     def link(self, mean: np.ndarray) -> np.ndarray:
         logs = np.log(np.maximum(mean, _LEAST))

@@ -34,6 +34,12 @@ class InnerModel(Protocol):
         The cotangent, (fits, rows, outputs), is the derivative of any function of the predictors.
         """
 
+    def push_forward(self, fits: Fits, move: np.ndarray) -> np.ndarray:
+        """Return the derivative of the predictors along a move of the log penalties, (fits, rows, outputs)."""
+
+    def work(self, n_fits: int) -> float:
+        """Return about how many multiplications the fits of one evaluation take."""
+
 
 class Folds(NamedTuple):
     """Weights of the rows in each fit, and in the loss on the rows held out of it; both (folds, rows).
@@ -64,11 +70,10 @@ class Folds(NamedTuple):
 
 
 class Arena(NamedTuple):
-    """Where structures are compared: a model and folds, the rows behind them, and the losses of those rows."""
+    """Where structures are compared: a model and folds, and the losses of the rows behind them."""
 
     model: InnerModel
     folds: Folds
-    rows: Folds
     row_losses: Callable[[Fits], np.ndarray]
 
 
@@ -101,7 +106,7 @@ def held_out_loss(loss: Loss, y: np.ndarray, folds: Folds, predictor: np.ndarray
     Where the loss has a scale of its own, that is n/2 log of its mean.
     """
     total, cotangent = float(np.sum(folds.held_out * loss.value(y, predictor))), loss.derivative(y, predictor)
-    factor, size = 1.0, float(folds.sizes.sum())
+    factor, size = 1.0, float(folds.sizes.sum()) * y.shape[-1]
     if loss.has_scale:
         factor = size / (2 * max(total, np.finfo(float).tiny))
         total = -size / 2 * float(np.log(factor))
@@ -114,23 +119,29 @@ class Objective:
     def __init__(self, model: InnerModel, folds: Folds, structure: Structure, start: Fits | None = None) -> None:
         self.model, self.folds, self.structure, self.fits = model, folds, structure, start
         self.values: list[float] = []
+        self._last: tuple[np.ndarray, float, np.ndarray] | None = None
+        doubts = np.isfinite(structure.prior_scale)
+        self._targets = model.loss.soften(model.y, float(folds.sizes.sum())) if doubts else model.y
 
     def value(self, log_penalties: np.ndarray) -> float:
         """Return J alone."""
-        return self._evaluate(log_penalties)[0]
+        self._evaluate(log_penalties)
+        return self.values[-1]
 
     def __call__(self, log_penalties: np.ndarray) -> tuple[float, np.ndarray]:
-        value, cotangent = self._evaluate(log_penalties)
-        assert self.fits is not None
-        gradient = self.structure.gather(self.model.pull_back(self.fits, cotangent).sum(axis=0))
-        return value, gradient + self.structure.prior(log_penalties)[1]
+        if self._last is None or not np.array_equal(self._last[0], log_penalties):
+            fits, cotangent = self._evaluate(log_penalties)
+            gradient = self.structure.gather(self.model.pull_back(fits, cotangent).sum(axis=0))
+            gradient += self.structure.prior(log_penalties)[1]
+            self._last = log_penalties.copy(), self.values[-1], gradient
+        return self._last[1:]
 
-    def _evaluate(self, log_penalties: np.ndarray) -> tuple[float, np.ndarray]:
+    def _evaluate(self, log_penalties: np.ndarray) -> tuple[Fits, np.ndarray]:
         model, folds = self.model, self.folds
         self.fits = model.fit(folds.fitted, log_penalties[self.structure.groups], self.fits)
-        loss, cotangent = held_out_loss(model.loss, model.y, folds, self.fits.predictor)
+        loss, cotangent = held_out_loss(model.loss, self._targets, folds, self.fits.predictor)
         self.values.append(loss + self.structure.prior(log_penalties)[0])
-        return self.values[-1], cotangent
+        return self.fits, cotangent
 
 
 class Learned(NamedTuple):
@@ -148,6 +159,7 @@ def learn(
     objective: Objective, start: np.ndarray, bounds: tuple[float, float], *, tol: float, max_iter: int
 ) -> Learned:
     """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats."""
+    start = np.clip(start, *bounds)
     scale = max(1.0, abs(objective(start)[0]))
     options = {"maxiter": max_iter, "ftol": tol / scale, "gtol": tol}
     found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=[bounds] * len(start), options=options)

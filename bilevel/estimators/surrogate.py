@@ -32,6 +32,7 @@ class Surrogate:
         loss = Squared() if model.loss.has_scale else SumOfSquares()
         self.inner = RidgeGLM(X, targets, loss, penalized=penalized, intercept=False, tol=model.tol)
         self.loss, self.y = self.inner.loss, targets
+        self.targets = model.loss.soften(model.y, len(model.y))
 
     def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
         return self.inner.fit(weights, np.repeat(log_penalties, self.copies), start)
@@ -40,11 +41,17 @@ class Surrogate:
         each = self.inner.pull_back(fits, cotangent)
         return each.reshape(len(each), -1, self.copies).sum(axis=-1)
 
+    def push_forward(self, fits: Fits, move: np.ndarray) -> np.ndarray:
+        return self.inner.push_forward(fits, np.repeat(move, self.copies))
+
+    def work(self, n_fits: int) -> float:
+        return self.inner.work(n_fits)
+
     def row_losses(self, fits: Fits) -> np.ndarray:
         """Return the losses of the rows that these stand for, (fits, rows)."""
         model = self.full
         columns = np.moveaxis(fits.coef.reshape(len(fits.coef), model.data.Z.shape[1], -1), 0, 1)
-        return model.loss.value(model.y, np.moveaxis(times(model.data.Z, columns), 0, 1))
+        return model.loss.value(self.targets, np.moveaxis(times(model.data.Z, columns), 0, 1))
 
 
 def can_compress(model: Any, folds: Folds) -> bool:
@@ -69,7 +76,7 @@ def compress(model: RidgeGLM, folds: Folds, fits: Fits) -> Arena:
     used = np.repeat(used, len(X) // len(first), axis=0).T.astype(float)
     surrogate = Surrogate(model, X, targets, X.shape[1] // model.data.Z.shape[1])
     small = Folds(used[: len(folds.fitted)], used[len(folds.fitted) :], folds.sizes)
-    return Arena(surrogate, small, folds, surrogate.row_losses)
+    return Arena(surrogate, small, surrogate.row_losses)
 
 
 def _compress_rows(
