@@ -15,11 +15,13 @@ from bilevel.estimators.regressors import (  # noqa: E402
     BilevelHuberRegressor,
     BilevelPoissonRegressor,
 )
+from bilevel.estimators.sparse import BilevelElasticNet, BilevelSparseLogisticRegression  # noqa: E402
 
 if TYPE_CHECKING:
     from bilevel.estimators.cleaning import DataCleaningClassifier
 
 __all__ = ["BilevelGammaRegressor", "BilevelHuberRegressor", "BilevelLogisticRegression", "BilevelPoissonRegressor"]
+__all__ += ["BilevelElasticNet", "BilevelSparseLogisticRegression"]
 __all__ += ["BilevelRidge", "DataCleaningClassifier"]
 
 

@@ -6,114 +6,20 @@ variables that are not zero: that set, and the signs on it, stay as they are for
 """
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bilevel.estimators.losses import Loss
-from bilevel.estimators.quadratic import group_norms, minimize_groups, minimize_l1, norm_curvature, solve_positive
+from bilevel.estimators.nonsmooth import Absolute, GroupNorm, Penalty
+from bilevel.estimators.quadratic import group_norms, solve_positive
 from bilevel.estimators.selection import Fits
 from bilevel.estimators.sparse_rows import Columns, Reduced, WeightedLoss
 
 TOLERANCE = 1e-9  # of the optimality conditions, relative to the gradient at zero
 _MOST_STEPS = 100
-_NEW_VARIABLES = 200  # that enter the working set in one step, or as many as are in it
-
-
-class Penalty(ABC):
-    """Strengths for the flat array of coefficients: `norms` of what is not smooth, `squares` of the rest."""
-
-    norms: np.ndarray
-    squares: np.ndarray
-
-    @abstractmethod
-    def value(self, w: np.ndarray) -> float:
-        """Return the part that is not smooth."""
-
-    @abstractmethod
-    def residual(self, w: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """Return what is left of the optimality conditions; the gradient is that of the smooth part."""
-
-    @abstractmethod
-    def working_set(self, w: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """Return the variables to move: those that are not zero, and those that should not be."""
-
-    @abstractmethod
-    def minimize(self, Q: np.ndarray, q: np.ndarray, chosen: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """Minimize ½ w'Qw − q'w and the part that is not smooth over the chosen variables."""
-
-    @abstractmethod
-    def bend(self, w: np.ndarray, support: np.ndarray) -> np.ndarray | float:
-        """Return the Hessian on the support of the part that is not smooth elsewhere."""
-
-    @abstractmethod
-    def pull_back(self, w: np.ndarray, adjoint: np.ndarray) -> np.ndarray:
-        """Return −adjoint' ∂²/∂w∂log a of the penalty, for all `norms`."""
-
-
-class Absolute(Penalty):
-    """Σ a_j |w_j|."""
-
-    def __init__(self, norms: np.ndarray, squares: np.ndarray) -> None:
-        self.norms, self.squares = norms, squares
-
-    def value(self, w: np.ndarray) -> float:
-        return float(self.norms @ np.abs(w))
-
-    def residual(self, w: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        beyond = np.sign(gradient) * np.maximum(np.abs(gradient) - self.norms, 0)
-        return np.where(w == 0, beyond, gradient + self.norms * np.sign(w))
-
-    def working_set(self, w: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        inside = np.flatnonzero(w)
-        entering = np.flatnonzero((w == 0) & (residual != 0))
-        largest = np.argsort(-np.abs(residual[entering]))[: max(_NEW_VARIABLES, len(inside))]
-        return np.sort(np.concatenate([inside, entering[largest]]))
-
-    def minimize(self, Q: np.ndarray, q: np.ndarray, chosen: np.ndarray, w: np.ndarray) -> np.ndarray:
-        return minimize_l1(Q, q, self.norms[chosen], w)
-
-    def bend(self, w: np.ndarray, support: np.ndarray) -> float:
-        return 0.0
-
-    def pull_back(self, w: np.ndarray, adjoint: np.ndarray) -> np.ndarray:
-        return -self.norms * np.sign(w) * adjoint
-
-
-class GroupNorm(Penalty):
-    """Σ_g a_g ‖w_g‖; groups number the variables."""
-
-    def __init__(self, norms: np.ndarray, squares: np.ndarray, groups: np.ndarray) -> None:
-        self.norms, self.squares, self.groups = norms, squares, groups
-
-    def _norms_of(self, w: np.ndarray) -> np.ndarray:
-        return group_norms(w, self.groups, len(self.norms))
-
-    def value(self, w: np.ndarray) -> float:
-        return float(self.norms @ self._norms_of(w))
-
-    def residual(self, w: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        size, slope = self._norms_of(w), self._norms_of(gradient)
-        beyond = np.maximum(1 - self.norms / np.maximum(slope, 1e-300), 0)[self.groups] * gradient
-        pull = (self.norms / np.where(size == 0, 1, size))[self.groups] * w
-        return np.where(size[self.groups] == 0, beyond, gradient + pull)
-
-    def working_set(self, w: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        used = (self._norms_of(w) > 0) | (self._norms_of(residual) > 0)
-        return np.flatnonzero(used[self.groups])
-
-    def minimize(self, Q: np.ndarray, q: np.ndarray, chosen: np.ndarray, w: np.ndarray) -> np.ndarray:
-        used, groups = np.unique(self.groups[chosen], return_inverse=True)
-        return minimize_groups(Q, q, self.norms[used], groups, w)
-
-    def bend(self, w: np.ndarray, support: np.ndarray) -> np.ndarray:
-        used, groups = np.unique(self.groups[support], return_inverse=True)
-        return norm_curvature(w[support], self.norms[used], groups)
-
-    def pull_back(self, w: np.ndarray, adjoint: np.ndarray) -> np.ndarray:
-        size = self._norms_of(w)
-        inner = np.bincount(self.groups, w * adjoint, len(self.norms))
-        return -self.norms * inner / np.where(size == 0, 1, size)
+_FAR = 1.0  # a move of a log strength too long to extrapolate along
 
 
 class Solution(NamedTuple):
@@ -173,6 +79,52 @@ def _search(
     return point
 
 
+class Solved:
+    """A solution, and how it moves with the strengths as long as its support stays."""
+
+    def __init__(self, loss: WeightedLoss, penalty: Penalty, solution: Solution) -> None:
+        self.loss, self.penalty, self.solution = loss, penalty, solution
+        self.support = penalty.working_set(solution.w, np.zeros_like(solution.w))
+
+    @cached_property
+    def hessian(self) -> Reduced:
+        reduced = _reduce(self.loss, self.penalty, self.solution.eta, self.support)
+        reduced.matrix += self.penalty.bend(self.solution.w, self.support)
+        return reduced
+
+    def pull_back(self, cotangent: np.ndarray) -> np.ndarray:
+        """Return the derivatives in the log strengths of what has these derivatives in the predictor."""
+        by_coef, by_intercept = self.loss.transpose(cotangent)
+        adjoint = np.zeros_like(self.solution.w)
+        right = self.hessian.reduce(by_coef.ravel()[self.support], by_intercept)
+        adjoint[self.support] = solve_positive(self.hessian.matrix, right)
+        return -self.penalty.pull_back(self.solution.w, adjoint)
+
+    def push_forward(self, move: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the derivatives of coefficients and intercepts along a move of the log strengths."""
+        rate = self.penalty.push_forward(self.solution.w, move)[self.support]
+        step, follow = np.zeros_like(self.solution.w), np.zeros_like(self.solution.intercept)
+        step[self.support] = -solve_positive(self.hessian.matrix, rate)
+        moved = self.hessian.intercept_step(step[self.support], np.zeros_like(follow))
+        follow[: len(moved)] = moved
+        return step, follow
+
+    def extrapolate(self, move: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a start for other strengths; no sign changes on the way there."""
+        w, intercept = self.solution.w, self.solution.intercept
+        if "hessian" not in self.__dict__ or np.abs(move).max(initial=0) > _FAR:
+            return w, intercept
+        step, follow = self.push_forward(move)
+        return np.where((w + step) * w > 0, w + step, 0), intercept + follow
+
+
+class State(NamedTuple):
+    """What the model keeps of its fits."""
+
+    log_penalties: np.ndarray
+    solved: list[Solved]
+
+
 class SparseModel(ABC):
     """An inner model of the selection: log strengths of what is not smooth, then of the square of each feature.
 
@@ -219,8 +171,12 @@ class SparseModel(ABC):
         """Return the penalty on the flat array of coefficients."""
 
     @abstractmethod
-    def gather_norms(self, gradient: np.ndarray) -> np.ndarray:
-        """Sum derivatives in the logarithms of the `norms` of a penalty over outputs."""
+    def by_variable(self, move: np.ndarray) -> np.ndarray:
+        """Return a move of the log strengths of the penalty for one of the log penalties."""
+
+    @abstractmethod
+    def by_penalty(self, gradient: np.ndarray) -> np.ndarray:
+        """Transpose `by_variable`."""
 
     @abstractmethod
     def largest_slope(self, gradient: np.ndarray) -> float:
@@ -238,39 +194,37 @@ class SparseModel(ABC):
     def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
         """Fit once for each row of `weights`, (fits, rows)."""
         penalty, losses = self.penalty(log_penalties), self.weighted(weights)
-        coef, intercept = np.zeros((len(losses), self.n_features, self.outputs)), np.zeros((len(losses), self.outputs))
-        if start is not None:
-            same = len(start.coef) == len(losses)
-            coef, intercept = (
-                start[:2] if same else (coef + start.coef.mean(axis=0), intercept + start.intercept.mean(axis=0))
-            )
-        starts = zip(losses, coef, intercept, strict=True)
-        solutions = [solve(loss, penalty, w.ravel(), b, self.tol) for loss, w, b in starts]
-        coef = np.array([solution.w.reshape(-1, self.outputs) for solution in solutions])
-        intercept, eta = (np.array([getattr(s, name) for s in solutions]) for name in ("intercept", "eta"))
-        return Fits(coef, intercept, eta, (penalty, losses, solutions))
+        starts = zip(losses, self._starts(len(losses), log_penalties, start), strict=True)
+        solved = [Solved(loss, penalty, solve(loss, penalty, *first, self.tol)) for loss, first in starts]
+        coef = np.array([item.solution.w.reshape(-1, self.outputs) for item in solved])
+        intercept, eta = (np.array([getattr(item.solution, name) for item in solved]) for name in ("intercept", "eta"))
+        return Fits(coef, intercept, eta, State(log_penalties, solved))
+
+    def _starts(
+        self, n_fits: int, log_penalties: np.ndarray, start: Fits | None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return coefficients and intercepts: those of the same rows at other strengths, means over others, or zero."""
+        if start is None:
+            return [(np.zeros(self.n_features * self.outputs), np.zeros(self.outputs))] * n_fits
+        if len(start.coef) != n_fits:
+            return [(start.coef.mean(axis=0).ravel(), start.intercept.mean(axis=0))] * n_fits
+        move = self.by_variable(log_penalties - start.state.log_penalties)
+        return [solved.extrapolate(move) for solved in start.state.solved]
 
     def pull_back(self, fits: Fits, cotangent: np.ndarray) -> np.ndarray:
         """Return the derivatives in the log penalties, (fits, n_penalties)."""
-        penalty, losses, solutions = fits.state
-        gradients = []
-        for loss, solution, slopes in zip(losses, solutions, cotangent, strict=True):
-            adjoint = _adjoint(loss, penalty, solution, slopes)
-            by_squares = -penalty.squares * solution.w * adjoint
-            by_norms = self.gather_norms(penalty.pull_back(solution.w, adjoint))
-            gradients.append(np.concatenate([by_norms, self.gather(by_squares)]))
-        return np.array(gradients)
+        pairs = zip(fits.state.solved, cotangent, strict=True)
+        return np.array([self.by_penalty(solved.pull_back(slopes)) for solved, slopes in pairs])
 
+    def push_forward(self, fits: Fits, move: np.ndarray) -> np.ndarray:
+        """Return the derivative of the predictors along a move of the log penalties, (fits, rows, outputs)."""
+        moves = [solved.push_forward(self.by_variable(move)) for solved in fits.state.solved]
+        return np.array([self.X @ w.reshape(-1, self.outputs) + intercept for w, intercept in moves])
 
-def _adjoint(loss: WeightedLoss, penalty: Penalty, solution: Solution, cotangent: np.ndarray) -> np.ndarray:
-    """Solve with the Hessian on the support; zero elsewhere."""
-    support = penalty.working_set(solution.w, np.zeros_like(solution.w))
-    reduced = _reduce(loss, penalty, solution.eta, support)
-    by_coef, by_intercept = loss.transpose(cotangent)
-    right = reduced.reduce(by_coef.ravel()[support], by_intercept)
-    adjoint = np.zeros_like(solution.w)
-    adjoint[support] = solve_positive(reduced.matrix + penalty.bend(solution.w, support), right)
-    return adjoint
+    def work(self, n_fits: int) -> float:
+        """Return about how many multiplications the fits of one evaluation take, if no coefficient is zero."""
+        rows, size = self.X.shape[0], self.n_features * self.outputs
+        return float(n_fits * 3 * (rows * size**2 + size**3 / 3))
 
 
 class ElasticNetModel(SparseModel):
@@ -283,8 +237,11 @@ class ElasticNetModel(SparseModel):
     def penalty(self, log_penalties: np.ndarray) -> Absolute:
         return Absolute(*(self.spread(half) for half in np.exp(log_penalties).reshape(2, -1)))
 
-    def gather_norms(self, gradient: np.ndarray) -> np.ndarray:
-        return self.gather(gradient)
+    def by_variable(self, move: np.ndarray) -> np.ndarray:
+        return np.concatenate([self.spread(half) for half in move.reshape(2, -1)])
+
+    def by_penalty(self, gradient: np.ndarray) -> np.ndarray:
+        return np.concatenate([self.gather(half) for half in gradient.reshape(2, -1)])
 
     def largest_slope(self, gradient: np.ndarray) -> float:
         return float(np.abs(gradient[self.penalized]).max())
@@ -311,8 +268,11 @@ class GroupLassoModel(SparseModel):
         norms = np.append(strengths[: self.n_groups], 0.0)
         return GroupNorm(norms, self.spread(strengths[self.n_groups :]), self.groups.ravel())
 
-    def gather_norms(self, gradient: np.ndarray) -> np.ndarray:
-        return gradient[: self.n_groups]
+    def by_variable(self, move: np.ndarray) -> np.ndarray:
+        return np.concatenate([move[: self.n_groups], [0.0], self.spread(move[self.n_groups :])])
+
+    def by_penalty(self, gradient: np.ndarray) -> np.ndarray:
+        return np.concatenate([gradient[: self.n_groups], self.gather(gradient[self.n_groups + 1 :])])
 
     def largest_slope(self, gradient: np.ndarray) -> float:
         return float(group_norms(gradient.ravel(), self.groups.ravel(), self.n_groups + 1)[: self.n_groups].max())

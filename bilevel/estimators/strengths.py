@@ -4,20 +4,21 @@ The held-out loss is continuous in the strengths, but its derivative jumps where
 search may end at such a place: the best point that was evaluated counts, wherever the search ended.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 
+from bilevel.estimators.choice import Comparison, compare
 from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure
 from bilevel.estimators.sparse_models import SparseModel
 
 RATIOS = 0.3, 1e-2, 10.0  # of both strengths in their units: an elastic net, nearly the lasso, nearly ridge
 _PATH = 0.5 ** np.arange(0.5, 13)  # parts of the strength that leaves no coefficient
 _RISES, _CLEAR = 2, 5.0  # a path ends after so many rises in a row, or so many nats above its best value
-_ROUGH = 1e-4  # tolerance of fits along a path
+_ROUGH, _FINE = 1e-3, 1e-6  # tolerance of fits along a path, and where derivatives are taken
 _ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
 _FIRST_STEP = 0.5  # of a log strength
 _FACTORS = np.log([1e-5, 1.5]), np.log([1e-6, 1e3])  # bounds of both strengths in their units
@@ -53,8 +54,7 @@ class Units(NamedTuple):
 def measure_units(model: SparseModel, weights: np.ndarray) -> Units:
     """Fit intercepts alone, and take gradients and curvatures there."""
     empty = model.fit(weights, np.full(model.n_penalties, _ENDLESS))
-    _, losses, solutions = empty.state
-    gradients = [loss.gradient(solution.eta)[0] for loss, solution in zip(losses, solutions, strict=True)]
+    gradients = [solved.loss.gradient(solved.solution.eta)[0] for solved in empty.state.solved]
     bend = np.mean(weights[..., None] * model.loss.curvature(model.y, empty.predictor), axis=(0, 2))
     norms = max(model.largest_slope(gradient) for gradient in gradients)
     return Units(norms or 1.0, float(model.columns.mean_squares(bend)) or 1.0, empty)
@@ -89,7 +89,7 @@ class StrengthSearch:
     def _follow_path(self, ratio: float) -> Learned:
         """Return the best point, with each fit started from the last."""
         objective, rises, best = Objective(self.model, self.folds, self.single, self.units.empty), 0, None
-        with self._roughly():
+        with self._up_to(_ROUGH):
             for factor in _PATH:
                 log_strengths = np.log([factor * self.units.norms, factor * ratio * self.units.squares])
                 value = objective.value(log_strengths)
@@ -103,10 +103,11 @@ class StrengthSearch:
         return best
 
     @contextmanager
-    def _roughly(self) -> Iterator[None]:
-        tol, self.model.tol = self.model.tol, _ROUGH
+    def _up_to(self, tol: float) -> Iterator[None]:
+        """Let fits be less exact meanwhile."""
+        before, self.model.tol = self.model.tol, tol
         yield
-        self.model.tol = tol
+        self.model.tol = before
 
     def learn(self, structure: Structure, start: np.ndarray, before: Learned, folds: Folds | None = None) -> Learned:
         """Minimize J by L-BFGS-B, and return the best point of all."""
@@ -126,7 +127,8 @@ class StrengthSearch:
 
         options = {"maxiter": self.max_iter, "ftol": self.tol / scale, "gtol": self.tol / scale}
         bounds = self.units.bounds(len(start))
-        found = minimize(evaluate, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        with self._up_to(_FINE):
+            found = minimize(evaluate, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         value, log_strengths, fits = best
         return Learned(structure, log_strengths, value, fits, objective.values, found.status != 1)
 
@@ -134,18 +136,20 @@ class StrengthSearch:
         """Learn a structure from the strengths that all features share."""
         return self.learn(structure, np.repeat(single.log_penalties, structure.size // 2), single, folds)
 
-    def nested_losses(self, structure: Structure, single: Learned) -> tuple[np.ndarray, np.ndarray]:
-        """Return the losses of rows, (2, rows), under shared strengths and the structure, learned without them."""
+    def compare(self, structures: Sequence[Structure], single: Learned) -> Comparison:
+        """Compare structures with shared strengths on rows that neither were learned by."""
         losses, weights = [], []
         for fold in range(len(self.folds.fitted)):
-            inner, outer = self.folds.without([fold]), self.folds.join([fold])
+            inner, outer = self.folds.without(np.array([fold])), self.folds.join(np.array([fold]))
             rows = outer.held_out[0]
             if len(inner.fitted) and outer.fitted.any():
                 shared = self.learn(self.single, single.log_penalties, single, inner)
-                own = self.learn_structure(structure, shared, inner)
-                fits = [
-                    self.model.fit(outer.fitted, found.log_penalties[found.structure.groups]) for found in (shared, own)
-                ]
-                losses.append([self.model.loss.value(self.model.y, fit.predictor)[0][rows > 0] for fit in fits])
+                found = [shared, *(self.learn_structure(structure, shared, inner) for structure in structures)]
+                losses.append([self._row_losses(learned, outer.fitted)[rows > 0] for learned in found])
                 weights.append(rows[rows > 0])
-        return np.concatenate(losses, axis=1), np.concatenate(weights)
+        together = np.concatenate(losses, axis=1), np.concatenate(weights)
+        return compare([self.single, *structures], "nested folds", *together, self.model.loss.has_scale)
+
+    def _row_losses(self, learned: Learned, weights: np.ndarray) -> np.ndarray:
+        fits = self.model.fit(weights, learned.log_penalties[learned.structure.groups], learned.fits)
+        return self.model.loss.value(self.model.y, fits.predictor)[0]
