@@ -48,9 +48,11 @@ class Columns:
         return chosen if used.all() else chosen[np.flatnonzero(used)]
 
     def mean_squares(self, weights: np.ndarray) -> float:
-        """Return the mean over the features of Σ_i weight_i x_ij²."""
-        squares = self.X.multiply(self.X) if sp.issparse(self.X) else self.X**2
-        return float(np.mean(squares.T @ weights))
+        """Return the mean over the features of Σ_i weight_i x_ij², of centered features if there is an intercept."""
+        squares = (self.X.multiply(self.X) if sp.issparse(self.X) else self.X**2).T @ weights
+        if self.fit_intercept:
+            squares = squares - (self.X.T @ weights) ** 2 / max(weights.sum(), np.finfo(float).tiny)
+        return max(float(np.mean(squares)), 0.0)
 
     def gram(self, weights: np.ndarray) -> np.ndarray:
         """Return X' diag(weights) X: that of an earlier call, less the rows that are left out now."""
