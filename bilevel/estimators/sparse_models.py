@@ -17,7 +17,8 @@ from bilevel.estimators.quadratic import group_norms, solve_positive
 from bilevel.estimators.selection import Fits
 from bilevel.estimators.sparse_rows import Columns, Reduced, WeightedLoss
 
-TOLERANCE = 1e-9  # of the optimality conditions, relative to the gradient at zero
+TOLERANCE = 1e-9  # of the optimality conditions, relative to the gradient of the loss
+_LEAST_SLOPE = 1e-6  # of the gradient at zero, which is not taken for less
 _MOST_STEPS = 100
 _FAR = 1.0  # a move of a log strength too long to extrapolate along
 
@@ -32,14 +33,15 @@ class Solution(NamedTuple):
 
 
 def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.ndarray, tol: float) -> Solution:
-    """Minimize the loss and the penalty from a start, up to `tol` times the gradient at zero."""
+    """Minimize the loss and the penalty from a start, up to `tol` times the gradient of the loss."""
     outputs, last = loss.y.shape[1], np.inf
     eta = loss.predict(w.reshape(-1, outputs), intercept)
     for _ in range(_MOST_STEPS):
         by_coef, by_intercept = loss.gradient(eta)
         gradient = by_coef.ravel() + penalty.squares * w
         residuals = penalty.residual(w, gradient)
-        left = max(np.abs(residuals).max(initial=0), np.abs(by_intercept).max(initial=0)) / (loss.scale or 1.0)
+        left = max(np.abs(residuals).max(initial=0), np.abs(by_intercept).max(initial=0))
+        left /= max(np.abs(by_coef).max(initial=0), _LEAST_SLOPE * loss.scale) or 1.0
         if left <= tol or (left < 1e3 * tol and left > last / 2):  # or where rounding allows no more
             break
         chosen, last = penalty.working_set(w, residuals), left
@@ -135,7 +137,7 @@ class SparseModel(ABC):
     loss : of the linear predictor
     penalized : numbers of the penalized features; None means all
     fit_intercept : whether there is one, without penalty
-    tol : stop where the optimality conditions hold up to this part of the gradient at zero
+    tol : stop where the optimality conditions hold up to this part of the gradient of the loss
     """
 
     n_penalties: int
