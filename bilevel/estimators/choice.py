@@ -1,10 +1,11 @@
 """How many penalties: one is searched for, then structures are learned without a fold and compared on it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.jackknife import jackknife_losses
 from bilevel.estimators.losses import Squared
 from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned, Objective, Structure, learn
@@ -13,6 +14,7 @@ from bilevel.estimators.surrogate import can_compress, compress
 _OUTER_FOLDS = 5
 _MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
 _LEAST_GAIN = 2.0  # nats by which they must be ahead at least
+_DOUBT = 1.0  # of all labels, how many may be wrong: what was told apart by chance is no merit
 _DECADE = np.log(10.0)
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
 _WORK = 5e10  # multiplications that a comparison may take, about
@@ -30,12 +32,14 @@ class Search:
         self.single = Structure("single", np.zeros(model.n_penalties, int))
         self.compresses = can_compress(model, folds)
         self._whole: Fits | None = None
-        targets = model.loss.soften(model.y, len(model.y))
-        self.arena = Arena(model, folds, lambda fits: model.loss.value(targets, fits.predictor))
+        self.arena = Arena(model, folds, lambda fits: fits.predictor)
+        self._targets = model.loss.soften(model.y, _DOUBT / max(1.0, folds.sizes.sum()))
 
     def _move(self, log_penalties: np.ndarray) -> None:
         """Let the arena be that of these penalties: where rows are many, they are replaced by few."""
-        if not self.compresses or (self._whole is not None and isinstance(self.model.loss, Squared)):
+        if not isinstance(self.model, RidgeGLM) or not self.compresses:
+            return
+        if self._whole is not None and isinstance(self.model.loss, Squared):
             return
         weights = np.maximum(self.folds.fitted.max(axis=0), self.folds.held_out.max(axis=0))[None]
         self._whole = self.model.fit(weights, log_penalties, self._whole)
@@ -70,7 +74,7 @@ class Search:
     def learn_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
         """Learn the single penalty near the start, then each structure from the one before it of the same name."""
         near = max(self.bounds[0], start - _DECADE), min(self.bounds[1], start + _DECADE)
-        limits = {"tol": self.tol, "max_iter": self.max_iter}
+        limits: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter}
         single = learn(Objective(self.arena.model, folds, self.single), np.array([start]), near, **limits)
         found = [single]
         for structure in structures:
@@ -90,9 +94,12 @@ class Search:
             if len(inner.fitted) and outer.fitted.any():
                 path = self.learn_path(inner, structures, start)
                 fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in path]
-                losses.append([self.arena.row_losses(fit)[0][rows > 0] for fit in fits])
+                losses.append([self._row_losses(fit)[rows > 0] for fit in fits])
                 weights.append(rows[rows > 0])
         return np.concatenate(losses, axis=1), np.concatenate(weights)
+
+    def _row_losses(self, fits: Fits) -> np.ndarray:
+        return self.model.loss.value(self._targets, self.arena.predict(fits))[0]
 
     def _affordable(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure]]:
         """Return how to compare, and those of the structures for which that is not too much work."""
@@ -107,7 +114,7 @@ class Search:
         how, affordable = self._affordable(structures)
         if how == "jackknife":
             path = self.learn_path(self.arena.folds, affordable, start)
-            losses, weights = jackknife_losses(self.arena, path, self.bounds)
+            losses, weights = jackknife_losses(self.arena, self.folds, path, self.bounds, self._row_losses)
         else:
             losses, weights = self.nested_losses(affordable, start)
         candidates = [self.single, *affordable]

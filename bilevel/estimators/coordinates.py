@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cholesky, solve_triangular
 
-# The ridge, per row, of what is not penalized: it keeps a fit unique where rows do not.
-_FREE = 1e-10
+# The ridge of what is not penalized: it keeps a fit unique where rows do not.
+_FREE = 1e-9
 _JITTER = 1e-12
 
 
@@ -18,11 +18,13 @@ class Data:
     """Rows of features, some of them unpenalized, with a column of ones where there is an intercept."""
 
     def __init__(self, X: Any, penalized: np.ndarray, *, intercept: bool) -> None:
-        self.penalized, self.n_rows, self.n_features, self.intercept = penalized, *X.shape, intercept
+        self.n_rows: int = X.shape[0]
+        self.n_features: int = X.shape[1]
+        self.penalized, self.intercept = penalized, intercept
         ones = np.ones((X.shape[0], int(intercept)))
-        self.Z = sp.hstack([X, ones], format="csr") if sp.issparse(X) else np.hstack([X, ones])
+        self.Z: Any = sp.hstack([X, ones], format="csr") if sp.issparse(X) else np.hstack([X, ones])
         self.free = np.setdiff1d(np.arange(self.Z.shape[1]), penalized)
-        self.ZT = self.Z.T.tocsr() if sp.issparse(X) else self.Z.T
+        self.ZT: Any = sp.csr_array(self.Z.T) if sp.issparse(X) else self.Z.T
 
     @property
     def wide(self) -> bool:
@@ -63,7 +65,7 @@ class Primal:
 
     def __init__(self, data: Data, log_penalties: np.ndarray) -> None:
         self.data, self.Z, self.ZT = data, data.Z, data.ZT
-        self.ridge = np.full(self.Z.shape[1], _FREE * data.n_rows)
+        self.ridge = np.full(self.Z.shape[1], _FREE)
         self.ridge[data.penalized] = np.exp(log_penalties)
 
     def restart(self, w: np.ndarray, predictor: np.ndarray) -> np.ndarray:
@@ -96,7 +98,7 @@ class Dual:
         free = data.columns(data.free)
         self.Z = np.hstack([self.factor, free])
         self.ZT = self.Z.T
-        self.ridge = np.concatenate([np.ones(data.n_rows), np.full(free.shape[1], _FREE * data.n_rows)])
+        self.ridge = np.concatenate([np.ones(data.n_rows), np.full(free.shape[1], _FREE)])
 
     def _sparse_kernel(self) -> np.ndarray:
         return (self.X @ sp.diags_array(self.variances) @ self.X.T).toarray()

@@ -13,6 +13,7 @@ from bilevel.estimators.selection import Fits
 _MOST_STEPS, _HALVINGS = 100, 40
 _MOST_DUAL_ROWS = 3000
 _SOFTMAX_PRODUCTS = 200  # with Z, of each output, in an evaluation
+_NOISE = 1e-9  # a gain that rounding may make up
 _SLOW = 0.1  # a gain, as part of the last one, at which blocks of folds together no longer serve alone
 _FAR = 1.0  # a move of a log penalty too long to extrapolate along
 
@@ -126,7 +127,8 @@ class RidgeGLM:
             step, last = solve(gradient, min(1e-2, max(1e-10, gain.max()) ** 0.5)), gain
             gain = np.einsum("pfc,pfc->f", gradient, step)
             w, eta, value = self._descend(at, weights, (w, eta, value), step, gain)
-            if gain.max() <= self.tol or (hessian.constant and hessian.exact):
+            stalls = gain.max() < _NOISE and gain.max() > last.max() / 2
+            if gain.max() <= self.tol or stalls or (hessian.constant and hessian.exact):
                 break
             blocks = None if hessian.outdated or slow else hessian.blocks
             slow |= gain.max() > _SLOW * last.max()

@@ -91,8 +91,8 @@ def prefixes(X: Any, names: list[str]) -> list[str]:
         columns = [number for number in shared[prefix] if number not in taken]
         if len(columns) > 1 and X[:, columns].sum(axis=1).max() <= 1:
             taken.update(columns)
-            for number in columns:
-                out[number] = prefix
+            for column in columns:
+                out[column] = prefix
     return out
 
 

@@ -17,6 +17,7 @@ _MOST_STEPS = 1000  # of conjugate gradients
 _FEW_STEPS = 2  # for each digit of the solution; with more, the preconditioner is made anew
 _MOST_ENTRIES = 5e7  # of the dense matrices of one preconditioner
 ROWS_PER_COORDINATE = 20  # with more, fits without a fold have about the same curvature of each row
+_SMALL = 150  # coefficients of a softmax regression that one matrix serves
 _TINY = np.finfo(float).tiny
 
 
@@ -48,18 +49,23 @@ def _dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Blocks(NamedTuple):
-    """Z' D Z, (fits, outputs, coordinates, coordinates), or its diagonal; one fit or output may stand for all."""
+    """Z' D Z, (fits, outputs, coordinates, coordinates), or its diagonal; one fit or output may stand for all.
+
+    Where outputs are coupled, blocks may be over coordinates times outputs.
+    """
 
     entries: np.ndarray
     dense: bool
+    flat: bool = False
 
     def solver(self, ridge: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """Return what solves with these blocks and the ridge."""
         if not self.dense:
             diagonal = np.moveaxis(self.entries, -1, 0) + ridge[:, None, None]
             return lambda rhs: rhs / diagonal
+        ridge = np.repeat(ridge, self.entries.shape[-1] // len(ridge))
         factors = [[_factor(block, ridge) for block in row] for row in self.entries]
-        return lambda rhs: _solve_blocks(factors, rhs)
+        return lambda rhs: _solve_flat(factors, rhs) if self.flat else _solve_blocks(factors, rhs)
 
 
 def _factor(block: np.ndarray, ridge: np.ndarray) -> np.ndarray:
@@ -84,6 +90,13 @@ def _solve_blocks(factors: list[list[np.ndarray]], rhs: np.ndarray) -> np.ndarra
     return out
 
 
+def _solve_flat(factors: list[list[np.ndarray]], rhs: np.ndarray) -> np.ndarray:
+    size, fits, outputs = rhs.shape
+    columns = np.moveaxis(rhs, 1, 2).reshape(-1, fits)
+    solved = [dpotrs(row[0], columns[:, f : f + 1], lower=1)[0] for f, row in enumerate(factors)]
+    return np.moveaxis(np.hstack(solved).reshape(size, outputs, fits), 2, 1)
+
+
 def scale_rows(Z: Any, factors: np.ndarray) -> Any:
     """Multiply each row by its factor."""
     return sp.diags_array(factors) @ Z if sp.issparse(Z) else factors[:, None] * Z
@@ -94,6 +107,18 @@ def gram(Z: Any, curvature: np.ndarray) -> np.ndarray:
     scaled = scale_rows(Z, np.sqrt(curvature))
     product = scaled.T @ scaled
     return product.toarray() if sp.issparse(product) else product
+
+
+def flat_gram(Z: Any, weight: np.ndarray, bend: Callable[[np.ndarray], np.ndarray], outputs: int) -> np.ndarray:
+    """Return the matrix over coefficients of features and outputs, features first."""
+    size = Z.shape[1]
+    out = np.empty((size, outputs, size, outputs))
+    for d, move in enumerate(np.eye(outputs)):
+        curvature = weight[:, None] * bend(np.broadcast_to(move, (len(weight), outputs)))
+        for c in range(d + 1):
+            block = Z.T @ scale_rows(Z, curvature[:, c])
+            out[:, c, :, d] = out[:, d, :, c] = block.toarray() if sp.issparse(block) else block
+    return out.reshape(size * outputs, -1)
 
 
 def _blocks(Z: Any, curvature: np.ndarray) -> Blocks:
@@ -130,7 +155,8 @@ class Hessian:
         rows, size = at.Z.shape
         self.constant, self.outdated = isinstance(loss, Squared), False
         self.tall = rows > ROWS_PER_COORDINATE * size and y.shape[-1] * weights.shape[1] * size**2 <= _MOST_ENTRIES
-        self.exact = self.constant or (y.shape[-1] == 1 and not self.tall)
+        self.small = isinstance(loss, Softmax) and size * y.shape[-1] <= _SMALL
+        self.exact = self.constant or self.small or (y.shape[-1] == 1 and not self.tall)
         self.blocks = blocks if blocks is not None and (self.constant or not self.exact) else self._make_blocks(eta)
         self.exact &= self.blocks.dense
         self._precondition = self.blocks.solver(at.ridge)
@@ -138,15 +164,21 @@ class Hessian:
     def _make_blocks(self, eta: np.ndarray) -> Blocks:
         if self.constant:
             return _blocks(self.at.Z, self.weights[:, :, None])
+        if self.small:
+            return Blocks(np.array([[self._flat(f, eta)] for f in range(eta.shape[1])]), True, True)
         curvature = self.loss.curvature(self.y, eta)
         if self.tall:
             return _shared_blocks(self.at.Z, self.weights, curvature)
         return _blocks(self.at.Z, self.weights[:, :, None] * curvature)
 
+    def _flat(self, fit: int, eta: np.ndarray) -> np.ndarray:
+        bend = self.loss.bender(self.y[:, 0], eta[:, fit])
+        return flat_gram(self.at.Z, self.weights[:, fit], bend, eta.shape[-1])
+
     @property
     def reusable(self) -> bool:
         """Whether the blocks serve at other penalties: those of a few outputs are made anew for less than they cost."""
-        return self.constant or (self.y.shape[-1] > 1 and not self.outdated)
+        return self.constant or not (self.exact or self.outdated or self.y.shape[-1] == 1)
 
     def move(self, eta: np.ndarray) -> None:
         """Let products be those at other predictors; the blocks stay."""
@@ -164,7 +196,8 @@ class Hessian:
 
     def approximate(self, rhs: np.ndarray, tol: float) -> np.ndarray:
         """Solve about, without a product where blocks are about the Hessian."""
-        return self._precondition(rhs) if self.y.shape[-1] == 1 and self.blocks.dense else self.solve(rhs, tol)
+        direct = self.exact or (self.y.shape[-1] == 1 and self.blocks.dense)
+        return self._precondition(rhs) if direct else self.solve(rhs, tol)
 
     def solve(self, rhs: np.ndarray, tol: float) -> np.ndarray:
         """Solve one system per fit, to a relative norm of the residual."""

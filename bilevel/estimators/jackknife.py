@@ -3,28 +3,31 @@
 The others' minimizer is one Newton step away from the common one, with Gauss-Newton matrices of the held-out loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bilevel.estimators.selection import Arena, Folds, Learned, held_out_loss
+from bilevel.estimators.selection import Arena, Fits, Folds, Learned, held_out_loss
 
 
 def jackknife_losses(
-    arena: Arena, path: Sequence[Learned], bounds: tuple[float, float]
+    arena: Arena,
+    rows: Folds,
+    path: Sequence[Learned],
+    bounds: tuple[float, float],
+    row_losses: Callable[[Fits], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the losses of rows, (structures, rows), at penalties chosen about without them, and their weights."""
-    folds = arena.folds
-    held = [np.flatnonzero(weights) for weights in folds.held_out]
+    held = [np.flatnonzero(weights) for weights in rows.held_out]
     losses = []
     for learned in path:
         moved = np.clip(leave_out(arena, learned), *bounds)
         each = []
         for k, log_penalties in enumerate(moved):
-            fits = arena.model.fit(folds.fitted[k : k + 1], log_penalties[learned.structure.groups])
-            each.append(arena.row_losses(fits)[0][held[k]])
+            fits = arena.model.fit(arena.folds.fitted[k : k + 1], log_penalties[learned.structure.groups])
+            each.append(row_losses(fits)[held[k]])
         losses.append(np.concatenate(each))
-    return np.array(losses), np.concatenate([weights[rows] for weights, rows in zip(folds.held_out, held, strict=True)])
+    return np.array(losses), np.concatenate([weights[of] for weights, of in zip(rows.held_out, held, strict=True)])
 
 
 def leave_out(arena: Arena, learned: Learned) -> np.ndarray:

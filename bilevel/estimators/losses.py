@@ -11,7 +11,6 @@ import numpy as np
 from scipy.special import expit, log_softmax, logit, softmax, xlogy
 
 _LEAST = 1e-6  # probability or count, in a start
-_DOUBT = 1.0  # of all held-out rows, how many may have any label: else classes that are told apart leave no bound
 
 
 class Loss:
@@ -19,8 +18,8 @@ class Loss:
 
     has_scale = False
 
-    def soften(self, y: np.ndarray, rows: float) -> np.ndarray:
-        """Return the targets that held-out rows are compared with: of classes, one in so many rows may be wrong."""
+    def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
+        """Return targets of which a part may be of any class; numbers stay as they are."""
         return y
 
     @abstractmethod
@@ -72,8 +71,8 @@ class SumOfSquares(Squared):
 class Logistic(Loss):
     """Log-loss of targets 0 and 1."""
 
-    def soften(self, y: np.ndarray, rows: float) -> np.ndarray:
-        return y + (0.5 - y) * _DOUBT / max(rows, 1.0)
+    def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
+        return y + doubt * (0.5 - y)
 
     def link(self, mean: np.ndarray) -> np.ndarray:
         return logit(np.clip(mean, _LEAST, 1 - _LEAST))
@@ -92,8 +91,8 @@ class Logistic(Loss):
 class Softmax(Loss):
     """Log-loss of targets that are rows of the identity."""
 
-    def soften(self, y: np.ndarray, rows: float) -> np.ndarray:
-        return y + (1 / y.shape[-1] - y) * _DOUBT / max(rows, 1.0)
+    def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
+        return y + doubt * (1 / y.shape[-1] - y)
 
     def link(self, mean: np.ndarray) -> np.ndarray:
         logs = np.log(np.maximum(mean, _LEAST))

@@ -24,6 +24,7 @@ STRUCTURES = ("auto", "single", "per_group", "per_feature")
 PRIOR_SCALES = (0.5, 1.0, 2.0)
 # Of columns of deviation 1, per row: a smaller penalty is as good as none, a larger one leaves the feature out.
 _LEAST, _MOST = 1e-6, 1e3
+_REFIT_TOL = 1e-14
 
 
 class Rows(NamedTuple):
@@ -111,7 +112,7 @@ class PenaltySelector(LinearEstimator):
         if self.structure == "per_group" and self.groups is None:
             raise ValueError("`structure='per_group'` needs `groups`: a label for each feature, a dict, or 'prefix'.")
         scale = self.prior_scale
-        if scale != "auto" and (not isinstance(scale, Real) or isinstance(scale, bool) or not scale > 0):
+        if scale != "auto" and (not isinstance(scale, Real) or isinstance(scale, bool) or not float(scale) > 0):
             refuse(self, "prior_scale", "'auto' or a float above 0")
 
     def _make_rows(self, X: Any, y: np.ndarray, sample_weight: Any, X_val: Any, y_val: Any, cv_groups: Any) -> Rows:
@@ -152,6 +153,7 @@ class PenaltySelector(LinearEstimator):
             learned = self._select(search, groups, float(total))
             log_penalties = learned.log_penalties[learned.structure.groups]
             self._note(learned)
+        model.tol = _REFIT_TOL
         fits = model.fit(rows.weights[None], log_penalties)
         self.penalties_[groups.penalized] = np.exp(log_penalties)
         return fits.coef[0], fits.intercept[0]

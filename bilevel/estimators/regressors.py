@@ -30,7 +30,20 @@ class _OneTarget(RegressorMixin, PenaltySelector):
         self.coef_, self.intercept_ = coef[0], float(intercept[0])
 
 
-class BilevelPoissonRegressor(_OneTarget):
+class _LogLink(_OneTarget):
+    """A regressor of targets that are not negative."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the mean of each row."""
+        return np.exp(self._score(X))
+
+
+class BilevelPoissonRegressor(_LogLink):
     """Poisson regression with learned penalties: targets are counts, and their mean is exp(X coef_ + intercept_).
 
     Fits minimize sum half deviance + ½ sum penalty_k coef_k², as `PoissonRegressor` does with its mean. All else is as
@@ -48,12 +61,8 @@ class BilevelPoissonRegressor(_OneTarget):
     def _make_loss(self) -> Loss:
         return Poisson()
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the mean of each row."""
-        return np.exp(self._score(X))
 
-
-class BilevelGammaRegressor(_OneTarget):
+class BilevelGammaRegressor(_LogLink):
     """Gamma regression with learned penalties: targets are positive, and their mean is exp(X coef_ + intercept_).
 
     Fits minimize sum half deviance + ½ sum penalty_k coef_k², as `GammaRegressor` does with its mean. Penalties
@@ -70,10 +79,6 @@ class BilevelGammaRegressor(_OneTarget):
 
     def _make_loss(self) -> Loss:
         return Gamma()
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the mean of each row."""
-        return np.exp(self._score(X))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

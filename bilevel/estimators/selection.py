@@ -8,6 +8,10 @@ from scipy.optimize import minimize
 
 from bilevel.estimators.losses import Loss
 
+# How many of all held-out labels may be wrong. Else many penalties, where classes are told apart perfectly, go to zero
+# until a row that is not there would cost them more than all the others.
+_DOUBT = 0.25
+
 
 class Fits(NamedTuple):
     """Models fitted to the same rows with several weightings of them."""
@@ -55,14 +59,14 @@ class Folds(NamedTuple):
     def of_rows(cls, fitted: np.ndarray, held_out: np.ndarray) -> "Folds":
         return cls(fitted, held_out, held_out.sum(axis=1))
 
-    def without(self, folds: Sequence[int]) -> "Folds":
+    def without(self, folds: np.ndarray) -> "Folds":
         """Return the other folds, with the rows that these hold out taken from both."""
         held_out, others = self.held_out[folds].any(axis=0), np.setdiff1d(np.arange(len(self.fitted)), folds)
         rest = Folds(self.fitted[others] * ~held_out, self.held_out[others] * ~held_out, self.sizes[others])
         used = rest.held_out.any(axis=1) & rest.fitted.any(axis=1)
         return Folds(*(part[used] for part in rest))
 
-    def join(self, folds: Sequence[int]) -> "Folds":
+    def join(self, folds: np.ndarray) -> "Folds":
         """Return one fold that holds out what any of these does."""
         held_out = self.held_out[folds].max(axis=0)
         fitted = self.fitted[folds].min(axis=0) * (held_out == 0)
@@ -70,11 +74,11 @@ class Folds(NamedTuple):
 
 
 class Arena(NamedTuple):
-    """Where structures are compared: a model and folds, and the losses of the rows behind them."""
+    """Where structures are compared: a model and folds, and the predictors of the rows behind them."""
 
     model: InnerModel
     folds: Folds
-    row_losses: Callable[[Fits], np.ndarray]
+    predict: Callable[[Fits], np.ndarray]  # (fits, rows, outputs)
 
 
 class Structure(NamedTuple):
@@ -120,8 +124,8 @@ class Objective:
         self.model, self.folds, self.structure, self.fits = model, folds, structure, start
         self.values: list[float] = []
         self._last: tuple[np.ndarray, float, np.ndarray] | None = None
-        doubts = np.isfinite(structure.prior_scale)
-        self._targets = model.loss.soften(model.y, float(folds.sizes.sum())) if doubts else model.y
+        doubt = _DOUBT if np.isfinite(structure.prior_scale) else 0.0
+        self._targets = model.loss.soften(model.y, doubt / max(1.0, folds.sizes.sum()))
 
     def value(self, log_penalties: np.ndarray) -> float:
         """Return J alone."""

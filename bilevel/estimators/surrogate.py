@@ -5,16 +5,14 @@ and a constant. With H = R'R that is ½ ||R w - t||², t = R w0 - R⁻ᵀ g, and
 one. For the squared error this is exact.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.linalg import cholesky, solve_triangular
 
 from bilevel.estimators.coordinates import times
 from bilevel.estimators.glm import RidgeGLM, State
-from bilevel.estimators.hessian import ROWS_PER_COORDINATE, find_patterns, gram, scale_rows
+from bilevel.estimators.hessian import ROWS_PER_COORDINATE, find_patterns, flat_gram, gram
 from bilevel.estimators.losses import Softmax, Squared, SumOfSquares
 from bilevel.estimators.selection import Arena, Fits, Folds
 
@@ -32,7 +30,6 @@ class Surrogate:
         loss = Squared() if model.loss.has_scale else SumOfSquares()
         self.inner = RidgeGLM(X, targets, loss, penalized=penalized, intercept=False, tol=model.tol)
         self.loss, self.y = self.inner.loss, targets
-        self.targets = model.loss.soften(model.y, len(model.y))
 
     def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
         return self.inner.fit(weights, np.repeat(log_penalties, self.copies), start)
@@ -47,11 +44,11 @@ class Surrogate:
     def work(self, n_fits: int) -> float:
         return self.inner.work(n_fits)
 
-    def row_losses(self, fits: Fits) -> np.ndarray:
-        """Return the losses of the rows that these stand for, (fits, rows)."""
+    def predict(self, fits: Fits) -> np.ndarray:
+        """Return the predictors of the rows that these stand for, (fits, rows, outputs)."""
         model = self.full
         columns = np.moveaxis(fits.coef.reshape(len(fits.coef), model.data.Z.shape[1], -1), 0, 1)
-        return model.loss.value(self.targets, np.moveaxis(times(model.data.Z, columns), 0, 1))
+        return np.moveaxis(times(model.data.Z, columns), 0, 1)
 
 
 def can_compress(model: Any, folds: Folds) -> bool:
@@ -76,7 +73,7 @@ def compress(model: RidgeGLM, folds: Folds, fits: Fits) -> Arena:
     used = np.repeat(used, len(X) // len(first), axis=0).T.astype(float)
     surrogate = Surrogate(model, X, targets, X.shape[1] // model.data.Z.shape[1])
     small = Folds(used[: len(folds.fitted)], used[len(folds.fitted) :], folds.sizes)
-    return Arena(surrogate, small, surrogate.row_losses)
+    return Arena(surrogate, small, surrogate.predict)
 
 
 def _compress_rows(
@@ -86,7 +83,7 @@ def _compress_rows(
     eta = Z @ w0
     gradient = Z.T @ (weight[:, None] * model.loss.derivative(y, eta))
     if isinstance(model.loss, Softmax):
-        hessian = _flat_hessian(Z, weight, model.loss.bender(y, eta), w0.shape[1])
+        hessian = flat_gram(Z, weight, model.loss.bender(y, eta), w0.shape[1])
         gradient, w0 = gradient.reshape(-1, 1), w0.reshape(-1, 1)
     else:
         hessian = gram(Z, weight * model.loss.curvature(y, eta)[:, 0])
@@ -96,15 +93,3 @@ def _compress_rows(
     constant = 2 * weight @ model.loss.value(y, eta) - np.sum(back**2)
     last = np.sqrt(max(constant, 0.0) / w0.shape[1])
     return np.vstack([root, np.zeros(len(root))]), np.vstack([root @ w0 - back, np.full(w0.shape[1], last)])
-
-
-def _flat_hessian(Z: Any, weight: np.ndarray, bend: Callable[[np.ndarray], np.ndarray], outputs: int) -> np.ndarray:
-    """Return the Hessian in coefficients of features and outputs, features first."""
-    size = Z.shape[1]
-    out = np.empty((size, outputs, size, outputs))
-    for d, move in enumerate(np.eye(outputs)):
-        curvature = weight[:, None] * bend(np.broadcast_to(move, (len(weight), outputs)))
-        for c in range(d + 1):
-            block = Z.T @ scale_rows(Z, curvature[:, c])
-            out[:, c, :, d] = out[:, d, :, c] = block.toarray() if sp.issparse(block) else block
-    return out.reshape(size * outputs, -1)
