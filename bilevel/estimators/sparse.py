@@ -63,7 +63,7 @@ class SparsePenalties(PenaltySelector):
     def _select(self, search: StrengthSearch, groups: Groups) -> Learned:  # type: ignore[override]
         """Return the strengths of the structure that is asked for, or of the best one."""
         single, structures = search.learn_single(), self._list_structures(groups)
-        if self.structure == "single" or not structures:
+        if not structures or (self.structure == "auto" and len(search.folds.fitted) == 1):
             return single
         chosen = structures[0]
         if self.structure == "auto":

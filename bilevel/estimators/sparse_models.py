@@ -19,17 +19,22 @@ from bilevel.estimators.sparse_rows import Columns, Reduced, WeightedLoss
 
 TOLERANCE = 1e-9  # of the optimality conditions, relative to the gradient of the loss
 _LEAST_SLOPE = 1e-6  # of the gradient at zero, which is not taken for less
+_ROUNDING = 1e-6  # below which a step that gains little is the last
 _MOST_STEPS = 100
 _FAR = 1.0  # a move of a log strength too long to extrapolate along
 
 
 class Solution(NamedTuple):
-    """Flat coefficients, intercepts, the predictor of every row, and what is left of the optimality conditions."""
+    """Flat coefficients, intercepts, the predictor of every row, and what is left of the optimality conditions.
+
+    `size` counts the coefficients that are not zero, and those that an exact solution might not leave at zero.
+    """
 
     w: np.ndarray
     intercept: np.ndarray
     eta: np.ndarray
     residual: float
+    size: int
 
 
 def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.ndarray, tol: float) -> Solution:
@@ -42,7 +47,7 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         residuals = penalty.residual(w, gradient)
         left = max(np.abs(residuals).max(initial=0), np.abs(by_intercept).max(initial=0))
         left /= max(np.abs(by_coef).max(initial=0), _LEAST_SLOPE * loss.scale) or 1.0
-        if left <= tol or (left < 1e3 * tol and left > last / 2):  # or where rounding allows no more
+        if left <= tol or last / 2 < left < _ROUNDING:
             break
         chosen, last = penalty.working_set(w, residuals), left
         reduced = _reduce(loss, penalty, eta, chosen)
@@ -54,7 +59,7 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         follow[: len(reduced.inverse)] = reduced.intercept_step(step[chosen], by_intercept)
         fall = gradient @ step + by_intercept @ follow + penalty.value(w + step) - penalty.value(w)
         w, intercept, eta = _search(loss, penalty, (w, intercept, eta), (step, follow), fall)
-    return Solution(w, intercept, eta, left)
+    return Solution(w, intercept, eta, left, int(np.count_nonzero((w != 0) | (residuals != 0))))
 
 
 def _reduce(loss: WeightedLoss, penalty: Penalty, eta: np.ndarray, chosen: np.ndarray) -> Reduced:
@@ -188,7 +193,7 @@ class SparseModel(ABC):
         """Return the losses of these weightings; those of the last call are kept."""
         keys = [row.tobytes() for row in weights]
         self._losses = {
-            key: self._losses.get(key) or WeightedLoss(self.columns, self.y, self.loss, row)
+            key: self._losses.get(key) or WeightedLoss(self.columns, self.y, self.loss, row, len(keys))
             for key, row in zip(keys, weights, strict=True)
         }
         return [self._losses[key] for key in keys]

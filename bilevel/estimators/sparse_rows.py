@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from bilevel.estimators.losses import Loss, Softmax, Squared
 
-_GRAM_FEATURES = 2000  # up to which the products of all columns are kept
+_GRAM_ENTRIES = 5e7  # up to which the products of all columns are kept, of all fits together
 
 
 def scale_entries(X: Any, factors: np.ndarray) -> Any:
@@ -69,10 +69,10 @@ class Columns:
 class WeightedLoss:
     """Sum of weight_i loss_i over the rows."""
 
-    def __init__(self, columns: Columns, y: np.ndarray, loss: Loss, weights: np.ndarray) -> None:
+    def __init__(self, columns: Columns, y: np.ndarray, loss: Loss, weights: np.ndarray, n_fits: int) -> None:
         self.columns, self.y, self.loss, self.weights = columns, y, loss, weights
         self.used = weights > 0
-        keep = isinstance(loss, Squared) and y.shape[1] == 1 and columns.n_features <= _GRAM_FEATURES
+        keep = isinstance(loss, Squared) and y.shape[1] == 1 and n_fits * columns.n_features**2 <= _GRAM_ENTRIES
         self._gram = columns.gram(weights) if keep else None
         by_coef, by_intercept = self.gradient(np.zeros(y.shape))
         self.scale = max(np.abs(by_coef).max(initial=0), np.abs(by_intercept).max(initial=0))

@@ -21,7 +21,9 @@ _RISES, _CLEAR = 2, 5.0  # a path ends after so many rises in a row, or so many 
 _ROUGH, _FINE = 1e-3, 1e-6  # tolerance of fits along a path, and where derivatives are taken
 _ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
 _FIRST_STEP = 0.5  # of a log strength
-_FACTORS = np.log([1e-5, 1.5]), np.log([1e-6, 1e3])  # bounds of both strengths in their units
+_OUTER_FOLDS = 5
+_FACTORS = np.log([[1e-5, 1.5], [1e-6, 1e3]])  # bounds of both strengths in their units
+_MOST_NONZERO = 1500  # coefficients; strengths that leave more of them are not searched
 
 
 class StrengthStructure(Structure):
@@ -39,16 +41,16 @@ class StrengthStructure(Structure):
 
 
 class Units(NamedTuple):
-    """The least strength of absolute values that leaves no coefficient, and the mean curvature of the loss."""
+    """The least strength of absolute values that leaves no coefficient, and the mean curvature of the loss; or 1."""
 
     norms: float
     squares: float
     empty: Fits
+    slope: float  # at zero
 
-    def bounds(self, size: int) -> list[tuple[float, float]]:
-        """Return the bounds of log strengths, half of each kind."""
-        ends = [np.log(unit) + factors for unit, factors in zip(self[:2], _FACTORS, strict=True)]
-        return [(low, high) for low, high in ends for _ in range(size // 2)]
+    def bounds(self) -> np.ndarray:
+        """Return the least and the largest log strength of either kind."""
+        return np.log([[self.norms], [self.squares]]) + _FACTORS
 
 
 def measure_units(model: SparseModel, weights: np.ndarray) -> Units:
@@ -56,8 +58,29 @@ def measure_units(model: SparseModel, weights: np.ndarray) -> Units:
     empty = model.fit(weights, np.full(model.n_penalties, _ENDLESS))
     gradients = [solved.loss.gradient(solved.solution.eta)[0] for solved in empty.state.solved]
     bend = np.mean(weights[..., None] * model.loss.curvature(model.y, empty.predictor), axis=(0, 2))
-    norms = max(model.largest_slope(gradient) for gradient in gradients)
-    return Units(norms or 1.0, float(model.columns.mean_squares(bend)) or 1.0, empty)
+    slope = max(model.largest_slope(gradient) for gradient in gradients)
+    return Units(slope or 1.0, model.columns.mean_squares(bend) or 1.0, empty, slope)
+
+
+class _Tracked:
+    """J in units in which the first step is short, less its first value; the best point is kept.
+
+    Where all variables are bounded, L-BFGS-B first goes as far as the gradient, which may be hundreds of nats.
+    """
+
+    def __init__(self, objective: Objective, start: np.ndarray) -> None:
+        self.objective = objective
+        self.first, slope = objective(start)
+        self.scale = max(np.abs(slope).max() / _FIRST_STEP, 1e-12)
+        assert objective.fits is not None
+        self.best = start, self.first, objective.fits
+
+    def __call__(self, log_strengths: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = self.objective(log_strengths)
+        if value < self.best[1]:
+            assert self.objective.fits is not None
+            self.best = log_strengths.copy(), value, self.objective.fits
+        return (value - self.first) / self.scale, gradient / self.scale
 
 
 class StrengthSearch:
@@ -75,15 +98,20 @@ class StrengthSearch:
             "single", np.zeros(model.n_penalties - squares, int), np.zeros(squares, int)
         )
         self.units = measure_units(model, folds.fitted)
+        self.bounds, self._too_many = self.units.bounds(), False
 
     def learn_single(self) -> Learned:
         """Follow paths from strong strengths to weak ones, and refine the best point."""
+        if not self.units.slope:  # no strengths, however weak, let a coefficient leave zero
+            return Learned(self.single, np.log(self.units[:2]), 0.0, self.units.empty, [0.0], True)
         found: list[Learned] = []
         for ratio in RATIOS:
             found.append(self._follow_path(ratio))
             if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
                 break  # where weaker squares help, stronger ones would not
         best = min(found, key=lambda path: path.value)
+        if self._too_many:  # further down than the next step of the path, coefficients would be too many
+            self.bounds[0, 0] = max(self.bounds[0, 0], best.log_penalties[0] - np.log(2))
         return self.learn(self.single, best.log_penalties, best)
 
     def _follow_path(self, ratio: float) -> Learned:
@@ -94,6 +122,9 @@ class StrengthSearch:
                 log_strengths = np.log([factor * self.units.norms, factor * ratio * self.units.squares])
                 value = objective.value(log_strengths)
                 assert objective.fits is not None
+                if best and max(solved.solution.size for solved in objective.fits.state.solved) > _MOST_NONZERO:
+                    self._too_many = True
+                    break
                 if best is None or value < best.value:
                     best = Learned(self.single, log_strengths, value, objective.fits, objective.values, True)
                 rises = rises + 1 if value > min(objective.values[-2:]) else 0
@@ -106,31 +137,21 @@ class StrengthSearch:
     def _up_to(self, tol: float) -> Iterator[None]:
         """Let fits be less exact meanwhile."""
         before, self.model.tol = self.model.tol, tol
-        yield
-        self.model.tol = before
+        try:
+            yield
+        finally:
+            self.model.tol = before
 
     def learn(self, structure: Structure, start: np.ndarray, before: Learned, folds: Folds | None = None) -> Learned:
         """Minimize J by L-BFGS-B, and return the best point of all."""
         objective = Objective(self.model, folds or self.folds, structure, before.fits)
-        # Where all variables are bounded, the first step is as long as the gradient, which may be hundreds of nats.
-        first, slope = objective(start)
-        assert objective.fits is not None
-        best, scale = (first, start, objective.fits), max(np.abs(slope).max() / _FIRST_STEP, 1e-12)
-
-        def evaluate(log_strengths: np.ndarray) -> tuple[float, np.ndarray]:
-            nonlocal best
-            value, gradient = objective(log_strengths)
-            if value < best[0]:
-                assert objective.fits is not None
-                best = value, log_strengths.copy(), objective.fits
-            return (value - first) / scale, gradient / scale
-
-        options = {"maxiter": self.max_iter, "ftol": self.tol / scale, "gtol": self.tol / scale}
-        bounds = self.units.bounds(len(start))
+        bounds = np.repeat(self.bounds, len(start) // 2, axis=0)
+        start = np.clip(start, *bounds.T)
         with self._up_to(_FINE):
-            found = minimize(evaluate, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        value, log_strengths, fits = best
-        return Learned(structure, log_strengths, value, fits, objective.values, found.status != 1)
+            tracked = _Tracked(objective, start)
+            options = {"maxiter": self.max_iter, "ftol": self.tol / tracked.scale, "gtol": self.tol / tracked.scale}
+            found = minimize(tracked, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        return Learned(structure, *tracked.best, objective.values, found.status != 1)
 
     def learn_structure(self, structure: Structure, single: Learned, folds: Folds | None = None) -> Learned:
         """Learn a structure from the strengths that all features share."""
@@ -138,9 +159,9 @@ class StrengthSearch:
 
     def compare(self, structures: Sequence[Structure], single: Learned) -> Comparison:
         """Compare structures with shared strengths on rows that neither were learned by."""
-        losses, weights = [], []
-        for fold in range(len(self.folds.fitted)):
-            inner, outer = self.folds.without(np.array([fold])), self.folds.join(np.array([fold]))
+        losses, weights, n_folds = [], [], len(self.folds.fitted)
+        for held in np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds)):
+            inner, outer = self.folds.without(held), self.folds.join(held)
             rows = outer.held_out[0]
             if len(inner.fitted) and outer.fitted.any():
                 shared = self.learn(self.single, single.log_penalties, single, inner)

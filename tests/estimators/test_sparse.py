@@ -92,6 +92,16 @@ def test_rows_of_weight_zero_do_not_count(rows, fitted):
     np.testing.assert_allclose(model.coef_, fitted.coef_, atol=1e-6)
 
 
+def test_several_targets_share_the_strengths(rows):
+    X, y = rows
+    targets = np.column_stack([y, X[:, 5] - X[:, 6] + np.cos(y)])
+    model = BilevelElasticNet(random_state=0).fit(X, targets)
+    scaled = (targets - targets.mean(axis=0)) / targets.std(axis=0)
+    net = make_pipeline(StandardScaler(), as_elastic_net(model.l1_penalties_[0], model.penalties_[0], N))
+    expected = net.fit(X, scaled).predict(X) * targets.std(axis=0) + targets.mean(axis=0)
+    np.testing.assert_allclose(model.predict(X), expected, atol=1e-5)
+
+
 def test_a_feature_without_penalty_is_never_left_out(rows):
     X, y = rows
     model = BilevelElasticNet(unpenalized=[P - 1], random_state=0).fit(X, y)
@@ -125,6 +135,11 @@ def test_groups_of_noise_get_a_larger_strength(rows):
 def test_a_parameter_out_of_place_is_refused(rows, options, message):
     with pytest.raises(ValueError, match=message):
         BilevelElasticNet(**options).fit(*rows)
+
+
+def test_a_constant_target_leaves_the_intercept_alone(rows):
+    model = BilevelElasticNet().fit(rows[0], np.full(N, 3.5))
+    assert not model.coef_.any() and model.intercept_ == 3.5
 
 
 def test_a_target_of_noise_leaves_few_coefficients():
