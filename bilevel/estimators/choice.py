@@ -1,7 +1,7 @@
 """How many penalties: one is searched for, then structures are learned without a fold and compared on it."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned
 from bilevel.estimators.surrogate import can_compress, compress
 
 _OUTER_FOLDS = 5
+_TELLING = 0.1  # a penalty per row that tells features apart
 _MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
 _LEAST_GAIN = 2.0  # nats by which they must be ahead at least
 _DOUBT = 1.0  # of all labels, how many may be wrong: what was told apart by chance is no merit
-_DECADE = np.log(10.0)
+_DECADE = float(np.log(10.0))
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
 _WORK = 5e10  # multiplications that a comparison may take, about
 _EVALUATIONS = 10  # that a structure takes, about
@@ -29,6 +30,7 @@ class Search:
         self, model: InnerModel, folds: Folds, bounds: tuple[float, float], *, tol: float, max_iter: int
     ) -> None:
         self.model, self.folds, self.bounds, self.tol, self.max_iter = model, folds, bounds, tol, max_iter
+        self.telling = float(np.log(_TELLING * max(1.0, folds.sizes.sum())))
         self.single = Structure("single", np.zeros(model.n_penalties, int))
         self.compresses = can_compress(model, folds)
         self._whole: Fits | None = None
@@ -49,7 +51,7 @@ class Search:
         return Objective(self.arena.model, self.arena.folds, structure, start)
 
     def learn_single(self, start: float) -> Learned:
-        """Walk by decades, down and then up, as long as that may help, and refine the best of them."""
+        """Walk by decades, down or else up, as long as that may help, and refine the best of them."""
         values: dict[int, float] = {}
         fits: Fits | None = None
         for step in (-1, 1):
@@ -61,28 +63,40 @@ class Search:
                 fits, best = objective.fits, min(values.values())
                 worse = 0 if values[decade] == best else worse + 1 + (values[decade] > best + _GIVE_UP)
                 decade += step
+            if values[0] > best:
+                break
         return self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]))
 
     def polish(self, structure: Structure, start: np.ndarray) -> Learned:
         """Learn a structure, twice where the arena moves with the penalties."""
         for _ in range(1 + self.compresses):
             self._move(start[structure.groups])
-            found = learn(self._objective(structure), start, self.bounds, tol=self.tol, max_iter=self.max_iter)
+            found = self._learn(self._objective(structure), start)
             start = found.log_penalties
         return found
 
+    def _learn(self, objective: Objective, start: np.ndarray) -> Learned:
+        """Minimize from a start; a single penalty stays near it."""
+        low, high = self.bounds
+        if objective.structure.size == 1:
+            low, high = max(low, start[0] - _DECADE), min(high, start[0] + _DECADE)
+        return learn(objective, start, (low, high), tol=self.tol, max_iter=self.max_iter)
+
     def learn_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
-        """Learn the single penalty near the start, then each structure from the one before it of the same name."""
-        near = max(self.bounds[0], start - _DECADE), min(self.bounds[1], start + _DECADE)
-        limits: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter}
-        single = learn(Objective(self.arena.model, folds, self.single), np.array([start]), near, **limits)
+        """Learn the single penalty near the start, then each structure, after the one of the same name before it.
+
+        The first of a name starts at the single penalty, and once more above it, where penalties tell features that
+        help from others: weak ones hardly differ from none.
+        """
+        single = self._learn(Objective(self.arena.model, folds, self.single), np.array([start]))
         found = [single]
         for structure in structures:
-            first, before = np.full(structure.size, single.log_penalties[0]), single
-            if found[-1].structure.name == structure.name:
-                first, before = found[-1].log_penalties, found[-1]
-            objective = Objective(self.arena.model, folds, structure, before.fits)
-            found.append(learn(objective, first, self.bounds, **limits))
+            level, last = np.full(structure.size, single.log_penalties[0]), found[-1]
+            starts = [(level, single), (np.maximum(level, self.telling), single)]
+            if last.structure.name == structure.name:
+                starts = [(last.log_penalties, last)]
+            runs = [self._learn(Objective(self.arena.model, folds, structure, near.fits), at) for at, near in starts]
+            found.append(min(runs, key=lambda run: run.value))
         return found
 
     def nested_losses(self, structures: Sequence[Structure], start: float) -> tuple[np.ndarray, np.ndarray]:

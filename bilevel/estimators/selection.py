@@ -11,6 +11,8 @@ from bilevel.estimators.losses import Loss
 # How many of all held-out labels may be wrong. Else many penalties, where classes are told apart perfectly, go to zero
 # until a row that is not there would cost them more than all the others.
 _DOUBT = 0.25
+_LARGEST_UNIT = 2.0
+_GRADIENT_TOL = 0.1
 
 
 class Fits(NamedTuple):
@@ -162,11 +164,21 @@ class Learned(NamedTuple):
 def learn(
     objective: Objective, start: np.ndarray, bounds: tuple[float, float], *, tol: float, max_iter: int
 ) -> Learned:
-    """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats."""
-    start = np.clip(start, *bounds)
-    scale = max(1.0, abs(objective(start)[0]))
-    options = {"maxiter": max_iter, "ftol": tol / scale, "gtol": tol}
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=[bounds] * len(start), options=options)
-    objective(found.x)
+    """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats.
+
+    Variables are log penalties in units of the prior's scale: a first step along the gradient is then about Newton's.
+    """
+    unit = min(objective.structure.prior_scale, _LARGEST_UNIT)
+    start = np.clip(start, *bounds) / unit
+
+    def scaled(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(np.clip(unit * x, *bounds))
+        return value, unit * gradient
+
+    options = {"maxiter": max_iter, "ftol": tol / max(1.0, abs(scaled(start)[0])), "gtol": _GRADIENT_TOL * tol}
+    box = [(bounds[0] / unit, bounds[1] / unit)] * len(start)
+    found = minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=box, options=options)
+    best = np.clip(unit * found.x, *bounds)
+    objective(best)
     assert objective.fits is not None
-    return Learned(objective.structure, found.x, float(found.fun), objective.fits, objective.values, found.status != 1)
+    return Learned(objective.structure, best, float(found.fun), objective.fits, objective.values, found.status != 1)
