@@ -16,6 +16,7 @@ _TELLING = 0.1  # a penalty per row that tells features apart
 _MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
 _LEAST_GAIN = 2.0  # nats by which they must be ahead at least
 _DOUBT = 1.0  # of all labels, how many may be wrong: what was told apart by chance is no merit
+_ROUNDS = 2
 _DECADE = float(np.log(10.0))
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
 _WORK = 5e10  # multiplications that a comparison may take, about
@@ -68,10 +69,15 @@ class Search:
         return self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]))
 
     def polish(self, structure: Structure, start: np.ndarray) -> Learned:
-        """Learn a structure, twice where the arena moves with the penalties."""
-        for _ in range(1 + self.compresses):
+        """Learn a structure; where few rows stand about for many, that is made exact to first order and repeated."""
+        about = self.compresses and not isinstance(self.model.loss, Squared)
+        exact = Objective(self.model, self.folds, structure)
+        for _ in range(_ROUNDS if about else 1):
             self._move(start[structure.groups])
-            found = self._learn(self._objective(structure), start)
+            objective = self._objective(structure)
+            if about:
+                objective.correct(start, *exact(start))
+            found = self._learn(objective, start)
             start = found.log_penalties
         return found
 
@@ -101,16 +107,21 @@ class Search:
 
     def nested_losses(self, structures: Sequence[Structure], start: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the losses of rows, (structures, rows), under penalties learned without them, and their weights."""
-        losses, weights, n_folds = [], [], len(self.folds.fitted)
-        for held in np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds)):
+        losses, weights = [], []
+        for held in self._outer_folds():
             inner, outer = self.arena.folds.without(held), self.arena.folds.join(held)
             rows = self.folds.join(held).held_out[0]
-            if len(inner.fitted) and outer.fitted.any():
-                path = self.learn_path(inner, structures, start)
-                fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in path]
-                losses.append([self._row_losses(fit)[rows > 0] for fit in fits])
-                weights.append(rows[rows > 0])
+            path = self.learn_path(inner, structures, start)
+            fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in path]
+            losses.append([self._row_losses(fit)[rows > 0] for fit in fits])
+            weights.append(rows[rows > 0])
         return np.concatenate(losses, axis=1), np.concatenate(weights)
+
+    def _outer_folds(self) -> list[np.ndarray]:
+        """Return numbers of folds to leave out together, as long as that leaves rows to fit on."""
+        n_folds = len(self.folds.fitted)
+        parts = np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds))
+        return [held for held in parts if len(self.folds.without(held).fitted) and self.folds.join(held).fitted.any()]
 
     def _row_losses(self, fits: Fits) -> np.ndarray:
         return self.model.loss.value(self._targets, self.arena.predict(fits))[0]
@@ -118,7 +129,7 @@ class Search:
     def _affordable(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure]]:
         """Return how to compare, and those of the structures for which that is not too much work."""
         work = self.arena.model.work(len(self.folds.fitted)) * _EVALUATIONS
-        if work * _OUTER_FOLDS * len(structures) <= _WORK:
+        if work * _OUTER_FOLDS * len(structures) <= _WORK and self._outer_folds():
             return "nested folds", structures
         within = [item for item in structures if item.size <= _MOST_MOVES]
         return "jackknife", [item for item in within if work * (1 + item.size / _EVALUATIONS) <= _WORK]
@@ -126,11 +137,11 @@ class Search:
     def compare(self, structures: Sequence[Structure], start: float, *, against_single: bool) -> "Comparison":
         """Compare structures with each other, or with a single penalty, which then comes first."""
         how, affordable = self._affordable(structures)
-        if how == "jackknife":
+        if how == "nested folds":
+            losses, weights = self.nested_losses(affordable, start)
+        else:
             path = self.learn_path(self.arena.folds, affordable, start)
             losses, weights = jackknife_losses(self.arena, self.folds, path, self.bounds, self._row_losses)
-        else:
-            losses, weights = self.nested_losses(affordable, start)
         candidates = [self.single, *affordable]
         if not against_single and affordable:
             candidates, losses = candidates[1:], losses[1:]

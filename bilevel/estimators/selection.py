@@ -125,6 +125,7 @@ class Objective:
     def __init__(self, model: InnerModel, folds: Folds, structure: Structure, start: Fits | None = None) -> None:
         self.model, self.folds, self.structure, self.fits = model, folds, structure, start
         self.values: list[float] = []
+        self._offset, self._tilt = 0.0, np.zeros(structure.size)
         self._last: tuple[np.ndarray, float, np.ndarray] | None = None
         doubt = _DOUBT if np.isfinite(structure.prior_scale) else 0.0
         self._targets = model.loss.soften(model.y, doubt / max(1.0, folds.sizes.sum()))
@@ -138,15 +139,23 @@ class Objective:
         if self._last is None or not np.array_equal(self._last[0], log_penalties):
             fits, cotangent = self._evaluate(log_penalties)
             gradient = self.structure.gather(self.model.pull_back(fits, cotangent).sum(axis=0))
-            gradient += self.structure.prior(log_penalties)[1]
+            gradient += self.structure.prior(log_penalties)[1] + self._tilt
             self._last = log_penalties.copy(), self.values[-1], gradient
         return self._last[1:]
+
+    def correct(self, log_penalties: np.ndarray, value: float, gradient: np.ndarray) -> None:
+        """Add what is linear, so that value and gradient are these there."""
+        about, slope = self(log_penalties)
+        self._tilt = gradient - slope
+        self._offset = value - about - float(self._tilt @ log_penalties)
+        self._last, self.values = None, []
 
     def _evaluate(self, log_penalties: np.ndarray) -> tuple[Fits, np.ndarray]:
         model, folds = self.model, self.folds
         self.fits = model.fit(folds.fitted, log_penalties[self.structure.groups], self.fits)
         loss, cotangent = held_out_loss(model.loss, self._targets, folds, self.fits.predictor)
-        self.values.append(loss + self.structure.prior(log_penalties)[0])
+        prior = self.structure.prior(log_penalties)[0]
+        self.values.append(loss + prior + self._offset + float(self._tilt @ log_penalties))
         return self.fits, cotangent
 
 
