@@ -164,7 +164,7 @@ def compare(
 ) -> Comparison:
     """Compare the losses of rows in nats; the first structure is kept unless another is ahead by the margin."""
     if has_scale:
-        losses = losses / max(2 * np.average(losses[0], weights=weights), np.finfo(float).tiny)
+        losses = losses / max(2 * np.average(losses[0], weights=weights), 1e-12)
     differences = losses - losses[0]
     sums = differences @ weights
     spread = np.sqrt(((differences - (sums / weights.sum())[:, None]) ** 2) @ weights)

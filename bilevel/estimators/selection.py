@@ -13,6 +13,7 @@ from bilevel.estimators.losses import Loss
 _DOUBT = 0.25
 _LARGEST_UNIT = 2.0
 _GRADIENT_TOL = 0.1
+_NO_LOSS = 1e-12  # the mean of a loss with a scale, beside targets of deviation 1, that is none
 
 
 class Fits(NamedTuple):
@@ -114,7 +115,7 @@ def held_out_loss(loss: Loss, y: np.ndarray, folds: Folds, predictor: np.ndarray
     total, cotangent = float(np.sum(folds.held_out * loss.value(y, predictor))), loss.derivative(y, predictor)
     factor, size = 1.0, float(folds.sizes.sum()) * y.shape[-1]
     if loss.has_scale:
-        factor = size / (2 * max(total, np.finfo(float).tiny))
+        factor = size / (2 * max(total, _NO_LOSS * size))
         total = -size / 2 * float(np.log(factor))
     return total, factor * folds.held_out[..., None] * cotangent
 
