@@ -1,7 +1,7 @@
 """How many penalties: one is searched for, then structures are learned without a fold and compared on it."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned
 from bilevel.estimators.surrogate import can_compress, compress
 
 _OUTER_FOLDS = 5
+_TELLING = 0.1  # a penalty per row that tells features apart
 _MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
 _LEAST_GAIN = 2.0  # nats by which they must be ahead at least
 _DOUBT = 1.0  # of all labels, how many may be wrong: what was told apart by chance is no merit
-_DECADE = np.log(10.0)
+_ROUNDS = 2
+_DECADE = float(np.log(10.0))
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
 _WORK = 5e10  # multiplications that a comparison may take, about
 _EVALUATIONS = 10  # that a structure takes, about
@@ -29,6 +31,7 @@ class Search:
         self, model: InnerModel, folds: Folds, bounds: tuple[float, float], *, tol: float, max_iter: int
     ) -> None:
         self.model, self.folds, self.bounds, self.tol, self.max_iter = model, folds, bounds, tol, max_iter
+        self.telling = float(np.log(_TELLING * max(1.0, folds.sizes.sum())))
         self.single = Structure("single", np.zeros(model.n_penalties, int))
         self.compresses = can_compress(model, folds)
         self._whole: Fits | None = None
@@ -49,7 +52,7 @@ class Search:
         return Objective(self.arena.model, self.arena.folds, structure, start)
 
     def learn_single(self, start: float) -> Learned:
-        """Walk by decades, down and then up, as long as that may help, and refine the best of them."""
+        """Walk by decades, down or else up, as long as that may help, and refine the best of them."""
         values: dict[int, float] = {}
         fits: Fits | None = None
         for step in (-1, 1):
@@ -61,42 +64,64 @@ class Search:
                 fits, best = objective.fits, min(values.values())
                 worse = 0 if values[decade] == best else worse + 1 + (values[decade] > best + _GIVE_UP)
                 decade += step
+            if values[0] > best:
+                break
         return self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]))
 
     def polish(self, structure: Structure, start: np.ndarray) -> Learned:
-        """Learn a structure, twice where the arena moves with the penalties."""
-        for _ in range(1 + self.compresses):
+        """Learn a structure; where few rows stand about for many, that is made exact to first order and repeated."""
+        about = self.compresses and not isinstance(self.model.loss, Squared)
+        exact = Objective(self.model, self.folds, structure)
+        for _ in range(_ROUNDS if about else 1):
             self._move(start[structure.groups])
-            found = learn(self._objective(structure), start, self.bounds, tol=self.tol, max_iter=self.max_iter)
+            objective = self._objective(structure)
+            if about:
+                objective.correct(start, *exact(start))
+            found = self._learn(objective, start)
             start = found.log_penalties
         return found
 
+    def _learn(self, objective: Objective, start: np.ndarray) -> Learned:
+        """Minimize from a start; a single penalty stays near it."""
+        low, high = self.bounds
+        if objective.structure.size == 1:
+            low, high = max(low, start[0] - _DECADE), min(high, start[0] + _DECADE)
+        return learn(objective, start, (low, high), tol=self.tol, max_iter=self.max_iter)
+
     def learn_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
-        """Learn the single penalty near the start, then each structure from the one before it of the same name."""
-        near = max(self.bounds[0], start - _DECADE), min(self.bounds[1], start + _DECADE)
-        limits: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter}
-        single = learn(Objective(self.arena.model, folds, self.single), np.array([start]), near, **limits)
+        """Learn the single penalty near the start, then each structure, after the one of the same name before it.
+
+        The first of a name starts at the single penalty, and once more above it, where penalties tell features that
+        help from others: weak ones hardly differ from none.
+        """
+        single = self._learn(Objective(self.arena.model, folds, self.single), np.array([start]))
         found = [single]
         for structure in structures:
-            first, before = np.full(structure.size, single.log_penalties[0]), single
-            if found[-1].structure.name == structure.name:
-                first, before = found[-1].log_penalties, found[-1]
-            objective = Objective(self.arena.model, folds, structure, before.fits)
-            found.append(learn(objective, first, self.bounds, **limits))
+            level, last = np.full(structure.size, single.log_penalties[0]), found[-1]
+            starts = [(level, single), (np.maximum(level, self.telling), single)]
+            if last.structure.name == structure.name:
+                starts = [(last.log_penalties, last)]
+            runs = [self._learn(Objective(self.arena.model, folds, structure, near.fits), at) for at, near in starts]
+            found.append(min(runs, key=lambda run: run.value))
         return found
 
     def nested_losses(self, structures: Sequence[Structure], start: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the losses of rows, (structures, rows), under penalties learned without them, and their weights."""
-        losses, weights, n_folds = [], [], len(self.folds.fitted)
-        for held in np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds)):
+        losses, weights = [], []
+        for held in self._outer_folds():
             inner, outer = self.arena.folds.without(held), self.arena.folds.join(held)
             rows = self.folds.join(held).held_out[0]
-            if len(inner.fitted) and outer.fitted.any():
-                path = self.learn_path(inner, structures, start)
-                fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in path]
-                losses.append([self._row_losses(fit)[rows > 0] for fit in fits])
-                weights.append(rows[rows > 0])
+            path = self.learn_path(inner, structures, start)
+            fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in path]
+            losses.append([self._row_losses(fit)[rows > 0] for fit in fits])
+            weights.append(rows[rows > 0])
         return np.concatenate(losses, axis=1), np.concatenate(weights)
+
+    def _outer_folds(self) -> list[np.ndarray]:
+        """Return numbers of folds to leave out together, as long as that leaves rows to fit on."""
+        n_folds = len(self.folds.fitted)
+        parts = np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds))
+        return [held for held in parts if len(self.folds.without(held).fitted) and self.folds.join(held).fitted.any()]
 
     def _row_losses(self, fits: Fits) -> np.ndarray:
         return self.model.loss.value(self._targets, self.arena.predict(fits))[0]
@@ -104,7 +129,7 @@ class Search:
     def _affordable(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure]]:
         """Return how to compare, and those of the structures for which that is not too much work."""
         work = self.arena.model.work(len(self.folds.fitted)) * _EVALUATIONS
-        if work * _OUTER_FOLDS * len(structures) <= _WORK:
+        if work * _OUTER_FOLDS * len(structures) <= _WORK and self._outer_folds():
             return "nested folds", structures
         within = [item for item in structures if item.size <= _MOST_MOVES]
         return "jackknife", [item for item in within if work * (1 + item.size / _EVALUATIONS) <= _WORK]
@@ -112,11 +137,11 @@ class Search:
     def compare(self, structures: Sequence[Structure], start: float, *, against_single: bool) -> "Comparison":
         """Compare structures with each other, or with a single penalty, which then comes first."""
         how, affordable = self._affordable(structures)
-        if how == "jackknife":
+        if how == "nested folds":
+            losses, weights = self.nested_losses(affordable, start)
+        else:
             path = self.learn_path(self.arena.folds, affordable, start)
             losses, weights = jackknife_losses(self.arena, self.folds, path, self.bounds, self._row_losses)
-        else:
-            losses, weights = self.nested_losses(affordable, start)
         candidates = [self.single, *affordable]
         if not against_single and affordable:
             candidates, losses = candidates[1:], losses[1:]
@@ -139,7 +164,7 @@ def compare(
 ) -> Comparison:
     """Compare the losses of rows in nats; the first structure is kept unless another is ahead by the margin."""
     if has_scale:
-        losses = losses / max(2 * np.average(losses[0], weights=weights), np.finfo(float).tiny)
+        losses = losses / max(2 * np.average(losses[0], weights=weights), 1e-12)
     differences = losses - losses[0]
     sums = differences @ weights
     spread = np.sqrt(((differences - (sums / weights.sum())[:, None]) ** 2) @ weights)

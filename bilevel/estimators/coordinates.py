@@ -3,6 +3,7 @@
 Arrays of coefficients are (coordinates, fits, outputs), so that one matrix product serves every fit.
 """
 
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.linalg import cholesky, solve_triangular
 # The ridge of what is not penalized: it keeps a fit unique where rows do not.
 _FREE = 1e-9
 _JITTER = 1e-12
+_MOST_KERNEL_ENTRIES = 2e7
 
 
 class Data:
@@ -21,18 +23,44 @@ class Data:
         self.n_rows: int = X.shape[0]
         self.n_features: int = X.shape[1]
         self.penalized, self.intercept = penalized, intercept
+        self._kernels: dict[bytes, np.ndarray] = {}
         ones = np.ones((X.shape[0], int(intercept)))
         self.Z: Any = sp.hstack([X, ones], format="csr") if sp.issparse(X) else np.hstack([X, ones])
         self.free = np.setdiff1d(np.arange(self.Z.shape[1]), penalized)
         self.ZT: Any = sp.csr_array(self.Z.T) if sp.issparse(X) else self.Z.T
 
+    @cached_property
+    def X(self) -> Any:
+        """The penalized columns."""
+        return self.Z[:, self.penalized]
+
     @property
     def wide(self) -> bool:
         return self.n_rows < len(self.penalized)
 
+    def kernel(self, log_penalties: np.ndarray) -> np.ndarray:
+        """Return X P⁻¹ X', where P are the penalties; a kernel of each group of equal ones is kept."""
+        values, first, groups = np.unique(log_penalties, return_index=True, return_inverse=True)
+        if len(values) * self.n_rows**2 > _MOST_KERNEL_ENTRIES:
+            return _outer(self.X, np.exp(-log_penalties))
+        order = np.argsort(first)  # groups keep their numbers when their penalties change places
+        groups = np.argsort(order)[groups]
+        if (key := groups.tobytes()) not in self._kernels:
+            kernels = [_outer(self.X, (groups == group).astype(float)) for group in range(len(values))]
+            self._kernels = {key: np.array(kernels)}
+        return np.tensordot(np.exp(-values[order]), self._kernels[key], axes=1)
+
     def columns(self, numbers: np.ndarray) -> np.ndarray:
         part = self.Z[:, numbers]
         return part.toarray() if sp.issparse(part) else part
+
+
+def _outer(X: Any, weights: np.ndarray) -> np.ndarray:
+    used = np.flatnonzero(weights)
+    part = X[:, used]
+    return (
+        (part @ sp.diags_array(weights[used]) @ part.T).toarray() if sp.issparse(X) else (part * weights[used]) @ part.T
+    )
 
 
 def times(matrix: Any, array: np.ndarray) -> np.ndarray:
@@ -90,18 +118,14 @@ class Dual:
     """
 
     def __init__(self, data: Data, log_penalties: np.ndarray) -> None:
-        self.data, self.variances = data, np.exp(-log_penalties)
-        self.X = data.Z[:, data.penalized]
-        kernel = (self.X * self.variances[None, :]) @ self.X.T if not sp.issparse(self.X) else self._sparse_kernel()
+        self.data, self.X, self.variances = data, data.X, np.exp(-log_penalties)
+        kernel = data.kernel(log_penalties)
         kernel[np.diag_indices_from(kernel)] += _JITTER * np.trace(kernel)
         self.factor = cholesky(kernel, lower=True)
         free = data.columns(data.free)
         self.Z = np.hstack([self.factor, free])
         self.ZT = self.Z.T
         self.ridge = np.concatenate([np.ones(data.n_rows), np.full(free.shape[1], _FREE)])
-
-    def _sparse_kernel(self) -> np.ndarray:
-        return (self.X @ sp.diags_array(self.variances) @ self.X.T).toarray()
 
     def _represent(self, w: np.ndarray) -> np.ndarray:
         """Return the weights of rows whose combination the penalized coefficients are, times the penalties."""

@@ -1,5 +1,6 @@
 """Rows for a fit: weighted, standardized without being made dense, and divided into folds."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,12 +53,10 @@ def split(
         cv = kind(min(int(cv), int(most)), shuffle=True, random_state=check_random_state(random_state))
         if classes:  # the warning of small classes does not concern a loss, which every row has
             return list(_split_classes(cv, y))
-    return [(np.asarray(train), np.asarray(test)) for train, test in check_cv(cv).split(X, y, groups)]
+    return [(np.asarray(train, int), np.asarray(test, int)) for train, test in check_cv(cv).split(X, y, groups)]
 
 
 def _split_classes(cv: StratifiedKFold, y: np.ndarray) -> Any:
-    import warnings
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         yield from cv.split(np.zeros(len(y)), y)
@@ -67,7 +66,7 @@ def make_folds(splits: list[tuple[np.ndarray, np.ndarray]], weights: np.ndarray)
     """Return the weights of rows in each fold; rows of a single split are held out in parts."""
     if len(splits) == 1:
         train, test = splits[0]
-        splits = [(train, part) for part in np.array_split(test, min(_PARTS, len(test)))]
+        splits = [(train, test[k::_PARTS]) for k in range(min(_PARTS, len(test)))] or splits
     fitted, held_out = np.zeros((2, len(splits), len(weights)))
     for k, (train, test) in enumerate(splits):
         fitted[k, train], held_out[k, test] = weights[train], weights[test]

@@ -60,4 +60,5 @@ def _nats(arena: Arena, folds: Folds, learned: Learned) -> float:
     if not loss.has_scale:
         return 1.0
     total = np.sum(folds.held_out * loss.value(arena.model.y, learned.fits.predictor))
-    return float(folds.sizes.sum() * arena.model.y.shape[-1] / (2 * max(total, np.finfo(float).tiny)))
+    size = folds.sizes.sum() * arena.model.y.shape[-1]
+    return float(size / (2 * max(total, 1e-12 * size)))

@@ -21,10 +21,11 @@ from bilevel.estimators.selection import Folds, Learned, Structure
 from bilevel.estimators.tables import candidates, penalty_table, plot
 
 STRUCTURES = ("auto", "single", "per_group", "per_feature")
-PRIOR_SCALES = (0.5, 1.0, 2.0)
+PRIOR_SCALES = (2.0, 1.0, 0.5)
 # Of columns of deviation 1, per row: a smaller penalty is as good as none, a larger one leaves the feature out.
 _LEAST, _MOST = 1e-6, 1e3
 _REFIT_TOL = 1e-14
+_FEW_ENTRIES = 2e5  # of sparse rows that are handled faster as an array
 
 
 class Rows(NamedTuple):
@@ -96,6 +97,8 @@ class PenaltySelector(LinearEstimator):
             multi_output=self._many_outputs,
             y_numeric=not self._classifies,
         )
+        if sp.issparse(X) and X.shape[0] * X.shape[1] <= _FEW_ENTRIES:
+            X = X.toarray()
         groups = find_groups(X, getattr(self, "feature_names_in_", None), self.groups, self.unpenalized)
         rows = self._make_rows(X, y, sample_weight, X_val, y_val, cv_groups)
         scaling = Scaling.fit(rows.X, rows.weights, center=self.fit_intercept, divide=self.standardize)

@@ -11,6 +11,9 @@ from bilevel.estimators.losses import Loss
 # How many of all held-out labels may be wrong. Else many penalties, where classes are told apart perfectly, go to zero
 # until a row that is not there would cost them more than all the others.
 _DOUBT = 0.25
+_LARGEST_UNIT = 2.0
+_GRADIENT_TOL = 0.1
+_NO_LOSS = 1e-12  # the mean of a loss with a scale, beside targets of deviation 1, that is none
 
 
 class Fits(NamedTuple):
@@ -112,7 +115,7 @@ def held_out_loss(loss: Loss, y: np.ndarray, folds: Folds, predictor: np.ndarray
     total, cotangent = float(np.sum(folds.held_out * loss.value(y, predictor))), loss.derivative(y, predictor)
     factor, size = 1.0, float(folds.sizes.sum()) * y.shape[-1]
     if loss.has_scale:
-        factor = size / (2 * max(total, np.finfo(float).tiny))
+        factor = size / (2 * max(total, _NO_LOSS * size))
         total = -size / 2 * float(np.log(factor))
     return total, factor * folds.held_out[..., None] * cotangent
 
@@ -123,6 +126,7 @@ class Objective:
     def __init__(self, model: InnerModel, folds: Folds, structure: Structure, start: Fits | None = None) -> None:
         self.model, self.folds, self.structure, self.fits = model, folds, structure, start
         self.values: list[float] = []
+        self._offset, self._tilt = 0.0, np.zeros(structure.size)
         self._last: tuple[np.ndarray, float, np.ndarray] | None = None
         doubt = _DOUBT if np.isfinite(structure.prior_scale) else 0.0
         self._targets = model.loss.soften(model.y, doubt / max(1.0, folds.sizes.sum()))
@@ -136,15 +140,23 @@ class Objective:
         if self._last is None or not np.array_equal(self._last[0], log_penalties):
             fits, cotangent = self._evaluate(log_penalties)
             gradient = self.structure.gather(self.model.pull_back(fits, cotangent).sum(axis=0))
-            gradient += self.structure.prior(log_penalties)[1]
+            gradient += self.structure.prior(log_penalties)[1] + self._tilt
             self._last = log_penalties.copy(), self.values[-1], gradient
         return self._last[1:]
+
+    def correct(self, log_penalties: np.ndarray, value: float, gradient: np.ndarray) -> None:
+        """Add what is linear, so that value and gradient are these there."""
+        about, slope = self(log_penalties)
+        self._tilt = gradient - slope
+        self._offset = value - about - float(self._tilt @ log_penalties)
+        self._last, self.values = None, []
 
     def _evaluate(self, log_penalties: np.ndarray) -> tuple[Fits, np.ndarray]:
         model, folds = self.model, self.folds
         self.fits = model.fit(folds.fitted, log_penalties[self.structure.groups], self.fits)
         loss, cotangent = held_out_loss(model.loss, self._targets, folds, self.fits.predictor)
-        self.values.append(loss + self.structure.prior(log_penalties)[0])
+        prior = self.structure.prior(log_penalties)[0]
+        self.values.append(loss + prior + self._offset + float(self._tilt @ log_penalties))
         return self.fits, cotangent
 
 
@@ -162,11 +174,21 @@ class Learned(NamedTuple):
 def learn(
     objective: Objective, start: np.ndarray, bounds: tuple[float, float], *, tol: float, max_iter: int
 ) -> Learned:
-    """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats."""
-    start = np.clip(start, *bounds)
-    scale = max(1.0, abs(objective(start)[0]))
-    options = {"maxiter": max_iter, "ftol": tol / scale, "gtol": tol}
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=[bounds] * len(start), options=options)
-    objective(found.x)
+    """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats.
+
+    Variables are log penalties in units of the prior's scale: a first step along the gradient is then about Newton's.
+    """
+    unit = min(objective.structure.prior_scale, _LARGEST_UNIT)
+    start = np.clip(start, *bounds) / unit
+
+    def scaled(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(np.clip(unit * x, *bounds))
+        return value, unit * gradient
+
+    options = {"maxiter": max_iter, "ftol": tol / max(1.0, abs(scaled(start)[0])), "gtol": _GRADIENT_TOL * tol}
+    box = [(bounds[0] / unit, bounds[1] / unit)] * len(start)
+    found = minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=box, options=options)
+    best = np.clip(unit * found.x, *bounds)
+    objective(best)
     assert objective.fits is not None
-    return Learned(objective.structure, found.x, float(found.fun), objective.fits, objective.values, found.status != 1)
+    return Learned(objective.structure, best, float(found.fun), objective.fits, objective.values, found.status != 1)

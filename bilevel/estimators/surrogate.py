@@ -18,6 +18,7 @@ from bilevel.estimators.selection import Arena, Fits, Folds
 
 _MOST_COEFFICIENTS = 600
 _JITTER = 1e-10
+_MANY_ENTRIES = 1e5  # of X; exact fits of fewer are quick
 
 
 class Surrogate:
@@ -57,8 +58,10 @@ def can_compress(model: Any, folds: Folds) -> bool:
         return False
     rows, size = model.data.n_rows, model.data.Z.shape[1]
     copies = model.y.shape[1] if isinstance(model.loss, Softmax) else 1
-    enough = 2 * len(folds.fitted) if isinstance(model.loss, Squared) else ROWS_PER_COORDINATE
-    return size * copies <= _MOST_COEFFICIENTS and rows > enough * size * copies
+    size *= copies
+    if isinstance(model.loss, Squared):
+        return size <= _MOST_COEFFICIENTS and rows > 2 * len(folds.fitted) * size
+    return size <= _MOST_COEFFICIENTS and rows > ROWS_PER_COORDINATE * size and rows * size > _MANY_ENTRIES
 
 
 def compress(model: RidgeGLM, folds: Folds, fits: Fits) -> Arena:

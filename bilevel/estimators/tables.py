@@ -24,7 +24,7 @@ def candidates(comparison: Comparison | None) -> Any:
 
 def penalty_table(names: np.ndarray, groups: Groups, penalties: np.ndarray, coef: np.ndarray) -> Any:
     """Return a DataFrame of features: group, penalty, and the norm of the coefficients, the least penalized first."""
-    labels = np.full(len(names), None, dtype=object)
+    labels = np.full(len(names), "unpenalized", dtype=object)
     labels[groups.penalized] = groups.labels[groups.numbers]
     size = np.linalg.norm(np.atleast_2d(coef), axis=0) if np.ndim(coef) > 1 and len(coef) > 1 else np.ravel(coef)
     columns = {"feature": names, "group": labels, "penalty": penalties, "coefficient": size}
@@ -45,7 +45,7 @@ def plot(table: Any, most: int) -> Any:
     axes[1].set(xlabel="coefficient")
     for label, code in codes.items():
         if len(codes) > 1:
-            axes[1].bar(0, 0, color=f"C{code % 10}", label="none" if label is None else str(label))
+            axes[1].bar(0, 0, color=f"C{code % 10}", label=str(label))
     if len(codes) > 1:
         figure.legend(loc="outside right upper", title="group")
     return figure
