@@ -51,6 +51,13 @@ class SparsePenalties(PenaltySelector):
         fits = model.fit(rows.weights[None], log_strengths, start)
         return fits.coef[0], fits.intercept[0]
 
+    @property
+    def penalty_table_(self) -> Any:
+        """A DataFrame of features, groups, both strengths and coefficients, the least penalized first."""
+        table = super().penalty_table_
+        table.insert(2, "l1_penalty", self.l1_penalties_[np.argsort(self.penalties_, kind="stable")])
+        return table
+
     def _make_model(self, rows: Rows, groups: Groups) -> SparseModel:
         options: dict[str, Any] = {"penalized": groups.penalized, "fit_intercept": self.fit_intercept}
         if self.sparsity == "groups":

@@ -9,16 +9,18 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bilevel import estimators
 from bilevel.estimators import (
+    BilevelElasticNet,
     BilevelGammaRegressor,
     BilevelHuberRegressor,
     BilevelLogisticRegression,
     BilevelPoissonRegressor,
     BilevelRidge,
+    BilevelSparseLogisticRegression,
     DataCleaningClassifier,
 )
 
 PENALTIES = [BilevelLogisticRegression(), BilevelRidge(), BilevelPoissonRegressor(), BilevelGammaRegressor()]
-PENALTIES += [BilevelHuberRegressor()]
+PENALTIES += [BilevelHuberRegressor(), BilevelElasticNet(), BilevelSparseLogisticRegression()]
 ESTIMATORS = [*PENALTIES, DataCleaningClassifier()]
 WITH_OPTIONS = [
     BilevelLogisticRegression("single", cv=2),
@@ -63,7 +65,16 @@ def test_public_names_are_there():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [BilevelLogisticRegression, BilevelRidge, DataCleaningClassifier])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        BilevelLogisticRegression,
+        BilevelRidge,
+        BilevelElasticNet,
+        BilevelSparseLogisticRegression,
+        DataCleaningClassifier,
+    ],
+)
 def test_the_example_of_the_docstring_runs(kind):
     (example,) = doctest.DocTestFinder(recurse=False).find(kind, kind.__name__)
     result = doctest.DocTestRunner().run(example)
