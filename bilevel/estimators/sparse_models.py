@@ -201,8 +201,10 @@ class SparseModel(ABC):
     def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
         """Fit once for each row of `weights`, (fits, rows)."""
         penalty, losses = self.penalty(log_penalties), self.weighted(weights)
-        starts = zip(losses, self._starts(len(losses), log_penalties, start), strict=True)
-        solved = [Solved(loss, penalty, solve(loss, penalty, *first, self.tol)) for loss, first in starts]
+        once: dict[WeightedLoss, Solved] = {}  # parts of the same validation rows share a fit
+        for loss, first in zip(losses, self._starts(len(losses), log_penalties, start), strict=True):
+            once[loss] = once.get(loss) or Solved(loss, penalty, solve(loss, penalty, *first, self.tol))
+        solved = [once[loss] for loss in losses]
         coef = np.array([item.solution.w.reshape(-1, self.outputs) for item in solved])
         intercept, eta = (np.array([getattr(item.solution, name) for item in solved]) for name in ("intercept", "eta"))
         return Fits(coef, intercept, eta, State(log_penalties, solved))

@@ -177,6 +177,12 @@ def test_a_weight_of_two_is_a_row_written_twice_and_of_zero_a_row_left_out(name)
     np.testing.assert_allclose(weighted.intercept[1], written.intercept[0], atol=1e-8)
 
 
+def test_the_same_weights_are_fitted_once():
+    X, y = make(Logistic())
+    fits = ElasticNetModel(X, y, Logistic()).fit(np.ones((3, N)), np.zeros(2 * P))
+    assert len({id(solved) for solved in fits.state.solved}) == 1 and fits.coef.shape == (3, P, 1)
+
+
 @pytest.mark.parametrize("loss", [Squared(), Logistic(), Softmax()], ids=["squared", "logistic", "softmax"])
 def test_many_more_features_than_rows_are_solved_to_the_tolerance(loss):
     rng = np.random.default_rng(0)
