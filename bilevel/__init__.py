@@ -1,24 +1,65 @@
-"""Stochastic bilevel optimization on JAX."""
+"""Stochastic bilevel optimization on JAX.
 
+Names are imported when they are used, so that `bilevel.estimators` does not wait for JAX.
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from bilevel import datasets, problems
-from bilevel._cpu_loops import fuse_cpu_loops
-from bilevel._types import Point
-from bilevel.engine.logs import CSVLog, Log, TensorBoardLog
-from bilevel.engine.result import RunResult, Status
-from bilevel.engine.run import Run, resume, run
-from bilevel.problems import BilevelProblem
-from bilevel.solvers import SOLVERS
+__version__ = "0.1.0"
 
-globals().update(SOLVERS)
+_HOME = {
+    "BilevelProblem": "problems",
+    "CSVLog": "engine.logs",
+    "Log": "engine.logs",
+    "Point": "_types",
+    "Run": "engine.run",
+    "RunResult": "engine.result",
+    "SOLVERS": "solvers",
+    "Status": "engine.result",
+    "TensorBoardLog": "engine.logs",
+    "fuse_cpu_loops": "_cpu_loops",
+    "resume": "engine.run",
+    "run": "engine.run",
+}
+_MODULES = ("datasets", "problems")
 
 if TYPE_CHECKING:
+    from bilevel import datasets as datasets
+    from bilevel import problems as problems
+    from bilevel._cpu_loops import fuse_cpu_loops as fuse_cpu_loops
+    from bilevel._types import Point as Point
+    from bilevel.engine.logs import CSVLog as CSVLog
+    from bilevel.engine.logs import Log as Log
+    from bilevel.engine.logs import TensorBoardLog as TensorBoardLog
+    from bilevel.engine.result import RunResult as RunResult
+    from bilevel.engine.result import Status as Status
+    from bilevel.engine.run import Run as Run
+    from bilevel.engine.run import resume as resume
+    from bilevel.engine.run import run as run
+    from bilevel.problems import BilevelProblem as BilevelProblem
+    from bilevel.solvers import SOLVERS as SOLVERS
 
-    def __getattr__(name: str) -> Any:
-        """Tell a type checker that the classes of `SOLVERS` are attributes."""
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a solver, when it is first asked for."""
+    if name in _MODULES:
+        return importlib.import_module(f"bilevel.{name}")
+    if name == "__all__":
+        return sorted([*_HOME, *_MODULES, *_solvers()])
+    if name in _HOME:
+        found = getattr(importlib.import_module(f"bilevel.{_HOME[name]}"), name)
+    elif not name.startswith("_") and name in _solvers():
+        found = _solvers()[name]
+    else:
+        raise AttributeError(f"module 'bilevel' has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
 
-__all__ = ["SOLVERS", "BilevelProblem", "CSVLog", "Log", "Point", "Run", "RunResult", "Status", "TensorBoardLog"]
-__all__ += ["datasets", "fuse_cpu_loops", "problems", "resume", "run", *SOLVERS]
-__version__ = "0.1.0"
+def _solvers() -> dict[str, Any]:
+    return importlib.import_module("bilevel.solvers").SOLVERS
+
+
+def __dir__() -> list[str]:
+    return [*__getattr__("__all__"), "__version__"]

@@ -175,9 +175,8 @@ def test_certificates_of_the_family_of_the_page_hold_at_many_points(shrinkage, m
 def test_the_readmes_examples_run(capsys):
     estimator, own_problem = code_blocks("README.md")
     exec(estimator, {})
-    score, status, *penalties, shrinkage = capsys.readouterr().out.replace("[", " ").replace("]", " ").split()
-    assert float(score) > 0.9 and status == "converged" and len(penalties) == 30
-    assert float(shrinkage) == 1
+    score, structure, *table = capsys.readouterr().out.split()
+    assert float(score) > 0.9 and structure == "single" and "worst" in table
     exec(own_problem.replace("max_seconds=5", "max_steps=2000"), {})
     assert "out_of_budget" in capsys.readouterr().out
 
@@ -219,7 +218,9 @@ def test_the_config_of_the_page_on_the_benchmark_is_accepted(tmp_path):
 def test_the_example_of_the_page_on_estimators_runs(capsys):
     (example,) = code_blocks("docs/estimators.md")
     exec(example, {})
-    assert capsys.readouterr().out.startswith("converged")
+    printed = capsys.readouterr().out.strip().splitlines()
+    page = (ROOT / "docs/estimators.md").read_text()
+    assert [line for line in printed if line.rstrip() not in page] == []
 
 
 @pytest.mark.slow

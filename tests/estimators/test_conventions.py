@@ -1,18 +1,34 @@
 """scikit-learn's own checks of an estimator, none left out."""
 
 import doctest
+from dataclasses import fields
 
 import pytest
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from bilevel.estimators import BilevelLogisticRegression, BilevelRidge, DataCleaningClassifier
+from bilevel import estimators
+from bilevel.estimators import (
+    BilevelElasticNet,
+    BilevelGammaRegressor,
+    BilevelHuberRegressor,
+    BilevelLogisticRegression,
+    BilevelPoissonRegressor,
+    BilevelRidge,
+    BilevelSparseLogisticRegression,
+    DataCleaningClassifier,
+)
 
-ESTIMATORS = [BilevelLogisticRegression(), BilevelRidge(), DataCleaningClassifier()]
+PENALTIES = [BilevelLogisticRegression(), BilevelRidge(), BilevelPoissonRegressor(), BilevelGammaRegressor()]
+PENALTIES += [BilevelHuberRegressor(), BilevelElasticNet(), BilevelSparseLogisticRegression()]
+ESTIMATORS = [*PENALTIES, DataCleaningClassifier()]
 WITH_OPTIONS = [
-    BilevelLogisticRegression("single", fit_intercept=False, refit=False),
-    BilevelRidge("single", standardize=False),
+    BilevelLogisticRegression("single", cv=2),
+    BilevelLogisticRegression("per_feature", standardize=False, cv=3),
+    BilevelRidge("per_feature", standardize=False),
+    BilevelRidge("single", fit_intercept=False),
 ]
+each = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
 
 
 @pytest.mark.slow
@@ -22,17 +38,44 @@ def test_scikit_learn_finds_no_fault(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([BilevelRidge("single", cv=2)])
+def test_scikit_learn_finds_no_fault_quickly(estimator, check):
+    check(estimator)
+
+
+@each
 def test_a_clone_has_the_same_parameters_and_no_fit(estimator):
     changed = clone(estimator).set_params(max_iter=7, random_state=3)
     assert clone(changed).get_params() == changed.get_params()
     assert not any(name.endswith("_") and not name.startswith("_") for name in vars(clone(changed)))
 
 
+@each
+def test_every_parameter_is_explained(estimator):
+    text = type(estimator).__doc__.split("Attributes")[0]
+    names = [parameter.name for parameter in fields(estimator) if parameter.init]
+    assert [name for name in names if name not in text] == []
+
+
+def test_public_names_are_there():
+    assert {type(estimator).__name__ for estimator in ESTIMATORS} == set(estimators.__all__) == set(dir(estimators))
+    with pytest.raises(AttributeError, match="has no attribute 'Lasso'"):
+        estimators.Lasso  # noqa: B018
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
-def test_the_example_of_the_docstring_runs(estimator):
-    kind = type(estimator)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        BilevelLogisticRegression,
+        BilevelRidge,
+        BilevelElasticNet,
+        BilevelSparseLogisticRegression,
+        DataCleaningClassifier,
+    ],
+)
+def test_the_example_of_the_docstring_runs(kind):
     (example,) = doctest.DocTestFinder(recurse=False).find(kind, kind.__name__)
     result = doctest.DocTestRunner().run(example)
     assert result.attempted > 4 and result.failed == 0

@@ -1,0 +1,76 @@
+"""Rows for a fit: weighted, standardized without being made dense, and divided into folds."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.utils import check_random_state
+from sklearn.utils.sparsefuncs import mean_variance_axis
+
+from bilevel.estimators.selection import Folds
+
+_PARTS = 5  # of the rows of a single split
+
+
+class Scaling(NamedTuple):
+    """What is subtracted from each column, and what it is divided by."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def fit(cls, X: Any, weights: np.ndarray, *, center: bool, divide: bool) -> "Scaling":
+        """Take weighted means and deviations; constant columns are not divided, sparse ones not centered."""
+        if sp.issparse(X):
+            mean, variance = mean_variance_axis(X, axis=0, weights=weights)
+        else:
+            mean = np.average(X, axis=0, weights=weights)
+            variance = np.average((X - mean) ** 2, axis=0, weights=weights)
+        constant = variance <= (10 * np.finfo(float).eps * np.abs(mean)) ** 2
+        scale = np.where(constant | (not divide), 1.0, np.sqrt(np.where(constant, 1.0, variance)))
+        return cls(mean if center and not sp.issparse(X) else np.zeros_like(mean), scale)
+
+    def transform(self, X: Any) -> Any:
+        return X @ sp.diags_array(1 / self.scale) if sp.issparse(X) else (X - self.mean) / self.scale
+
+    def unscale(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return coefficients, (outputs, features), and intercepts for the columns as the user has them."""
+        coef = coef / self.scale
+        return coef, intercept - coef @ self.mean
+
+
+def split(
+    cv: Any, X: Any, y: np.ndarray, groups: Any, random_state: Any, *, classes: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return numbers of rows to fit on and to hold out, for an int, a splitter of scikit-learn, or such pairs."""
+    if isinstance(cv, int | np.integer) and not isinstance(cv, bool):
+        if cv < 2:
+            raise ValueError(f"`cv={cv}`: must be at least 2, a splitter of scikit-learn, or an iterable of splits.")
+        most = np.unique(y, return_counts=True)[1].max() if classes else len(y)
+        kind = StratifiedKFold if classes else KFold
+        cv = kind(min(int(cv), int(most)), shuffle=True, random_state=check_random_state(random_state))
+        if classes:  # the warning of small classes does not concern a loss, which every row has
+            return list(_split_classes(cv, y))
+    return [(np.asarray(train, int), np.asarray(test, int)) for train, test in check_cv(cv).split(X, y, groups)]
+
+
+def _split_classes(cv: StratifiedKFold, y: np.ndarray) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        yield from cv.split(np.zeros(len(y)), y)
+
+
+def make_folds(splits: list[tuple[np.ndarray, np.ndarray]], weights: np.ndarray) -> Folds:
+    """Return the weights of rows in each fold; rows of a single split are held out in parts."""
+    if len(splits) == 1:
+        train, test = splits[0]
+        splits = [(train, test[k::_PARTS]) for k in range(min(_PARTS, len(test)))] or splits
+    fitted, held_out = np.zeros((2, len(splits), len(weights)))
+    for k, (train, test) in enumerate(splits):
+        fitted[k, train], held_out[k, test] = weights[train], weights[test]
+    used = fitted.any(axis=1) & held_out.any(axis=1)
+    if not used.any():
+        raise ValueError("`cv` leaves no fold with rows to fit on and rows to hold out; give more rows or other folds.")
+    return Folds.of_rows(fitted[used], held_out[used])

@@ -1,0 +1,176 @@
+"""Strengths of absolute values and of squares, learned over folds: coarse paths, then L-BFGS-B from the best point.
+
+The held-out loss is continuous in the strengths, but its derivative jumps where a coefficient becomes zero. A line
+search may end at such a place: the best point that was evaluated counts, wherever the search ended.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+
+from bilevel.estimators.choice import Comparison, compare
+from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure
+from bilevel.estimators.sparse_models import SparseModel
+
+RATIOS = 0.3, 1e-2, 10.0  # of both strengths in their units: an elastic net, nearly the lasso, nearly ridge
+_PATH = 0.5 ** np.arange(0.5, 13)  # parts of the strength that leaves no coefficient
+_RISES, _CLEAR = 2, 5.0  # a path ends after so many rises in a row, or so many nats above its best value
+_ROUGH, _FINE = 1e-3, 1e-6  # tolerance of fits along a path, and where derivatives are taken
+_ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
+_FIRST_STEP = 0.5  # of a log strength
+_OUTER_FOLDS = 5
+_FACTORS = np.log([[1e-5, 1.5], [1e-6, 1e3]])  # bounds of both strengths in their units
+_MOST_NONZERO = 1500  # coefficients; strengths that leave more of them are not searched
+
+
+class StrengthStructure(Structure):
+    """Both kinds of strengths, half of the free variables each; each half may spread around its own mean."""
+
+    @classmethod
+    def tie(cls, name: str, norms: np.ndarray, squares: np.ndarray, prior_scale: float = np.inf) -> "StrengthStructure":
+        """Join the groups of the strengths of either kind, both from 0 on."""
+        return cls(name, np.concatenate([norms, norms.max() + 1 + squares]), prior_scale)
+
+    def prior(self, log_penalties: np.ndarray) -> tuple[float, np.ndarray]:
+        halves = log_penalties.reshape(2, -1)
+        centered = (halves - halves.mean(axis=1, keepdims=True)).ravel()
+        return float(centered @ centered) / (2 * self.prior_scale**2), centered / self.prior_scale**2
+
+
+class Units(NamedTuple):
+    """The least strength of absolute values that leaves no coefficient, and the mean curvature of the loss; or 1."""
+
+    norms: float
+    squares: float
+    empty: Fits
+    slope: float  # at zero
+
+    def bounds(self) -> np.ndarray:
+        """Return the least and the largest log strength of either kind."""
+        return np.log([[self.norms], [self.squares]]) + _FACTORS
+
+
+def measure_units(model: SparseModel, weights: np.ndarray) -> Units:
+    """Fit intercepts alone, and take gradients and curvatures there."""
+    empty = model.fit(weights, np.full(model.n_penalties, _ENDLESS))
+    gradients = [solved.loss.gradient(solved.solution.eta)[0] for solved in empty.state.solved]
+    bend = np.mean(weights[..., None] * model.loss.curvature(model.y, empty.predictor), axis=(0, 2))
+    slope = max(model.largest_slope(gradient) for gradient in gradients)
+    return Units(slope or 1.0, model.columns.mean_squares(bend) or 1.0, empty, slope)
+
+
+class _Tracked:
+    """J in units in which the first step is short, less its first value; the best point is kept.
+
+    Where all variables are bounded, L-BFGS-B first goes as far as the gradient, which may be hundreds of nats.
+    """
+
+    def __init__(self, objective: Objective, start: np.ndarray) -> None:
+        self.objective = objective
+        self.first, slope = objective(start)
+        self.scale = max(np.abs(slope).max() / _FIRST_STEP, 1e-12)
+        assert objective.fits is not None
+        self.best = start, self.first, objective.fits
+
+    def __call__(self, log_strengths: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = self.objective(log_strengths)
+        if value < self.best[1]:
+            assert self.objective.fits is not None
+            self.best = log_strengths.copy(), value, self.objective.fits
+        return (value - self.first) / self.scale, gradient / self.scale
+
+
+class StrengthSearch:
+    """The search for strengths of one model on some folds.
+
+    Parameters
+    ----------
+    tol : stop where an iteration gains less than this, in nats
+    """
+
+    def __init__(self, model: SparseModel, folds: Folds, *, tol: float, max_iter: int) -> None:
+        self.model, self.folds, self.tol, self.max_iter = model, folds, tol, max_iter
+        squares = len(model.penalized)
+        self.single = StrengthStructure.tie(
+            "single", np.zeros(model.n_penalties - squares, int), np.zeros(squares, int)
+        )
+        self.units = measure_units(model, folds.fitted)
+        self.bounds, self._too_many = self.units.bounds(), False
+
+    def learn_single(self) -> Learned:
+        """Follow paths from strong strengths to weak ones, and refine the best point."""
+        if not self.units.slope:  # no strengths, however weak, let a coefficient leave zero
+            return Learned(self.single, np.log(self.units[:2]), 0.0, self.units.empty, [0.0], True)
+        found: list[Learned] = []
+        for ratio in RATIOS:
+            found.append(self._follow_path(ratio))
+            if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
+                break  # where weaker squares help, stronger ones would not
+        best = min(found, key=lambda path: path.value)
+        if self._too_many:  # further down than the next step of the path, coefficients would be too many
+            self.bounds[0, 0] = max(self.bounds[0, 0], best.log_penalties[0] - np.log(2))
+        return self.learn(self.single, best.log_penalties, best)
+
+    def _follow_path(self, ratio: float) -> Learned:
+        """Return the best point, with each fit started from the last."""
+        objective, rises, best = Objective(self.model, self.folds, self.single, self.units.empty), 0, None
+        with self._up_to(_ROUGH):
+            for factor in _PATH:
+                log_strengths = np.log([factor * self.units.norms, factor * ratio * self.units.squares])
+                value = objective.value(log_strengths)
+                assert objective.fits is not None
+                if best and max(solved.solution.size for solved in objective.fits.state.solved) > _MOST_NONZERO:
+                    self._too_many = True
+                    break
+                if best is None or value < best.value:
+                    best = Learned(self.single, log_strengths, value, objective.fits, objective.values, True)
+                rises = rises + 1 if value > min(objective.values[-2:]) else 0
+                if rises == _RISES or value > best.value + _CLEAR:
+                    break
+        assert best is not None
+        return best
+
+    @contextmanager
+    def _up_to(self, tol: float) -> Iterator[None]:
+        """Let fits be less exact meanwhile."""
+        before, self.model.tol = self.model.tol, tol
+        try:
+            yield
+        finally:
+            self.model.tol = before
+
+    def learn(self, structure: Structure, start: np.ndarray, before: Learned, folds: Folds | None = None) -> Learned:
+        """Minimize J by L-BFGS-B, and return the best point of all."""
+        objective = Objective(self.model, folds or self.folds, structure, before.fits)
+        bounds = np.repeat(self.bounds, len(start) // 2, axis=0)
+        start = np.clip(start, *bounds.T)
+        with self._up_to(_FINE):
+            tracked = _Tracked(objective, start)
+            options = {"maxiter": self.max_iter, "ftol": self.tol / tracked.scale, "gtol": self.tol / tracked.scale}
+            found = minimize(tracked, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        return Learned(structure, *tracked.best, objective.values, found.status != 1)
+
+    def learn_structure(self, structure: Structure, single: Learned, folds: Folds | None = None) -> Learned:
+        """Learn a structure from the strengths that all features share."""
+        return self.learn(structure, np.repeat(single.log_penalties, structure.size // 2), single, folds)
+
+    def compare(self, structures: Sequence[Structure], single: Learned) -> Comparison:
+        """Compare structures with shared strengths on rows that neither were learned by."""
+        losses, weights, n_folds = [], [], len(self.folds.fitted)
+        for held in np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds)):
+            inner, outer = self.folds.without(held), self.folds.join(held)
+            rows = outer.held_out[0]
+            if len(inner.fitted) and outer.fitted.any():
+                shared = self.learn(self.single, single.log_penalties, single, inner)
+                found = [shared, *(self.learn_structure(structure, shared, inner) for structure in structures)]
+                losses.append([self._row_losses(learned, outer.fitted)[rows > 0] for learned in found])
+                weights.append(rows[rows > 0])
+        together = np.concatenate(losses, axis=1), np.concatenate(weights)
+        return compare([self.single, *structures], "nested folds", *together, self.model.loss.has_scale)
+
+    def _row_losses(self, learned: Learned, weights: np.ndarray) -> np.ndarray:
+        fits = self.model.fit(weights, learned.log_penalties[learned.structure.groups], learned.fits)
+        return self.model.loss.value(self.model.y, fits.predictor)[0]

@@ -1,0 +1,98 @@
+"""Many rows replaced by few that have the same loss to second order, fold by fold.
+
+Around some coefficients w0 the loss of the rows that a set of folds uses alike is g'(w - w0) + ½ (w - w0)' H (w - w0)
+and a constant. With H = R'R that is ½ ||R w - t||², t = R w0 - R⁻ᵀ g, and a constant: as many rows as coefficients, and
+one. For the squared error this is exact.
+"""
+
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cholesky, solve_triangular
+
+from bilevel.estimators.coordinates import times
+from bilevel.estimators.glm import RidgeGLM, State
+from bilevel.estimators.hessian import ROWS_PER_COORDINATE, find_patterns, flat_gram, gram
+from bilevel.estimators.losses import Softmax, Squared, SumOfSquares
+from bilevel.estimators.selection import Arena, Fits, Folds
+
+_MOST_COEFFICIENTS = 600
+_JITTER = 1e-10
+_MANY_ENTRIES = 1e5  # of X; exact fits of fewer are quick
+
+
+class Surrogate:
+    """The model that the rows of a surrogate define; coefficients are those of the columns, times outputs."""
+
+    def __init__(self, model: RidgeGLM, X: np.ndarray, targets: np.ndarray, copies: int) -> None:
+        data = model.data
+        self.full, self.copies, self.n_penalties = model, copies, model.n_penalties
+        penalized = (copies * data.penalized[:, None] + np.arange(copies)).ravel()
+        loss = Squared() if model.loss.has_scale else SumOfSquares()
+        self.inner = RidgeGLM(X, targets, loss, penalized=penalized, intercept=False, tol=model.tol)
+        self.loss, self.y = self.inner.loss, targets
+
+    def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
+        return self.inner.fit(weights, np.repeat(log_penalties, self.copies), start)
+
+    def pull_back(self, fits: Fits, cotangent: np.ndarray) -> np.ndarray:
+        each = self.inner.pull_back(fits, cotangent)
+        return each.reshape(len(each), -1, self.copies).sum(axis=-1)
+
+    def push_forward(self, fits: Fits, move: np.ndarray) -> np.ndarray:
+        return self.inner.push_forward(fits, np.repeat(move, self.copies))
+
+    def work(self, n_fits: int) -> float:
+        return self.inner.work(n_fits)
+
+    def predict(self, fits: Fits) -> np.ndarray:
+        """Return the predictors of the rows that these stand for, (fits, rows, outputs)."""
+        model = self.full
+        columns = np.moveaxis(fits.coef.reshape(len(fits.coef), model.data.Z.shape[1], -1), 0, 1)
+        return np.moveaxis(times(model.data.Z, columns), 0, 1)
+
+
+def can_compress(model: Any, folds: Folds) -> bool:
+    """Tell whether rows are so many that a surrogate is about exact, and much smaller."""
+    if not isinstance(model, RidgeGLM):
+        return False
+    rows, size = model.data.n_rows, model.data.Z.shape[1]
+    copies = model.y.shape[1] if isinstance(model.loss, Softmax) else 1
+    size *= copies
+    if isinstance(model.loss, Squared):
+        return size <= _MOST_COEFFICIENTS and rows > 2 * len(folds.fitted) * size
+    return size <= _MOST_COEFFICIENTS and rows > ROWS_PER_COORDINATE * size and rows * size > _MANY_ENTRIES
+
+
+def compress(model: RidgeGLM, folds: Folds, fits: Fits) -> Arena:
+    """Return a surrogate around the mean of some fits."""
+    weights = np.concatenate([folds.fitted, folds.held_out]).T
+    first, pattern = find_patterns(weights)
+    weight, used = weights.max(axis=1), weights[first] > 0
+    state: State = fits.state
+    w0 = state.w.mean(axis=1)
+    parts = [_compress_rows(model, pattern == k, weight, w0) for k in range(len(first))]
+    X, targets = (np.concatenate(part) for part in zip(*parts, strict=True))
+    used = np.repeat(used, len(X) // len(first), axis=0).T.astype(float)
+    surrogate = Surrogate(model, X, targets, X.shape[1] // model.data.Z.shape[1])
+    small = Folds(used[: len(folds.fitted)], used[len(folds.fitted) :], folds.sizes)
+    return Arena(surrogate, small, surrogate.predict)
+
+
+def _compress_rows(
+    model: RidgeGLM, rows: np.ndarray, weight: np.ndarray, w0: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    Z, y, weight = model.data.Z[rows], model.y[rows], weight[rows]
+    eta = Z @ w0
+    gradient = Z.T @ (weight[:, None] * model.loss.derivative(y, eta))
+    if isinstance(model.loss, Softmax):
+        hessian = flat_gram(Z, weight, model.loss.bender(y, eta), w0.shape[1])
+        gradient, w0 = gradient.reshape(-1, 1), w0.reshape(-1, 1)
+    else:
+        hessian = gram(Z, weight * model.loss.curvature(y, eta)[:, 0])
+    hessian[np.diag_indices_from(hessian)] += _JITTER * np.trace(hessian) / len(hessian) + np.finfo(float).tiny
+    root = cholesky(hessian)
+    back = solve_triangular(root, gradient, trans=1)
+    constant = 2 * weight @ model.loss.value(y, eta) - np.sum(back**2)
+    last = np.sqrt(max(constant, 0.0) / w0.shape[1])
+    return np.vstack([root, np.zeros(len(root))]), np.vstack([root @ w0 - back, np.full(w0.shape[1], last)])

@@ -1,0 +1,51 @@
+"""What was learned, as tables and as a figure."""
+
+from typing import Any
+
+import numpy as np
+
+from bilevel._optional import require
+from bilevel.estimators.choice import Comparison
+from bilevel.estimators.groups import Groups
+
+
+def candidates(comparison: Comparison | None) -> Any:
+    """Return a DataFrame of the structures that were compared, one row each."""
+    columns: dict[str, Any] = {"structure": [], "prior_scale": [], "loss": [], "difference": [], "standard_error": []}
+    if comparison is not None:
+        columns["structure"] = [item.name for item in comparison.structures]
+        columns["prior_scale"] = [item.prior_scale for item in comparison.structures]
+        columns |= {"loss": comparison.losses, "difference": comparison.differences}
+        columns |= {"standard_error": comparison.standard_errors}
+        columns["chosen"] = np.arange(len(comparison.structures)) == comparison.chosen
+        columns["by"] = comparison.how
+    return require("pandas", "estimators").DataFrame(columns)
+
+
+def penalty_table(names: np.ndarray, groups: Groups, penalties: np.ndarray, coef: np.ndarray) -> Any:
+    """Return a DataFrame of features: group, penalty, and the norm of the coefficients, the least penalized first."""
+    labels = np.full(len(names), "unpenalized", dtype=object)
+    labels[groups.penalized] = groups.labels[groups.numbers]
+    size = np.linalg.norm(np.atleast_2d(coef), axis=0) if np.ndim(coef) > 1 and len(coef) > 1 else np.ravel(coef)
+    columns = {"feature": names, "group": labels, "penalty": penalties, "coefficient": size}
+    return require("pandas", "estimators").DataFrame(columns).sort_values("penalty", kind="stable", ignore_index=True)
+
+
+def plot(table: Any, most: int) -> Any:
+    """Draw penalties, and coefficients beside them, of the features with the largest coefficients."""
+    pyplot = require("matplotlib.pyplot", "plot")
+    shown = table.loc[np.sort(np.argsort(-np.abs(table["coefficient"].to_numpy()), kind="stable")[:most])][::-1]
+    figure, axes = pyplot.subplots(1, 2, sharey=True, figsize=(8, 0.6 + 0.25 * len(shown)), layout="constrained")
+    places, codes = np.arange(len(shown)), {label: k for k, label in enumerate(dict.fromkeys(table["group"]))}
+    colors = [f"C{codes[label] % 10}" for label in shown["group"]]
+    positive = np.where(shown["penalty"] > 0, shown["penalty"], np.nan)
+    axes[0].scatter(positive, places, c=colors)
+    axes[0].set(xscale="log", xlabel="penalty", yticks=places, yticklabels=shown["feature"])
+    axes[1].barh(places, shown["coefficient"], color=colors)
+    axes[1].set(xlabel="coefficient")
+    for label, code in codes.items():
+        if len(codes) > 1:
+            axes[1].bar(0, 0, color=f"C{code % 10}", label=str(label))
+    if len(codes) > 1:
+        figure.legend(loc="outside right upper", title="group")
+    return figure

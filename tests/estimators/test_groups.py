@@ -1,0 +1,70 @@
+"""Groups of features by label, by name, and by what one-hot columns tell."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.compose import ColumnTransformer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from bilevel.estimators import BilevelRidge
+from bilevel.estimators.groups import find_groups, prefixes
+
+X = np.array([[1, 0, 0, 0.5, 1], [0, 1, 0, 0.2, 1], [0, 0, 1, 1.5, 0]])
+NAMES = ["job_blue_collar", "job_admin", "job_blue", "radius_mean", "radius_flag"]
+
+
+def test_one_hot_columns_of_one_source_are_one_group():
+    assert prefixes(X, NAMES) == ["job", "job", "job", "radius", "radius"]
+    assert prefixes(sp.csr_array(X), NAMES) == prefixes(X, NAMES)
+
+
+def test_columns_that_overlap_are_of_different_sources():
+    names = ["cat__a_x", "cat__a_y", "cat__b_x", "cat__b_z", "num__size"]
+    rows = np.array([[1, 0, 1, 0, 0.1], [0, 1, 0, 1, 0.2]])
+    assert prefixes(rows, names) == ["cat__a", "cat__a", "cat__b", "cat__b", "num__size"]
+
+
+def test_a_transformer_upstream_tells_the_groups():
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"job": rng.choice(["blue_collar", "admin", "none"], 80), "home": rng.choice(["a", "b"], 80)})
+    table["age"], table["income"] = rng.standard_normal((2, 80))
+    columns = ColumnTransformer(
+        [("cat", OneHotEncoder(sparse_output=False), ["job", "home"]), ("num", StandardScaler(), ["age", "income"])]
+    ).set_output(transform="pandas")
+    model = make_pipeline(columns, BilevelRidge("per_group", groups="prefix", random_state=0))
+    model.fit(table, (table["job"] == "admin") + 0.1 * rng.standard_normal(80))
+    by_name = model[-1].penalty_table_.set_index("feature")["group"]
+    assert set(by_name) == {"cat__job", "cat__home", "num__age", "num__income"}
+    assert by_name["cat__job_blue_collar"] == "cat__job"
+
+
+def test_labels_and_dicts_give_the_same_groups():
+    by_label = find_groups(X, NAMES, ["j", "j", "j", "r", "rest"], None)
+    by_name = find_groups(
+        X, NAMES, {"job_blue_collar": "j", "job_admin": "j", "job_blue": "j", "radius_mean": "r"}, None
+    )
+    np.testing.assert_array_equal(by_label.numbers, by_name.numbers)
+    assert list(by_name.labels) == ["j", "r", "rest"]
+
+
+def test_unpenalized_features_are_in_no_group():
+    found = find_groups(X, NAMES, [0, 0, 1, 1, 2], ["job_admin", 4])
+    assert found.penalized.tolist() == [0, 2, 3] and found.numbers.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "groups", "unpenalized", "message"),
+    [
+        (NAMES, [0, 1], None, r"group of each of the 5 features, got \(2,\)"),
+        (NAMES, "suffix", None, "`groups='suffix'`: must be 'prefix', a dict, or a label for each feature"),
+        (None, "prefix", None, "`groups` needs names of columns; give X as a DataFrame"),
+        (NAMES, {"age": 1}, None, r"columns that X does not have: \['age'\]"),
+        (NAMES, None, ["age"], "`unpenalized` has 'age', which must be a name of a column or a number below 5"),
+        (None, None, [7], "`unpenalized` has 7, which must be a number below 5"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(names, groups, unpenalized, message):
+    with pytest.raises(ValueError, match=message):
+        find_groups(X, names, groups, unpenalized)
