@@ -69,7 +69,8 @@ def missing(rows, name, model):
 
 def run_all(names, wanted, path, python, folder):
     """Fit what the file lacks, set by set."""
-    keep(path, rows := read_kept(path))
+    # What was skipped is tried again: packages may have been installed since.
+    keep(path, rows := [row for row in read_kept(path) if not row["status"].startswith("skipped")])
     for name in names:
         try:
             kind = estimator_sets.load(name, folder)
