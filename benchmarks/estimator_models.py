@@ -5,6 +5,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from estimator_searches import (
+    FOLDS,
+    LOG_LOSS,
+    OptunaPerGroup,
+    SparhoPerFeature,
+    Unavailable,
+    describe_group_ridge,
+    describe_penalties,
+    group_ridge,
+)
 
 # One line per model of ours: the class for classes, the class for numbers, and the parameters.
 LOGISTIC, RIDGE = "BilevelLogisticRegression", "BilevelRidge"
@@ -17,8 +27,6 @@ OURS = {
 }
 TAKES_GROUPS = ("bilevel", "bilevel per_group")
 REFERENCE = {True: "LogisticRegressionCV", False: "RidgeCV"}  # for classes, for numbers
-LOG_LOSS = "neg_log_loss"
-FOLDS = 5
 
 
 class Model(NamedTuple):
@@ -27,10 +35,6 @@ class Model(NamedTuple):
     build: Callable[[Any], Any]
     describe: Callable[[Any], str]
     seconds: float = 20.0
-
-
-class Unavailable(Exception):
-    """Why a model cannot be had here, or not for this set."""
 
 
 def models(kind):
@@ -73,7 +77,7 @@ def logistic(ratios, solver, max_iter):
         from sklearn.linear_model import LogisticRegressionCV
 
         if solver == "liblinear" and kind.task != "binary":
-            return build_logistic(LogisticRegressionCV, ratios, "saga", 200)
+            return build_logistic(LogisticRegressionCV, ratios, "saga", 100)
         return build_logistic(LogisticRegressionCV, ratios, solver, max_iter)
 
     return build
@@ -109,78 +113,11 @@ def describe_ard(model):
     return f"{np.mean(model.lambda_ < model.threshold_lambda):.0%} of coefficients"
 
 
-def need(module):
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise Unavailable(f"{module} is not installed") from None
-
-
-def group_ridge(kind):
-    """himalaya's ridge regression with a penalty per group, by random search."""
-    group_ridge_cv = need("himalaya.ridge").GroupRidgeCV
-    if kind.groups is None:
-        raise Unavailable("the set has no groups")
-    search = {"n_iter": 100, "alphas": np.geomspace(1e-3, 1e5, 20), "progress_bar": False, "warn": False}
-    return group_ridge_cv(kind.groups, cv=FOLDS, fit_intercept=True, random_state=0, solver_params=search)
-
-
-def describe_group_ridge(model):
-    return f"log-weights of groups {np.round(np.ravel(model.deltas_), 1).tolist()[:8]}"
-
-
-class OptunaPerGroup:
-    """A penalty per group of columns by Optuna's TPE on five folds; the same folds for each of 50 trials."""
-
-    def __init__(self, kind, trials=50):
-        self.optuna, self.kind, self.trials = need("optuna"), kind, trials
-        if kind.groups is None or max(kind.groups) >= 20:
-            raise Unavailable("no groups, or more than 20")
-
-    def fit(self, X, y):
-        from sklearn.model_selection import cross_val_score
-
-        self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
-        scoring = "neg_mean_squared_error" if self.kind.task == "regression" else LOG_LOSS
-        study = self.optuna.create_study(direction="maximize", sampler=self.optuna.samplers.TPESampler(seed=0))
-        for level in (1.0, 1e2, 1e4):
-            study.enqueue_trial({f"g{g}": level for g in range(max(self.kind.groups) + 1)})
-        study.optimize(lambda trial: cross_val_score(self.plain(), *self.scaled(trial, X, y), scoring=scoring).mean(),
-                       n_trials=self.trials)  # fmt: skip
-        self.scale = self.columns(study.best_params)
-        self.model = self.plain().fit(X * self.scale, y)
-        return self
-
-    def scaled(self, trial, X, y):
-        names = [f"g{g}" for g in range(max(self.kind.groups) + 1)]
-        return X * self.columns({name: trial.suggest_float(name, 1e-2, 1e5, log=True) for name in names}), y
-
-    def columns(self, penalties):
-        """What columns are multiplied by, so that a penalty of one acts as these."""
-        return np.array([penalties[f"g{g}"] for g in self.kind.groups]) ** -0.5
-
-    def plain(self):
-        from sklearn.linear_model import LogisticRegression, Ridge
-
-        return Ridge(1.0) if self.kind.task == "regression" else LogisticRegression(C=1.0, max_iter=1000)
-
-    def predict(self, X):
-        return self.model.predict(X * self.scale)
-
-    def predict_proba(self, X):
-        return self.model.predict_proba(X * self.scale)
-
-
-def describe_optuna(model):
-    logs = -2 * np.log(model.scale)
-    return f"{np.exp(logs.mean()):.2g} (log-deviation {logs.std():.2g})"
-
-
 CLASSES = {
     "LogisticRegressionCV": Model(logistic((0.0,), "lbfgs", 1000), describe_logistic, 120.0),
-    "LogisticRegressionCV L1": Model(logistic((1.0,), "liblinear", 1000), describe_logistic),
-    "LogisticRegressionCV elastic net": Model(logistic((0.1, 0.5, 0.9), "saga", 200), describe_logistic),
-    "Optuna per group": Model(OptunaPerGroup, describe_optuna),
+    "LogisticRegressionCV L1": Model(logistic((1.0,), "liblinear", 100), describe_logistic),
+    "LogisticRegressionCV elastic net": Model(logistic((0.1, 0.5, 0.9), "saga", 100), describe_logistic),
+    "Optuna per group": Model(OptunaPerGroup, describe_penalties),
 }
 NUMBERS = {
     "RidgeCV": Model(linear("RidgeCV", alphas=np.geomspace(1e-3, 1e5, 30)), describe_linear, 120.0),
@@ -190,5 +127,6 @@ NUMBERS = {
     ),
     "ARDRegression": Model(linear("ARDRegression"), describe_ard),
     "himalaya GroupRidgeCV": Model(group_ridge, describe_group_ridge),
-    "Optuna per group": Model(OptunaPerGroup, describe_optuna),
+    "sparho per feature": Model(SparhoPerFeature, describe_penalties),
+    "Optuna per group": Model(OptunaPerGroup, describe_penalties),
 }

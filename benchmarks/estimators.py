@@ -163,7 +163,7 @@ def version(model):
 
         known = environment()
         return f"bilevel {known['bilevel']} at {known['revision'] or '?'}"
-    package = {"himalaya": "himalaya", "Optuna": "optuna"}.get(model.split()[0], "scikit-learn")
+    package = {"himalaya": "himalaya", "sparho": "sparho", "Optuna": "optuna"}.get(model.split()[0], "scikit-learn")
     return f"{package} {version(package)}"
 
 
