@@ -2,7 +2,10 @@
 
 import importlib
 import io
+import json
 import pickle
+import signal
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -219,3 +222,79 @@ def test_a_run_goes_on_after_a_line_that_was_cut_off(script, results, tmp_path):
 def test_a_name_that_does_not_exist_is_refused(script):
     with pytest.raises(SystemExit, match="no set is called 'iris'; there are "):
         script("estimators").main(["--sets", "iris"])
+
+
+def test_the_splits_after_one_that_took_too_long_are_not_tried(script, tmp_path):
+    child = tmp_path / "python"
+    child.write_text('#!/bin/sh\necho \'{"status": "ok", "loss": "1.5"}\'\nkill -XCPU $$\n')
+    child.chmod(0o755)
+    rows = list(script("estimators").run_model("one", "RidgeCV", [1, 3, 4], 9.0, str(child)))
+    assert [(row["split"], row["status"], row["loss"]) for row in rows] == [
+        ("1", "ok", "1.5"),
+        ("3", "timeout", ""),
+        ("4", "timeout", ""),
+    ]
+
+
+def test_a_fit_that_takes_too_long_ends_its_process(script):
+    body = "import estimators; estimators.limit(0.2)\nwhile True: pass"
+    done = subprocess.run([sys.executable, "-c", body], cwd=FOLDER)
+    assert done.returncode == -signal.SIGXCPU
+
+
+@pytest.fixture
+def made_up(script, monkeypatch):
+    """Twenty classified rows, as the set "mine"."""
+    sets = script("estimator_sets")
+    X = np.arange(40.0).reshape(20, 2) % 7
+    table = sets.Table("binary", X, np.arange(20) % 2, np.array([0, 0]))
+    monkeypatch.setattr(sets, "load", lambda name, folder=None: table)
+    monkeypatch.setattr(script("estimators"), "limit", lambda seconds: None)
+    return table
+
+
+class Constant:
+    """It gives each row the probability 0.8 of the second class."""
+
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return np.ones(len(X))
+
+    def predict_proba(self, X):
+        return np.tile([0.2, 0.8], (len(X), 1))
+
+
+def test_losses_are_those_of_test_rows(script, made_up, monkeypatch, capsys):
+    estimators, Model = script("estimators"), script("estimator_models").Model
+    model = Model(lambda kind: Constant(), lambda model: "constant")
+    monkeypatch.setattr(estimators, "models", lambda kind: {"mine": model})
+    monkeypatch.setattr(estimators, "version", lambda model: "1.0")
+    estimators.measure("mine", "mine", [0, 1], 1.0, None)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for split, row in enumerate(found):
+        targets = made_up.rows(split).y_test
+        assert float(row["loss"]) == pytest.approx(-np.log(np.where(targets == 1, 0.8, 0.2)).mean(), rel=1e-5)
+        assert float(row["error"]) == pytest.approx(np.mean(targets == 0))
+    assert [bool(row["first"]) for row in found] == [True, False]
+
+
+def test_a_model_that_is_not_there_is_skipped_with_a_reason(script, made_up, capsys):
+    estimators, models = script("estimators"), script("estimator_models")
+    models.OURS["bilevel elastic net"] = ("NoSuchClass", "NoSuchClass", {})
+    estimators.measure("mine", "bilevel elastic net", [0], 1.0, None)
+    assert json.loads(capsys.readouterr().out)["status"] == "skipped: bilevel.estimators has no NoSuchClass"
+
+
+def test_columns_are_scaled_so_that_a_penalty_of_one_acts_as_theirs(script):
+    pytest.importorskip("optuna")
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((30, 3)), rng.standard_normal(30)
+    kind = script("estimator_sets").Table("regression", X, y, np.array([0, 1, 1]))
+    search = script("estimator_searches").OptunaPerGroup(kind)
+    search.penalties = search.of_columns({"group 0": 0.5, "group 1": 20.0})
+    search.model = search.plain().fit(search.scale(X), y)
+    centered = X - X.mean(0)
+    coef = np.linalg.solve(centered.T @ centered + np.diag([0.5, 20, 20]), centered.T @ y)
+    np.testing.assert_allclose(search.predict(X), centered @ coef + y.mean(), rtol=1e-10)
