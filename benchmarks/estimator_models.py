@@ -76,18 +76,10 @@ def logistic(ratios, solver, max_iter):
     def build(kind):
         from sklearn.linear_model import LogisticRegressionCV
 
-        if solver == "liblinear" and kind.task != "binary":
-            return build_logistic(LogisticRegressionCV, ratios, "saga", 100)
-        return build_logistic(LogisticRegressionCV, ratios, solver, max_iter)
+        rest = {"cv": FOLDS, "scoring": LOG_LOSS, "use_legacy_attributes": False, "random_state": 0}
+        return LogisticRegressionCV(Cs=10, l1_ratios=ratios, solver=solver, max_iter=max_iter, **rest)
 
     return build
-
-
-def build_logistic(model, ratios, solver, max_iter):
-    rest = {"cv": FOLDS, "scoring": LOG_LOSS, "use_legacy_attributes": False, "random_state": 0}
-    if solver == "liblinear":
-        rest["intercept_scaling"] = 10.0  # it penalizes the intercept too: this makes that weak
-    return model(Cs=10, l1_ratios=ratios, solver=solver, max_iter=max_iter, **rest)
 
 
 def describe_logistic(model):
@@ -115,7 +107,7 @@ def describe_ard(model):
 
 CLASSES = {
     "LogisticRegressionCV": Model(logistic((0.0,), "lbfgs", 1000), describe_logistic, 120.0),
-    "LogisticRegressionCV L1": Model(logistic((1.0,), "liblinear", 100), describe_logistic),
+    "LogisticRegressionCV L1": Model(logistic((1.0,), "saga", 100), describe_logistic),
     "LogisticRegressionCV elastic net": Model(logistic((0.1, 0.5, 0.9), "saga", 100), describe_logistic),
     "Optuna per group": Model(OptunaPerGroup, describe_penalties),
 }
