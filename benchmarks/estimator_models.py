@@ -20,9 +20,9 @@ from estimator_searches import (
 LOGISTIC, RIDGE = "BilevelLogisticRegression", "BilevelRidge"
 OURS = {
     "bilevel": (LOGISTIC, RIDGE, {}),
-    "bilevel single": (LOGISTIC, RIDGE, {"penalty": "single"}),
-    "bilevel per_group": (LOGISTIC, RIDGE, {"penalty": "per_group"}),
-    "bilevel per_feature": (LOGISTIC, RIDGE, {"penalty": "per_feature"}),
+    "bilevel single": (LOGISTIC, RIDGE, {"structure": "single"}),
+    "bilevel per_group": (LOGISTIC, RIDGE, {"structure": "per_group"}),
+    "bilevel per_feature": (LOGISTIC, RIDGE, {"structure": "per_feature"}),
     "bilevel elastic net": ("BilevelElasticNetClassifier", "BilevelElasticNet", {}),
 }
 TAKES_GROUPS = ("bilevel", "bilevel per_group")
@@ -66,10 +66,10 @@ def build_ours(name, kind):
 
 
 def describe_ours(model):
-    """What was chosen, where the model says so, and how far apart the penalties are."""
-    penalties = np.log(np.ravel(model.penalty_))
-    structure = getattr(model, "structure_", "")
-    return f"{structure} {np.exp(penalties.mean()):.2g} (log-deviation {penalties.std():.2g})".strip()
+    """The structure and the scale of its prior, the mean penalty, and how far apart penalties are."""
+    logs = np.log(model.penalties_[model.penalties_ > 0])
+    chosen = f"{model.penalty_structure_}, scale {model.prior_scale_:.2g}"
+    return f"{chosen}: {np.exp(logs.mean()):.2g} (log-deviation {logs.std():.2g})"
 
 
 def logistic(ratios, solver, max_iter):

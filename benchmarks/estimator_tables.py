@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from estimator_models import REFERENCE, every_name
-from estimator_sets import SHARE, SPLITS
+from estimator_sets import MOST, SHARE, SPLITS, entries
 from markdown import number, table
 from scipy import stats
 
@@ -131,6 +131,17 @@ def why_not(rows, name, model):
     return there[-1].partition(":")[0] if there else None
 
 
+def sets():
+    """A row per set of the list: where it is from, and its sizes."""
+    lines = [
+        [name, known.get("wheel", "scikit-learn"), f"{known['rows']}", f"{min(MOST, round(SHARE * known['rows']))}",
+         f"{known['columns']}", f"{known['classes']}" if known["classes"] else None,
+         f"{known['n_groups']}" if known["n_groups"] else None]
+        for name, known in entries().items()
+    ]  # fmt: skip
+    return table(["set", "wheel", "rows", "to train", "columns", "classes", "groups"], lines)
+
+
 def versions(rows):
     return sorted({row["version"] for row in rows if row["version"]})
 
@@ -142,6 +153,7 @@ def page(rows):
         "**All sets**", summary(rows),
         "**Classes**", table_of_sets(rows, regression=False),
         "**Numbers**", table_of_sets(rows, regression=True),
+        "**Sets**", sets(),
     ]  # fmt: skip
     return "\n\n".join(parts)
 

@@ -159,10 +159,11 @@ def version(model):
     from importlib.metadata import version
 
     if model.startswith("bilevel"):
-        from bilevel.bench.cells import environment
+        import bilevel
 
-        known = environment()
-        return f"bilevel {known['bilevel']} at {known['revision'] or '?'}"
+        git = ["git", "-C", str(Path(bilevel.__file__).parent), "rev-parse", "--short", "HEAD"]
+        revision = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+        return f"bilevel {bilevel.__version__} at {revision or '?'}"
     package = {"himalaya": "himalaya", "sparho": "sparho", "Optuna": "optuna"}.get(model.split()[0], "scikit-learn")
     return f"{package} {version(package)}"
 
