@@ -23,7 +23,7 @@ OURS = {
     "bilevel single": (LOGISTIC, RIDGE, {"structure": "single"}),
     "bilevel per_group": (LOGISTIC, RIDGE, {"structure": "per_group"}),
     "bilevel per_feature": (LOGISTIC, RIDGE, {"structure": "per_feature"}),
-    "bilevel elastic net": ("BilevelElasticNetClassifier", "BilevelElasticNet", {}),
+    "bilevel elastic net": ("BilevelSparseLogisticRegression", "BilevelElasticNet", {}),
 }
 TAKES_GROUPS = ("bilevel", "bilevel per_group")
 REFERENCE = {True: "LogisticRegressionCV", False: "RidgeCV"}  # for classes, for numbers
@@ -66,10 +66,11 @@ def build_ours(name, kind):
 
 
 def describe_ours(model):
-    """The structure and the scale of its prior, the mean penalty, and how far apart penalties are."""
-    logs = np.log(model.penalties_[model.penalties_ > 0])
+    """The structure and the scale of its prior, the mean penalty, how far apart penalties are, and what is not zero."""
+    logs = np.log(model.penalties_[model.penalties_ > 0]) if (model.penalties_ > 0).any() else np.zeros(1)
     chosen = f"{model.penalty_structure_}, scale {model.prior_scale_:.2g}"
-    return f"{chosen}: {np.exp(logs.mean()):.2g} (log-deviation {logs.std():.2g})"
+    kept = f", {np.mean(model.coef_ != 0):.0%} of coefficients" if np.any(model.coef_ == 0) else ""
+    return f"{chosen}: {np.exp(logs.mean()):.2g} (log-deviation {logs.std():.2g}){kept}"
 
 
 def logistic(ratios, solver, max_iter):
