@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bilevel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-MOST_MODULES = 120
-MOST_LINES = 15_500
+MOST_MODULES = 130
+MOST_LINES = 17_500
 LONGEST_MODULE = 350
 MEDIAN_FUNCTION = 8  # lines of code, less than this
 SHARED_LINES = 10  # of code, fewer than these in two places
