@@ -31,7 +31,7 @@ PYTEST := $(CACHE) $(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numproce
 # Without 64-bit types the defaults differ, and so may all that is done outside the arithmetic of a problem: building,
 # drawing, casting, loading. The examples of the pages run only as users run them.
 AS_USERS := tests/test_docs.py
-BOTH_MODES := tests/bench/test_cells.py tests/engine tests/estimators tests/oracles tests/problems \
+BOTH_MODES := tests/bench/test_cells.py tests/engine tests/oracles tests/problems \
 	$(addprefix tests/solvers/test_,adaptive.py contract.py deterministic.py registry.py)
 
 test: install  ## the suite with 64-bit types on, then what may differ with JAX as users have it
