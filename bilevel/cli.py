@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -91,10 +92,12 @@ def _listing(kind: Kind) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
     return columns, zip(known, heads, arguments, strict=True)
 
 
-def _print_table(columns: Sequence[Any], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    table = _table.Table(*columns, title=title)
+def _print_table(
+    columns: Sequence[Any], rows: Iterable[Sequence[str]], title: str | None = None, *, lines: bool = False
+) -> None:
+    table = _table.Table(*columns, title=title, show_lines=lines, expand=lines)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_markup.escape, row))
     out.print(table)
 
 
@@ -257,8 +260,11 @@ def audit(kept: KeptFolder = KEPT) -> None:
     """Show each claim of the paper with its verdict, what was found, the command and the evidence."""
     with _errors_in_a_line():
         claims = list_claims(read_kept(kept), kept)
-    rows = ((one.id, one.claim, one.verdict, one.finding, f"{one.command}\n{one.evidence}") for one in claims)
-    _print_table(("", "claim", "verdict", "found", "command, evidence"), rows)
+    rows = [(f"{c.id}\n{c.verdict}", f"{c.claim}\n→ {c.finding}", f"{c.command}\n{c.evidence}") for c in claims]
+    shares = {"verdict": 2, "claim → what was found": 5, "command, evidence": 4}
+    _print_table([_table.Column(name, overflow="fold", ratio=n) for name, n in shares.items()], rows, lines=True)
+    counts = Counter(one.verdict for one in claims)
+    _say(out, ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 @app.command()

@@ -104,7 +104,8 @@ def _neumann_floors(section: Section) -> Finding:
     text = f"‖∇h‖² at the end: {_listed(ends)}; with longer series and other steps of them {_listed(wide)}."
     if min(ends.values()) <= 1e-8:
         return REFUTED, text
-    return DEPENDS, f"{text} They stop, but so does AmIGO, which has no series, at {number(amigo)}: noise stops both."
+    bias = "VRBO, whose noise vanishes, gets lower by another series, so the bias stops it"
+    return DEPENDS, f"{text} {bias}; AmIGO, which has no series, stops at {number(amigo)} by noise alone."
 
 
 def _slow_down(section: Section) -> Finding:
