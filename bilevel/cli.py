@@ -19,6 +19,7 @@ from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
 from bilevel.bench.config import load_config
 from bilevel.bench.execute import Where, execute
+from bilevel.bench.live import LiveBar
 from bilevel.bench.report import write_figures, write_report
 from bilevel.bench.select import select
 from bilevel.bench.store import Store
@@ -122,7 +123,7 @@ def run(
         again = _command("run", config, store=folder, **options)
         chosen: dict[str, Any] = {"seeds": _seed_range(seeds), "only": only or None}
         chosen |= {"phases": [phase.value]} if phase else {}
-        watcher = _Live(experiment.metric)
+        watcher = LiveBar(experiment.metric, err)
         with watcher.bar:
             try:
                 failures = execute(experiment, Store(folder), watcher, **chosen, where=where, config=config)
@@ -243,7 +244,7 @@ def reproduce_(
             if name in MEASURED:
                 _measure_theory(kept, [MEASURED[name]], quick=quick)
                 continue
-            watcher = _Live(load_config(name).metric)
+            watcher = LiveBar(load_config(name).metric, err)
             options: dict[str, Any] = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
             options |= {"phases": [phase.value]} if phase else {}
             with watcher.bar:
@@ -290,8 +291,17 @@ def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:
 
 
 @app.command()
-def check() -> None:
-    """Show what this machine offers: devices, precision, data, extras."""
+def check(
+    store: Annotated[Path | None, typer.Argument(help="a folder of results to check; this machine by default")] = None,
+    set_aside: Annotated[
+        bool, typer.Option("--set-aside", help="rename damaged files, so that they are not read")
+    ] = False,
+) -> None:
+    """Show what this machine offers (devices, precision, data, extras), or which files of a store are damaged."""
+    if store is not None:
+        with _errors_in_a_line():
+            _check_store(_open_store(store, None)[0], set_aside)
+        return
     rows = [
         ("JAX", f"{jax.__version__}, devices: {', '.join(str(device) for device in jax.devices())}"),
         ("float64", "in every problem built with dtype='float64', whatever JAX_ENABLE_X64 says"),
@@ -299,6 +309,19 @@ def check() -> None:
         *((f"module: {name}", "yes" if find_spec(name) else "no: pip install 'bilevel[all]'") for name in _MODULES),
     ]
     _print_table(("what", "found"), rows, "this machine")
+
+
+def _check_store(store: Store, set_aside: bool) -> None:
+    damaged = store.damaged()
+    for path, problem in damaged.items():
+        _say(out, f"{path}: damaged ({problem})")
+    for path in store.set_aside(damaged) if set_aside else []:
+        _say(out, f"set aside as {path}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said above
+        _say(out, f"{len(store.finished()):,} finished cells, {len(damaged)} damaged files")
+    if damaged and not set_aside:
+        raise typer.Exit(1)
 
 
 def _verify(name: str) -> str:
@@ -309,25 +332,6 @@ def _verify(name: str) -> str:
     except (ValueError, ImportError) as error:
         return str(error)
     return f"{place}, verified" if place else _MISSING
-
-
-class _Live:
-    """A progress bar per phase, with the time left and the best value so far."""
-
-    def __init__(self, metric: str) -> None:
-        self.metric, self.task = metric, _progress.TaskID(0)
-        rest = _progress.BarColumn(bar_width=20), _progress.MofNCompleteColumn(), _progress.TimeRemainingColumn()
-        self.bar = _progress.Progress("{task.description}", *rest, "{task.fields[text]}", console=err)
-
-    def begin(self, phase: str, done: int, total: int) -> None:
-        self.task = self.bar.add_task(phase, total=total, completed=done, text=f"{done} cells were there")
-
-    def advance(self, n_cells: int, title: str, best: float | None) -> None:
-        words = title if best is None else f"{title}; best {self.metric} {best:.5g}"
-        self.bar.update(self.task, advance=n_cells, text=words)
-
-    def failed(self, title: str, error: str) -> None:
-        self.bar.console.print(f"[red]{_markup.escape(title)} failed:[/] {_markup.escape(error)}")
 
 
 def main() -> None:

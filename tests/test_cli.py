@@ -192,6 +192,9 @@ def test_a_damaged_file_is_told_and_its_cells_are_run_again(finished, tmp_path, 
     path = next(store.folder.glob("[!._]*.parquet"))
     path.write_bytes(path.read_bytes()[:-50])
     assert "is damaged" in said("select", store.folder)
+    shown = said("check", store.folder, code=1)
+    assert f"{path.name}: damaged" in shown and "1 damaged files" in shown and path.exists()
+    assert "set aside as" in said("check", store.folder, "--set-aside") and not path.exists()
     assert store.finished() < whole
     tiny.Pretence().install(monkeypatch)
     said("run", config, "--store", store.folder)

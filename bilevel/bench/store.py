@@ -5,10 +5,14 @@ changed. Names that begin with a dot or an underscore are passed over by pandas 
 written and what is set aside have such names, and both read the folder as it is.
 
 Files need not have the same columns: a metric of a user's own is a column more, and a column that a file lacks is null.
+Reading changes nothing. A file that cannot be parsed is warned of and passed over; `Store.set_aside`, on request alone,
+gives it another name. What may pass (too many open files, no memory) is tried again, and is no damage.
 """
 
+import errno
 import functools
 import hashlib
+import itertools
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +40,10 @@ _CHOICES = {"phase": (SWEEP, TIMING), "status": tuple(Status)}
 _NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}
 _KINDS: dict[str, Any] = {"string": str, "bool": (bool, np.bool_), "int64": Integral, "double": Real}
 _STALE = 3600.0  # seconds; no write takes that long
+FORMAT, _FORMAT_KEY = 2, b"bilevel_store"  # of a file, in its metadata; files of the first format do not say theirs
+_PASSING = {getattr(errno, name) for name in ("EAGAIN", "EIO", "ENFILE", "EMFILE", "ENOMEM", "EINTR", "EBUSY")}
+_PASSING_WORDS = ("temporarily unavailable", "too many open files", "cannot allocate", "out of memory")
+_PAUSES = (0.05, 0.2, 0.8)  # seconds between tries
 
 
 def SCHEMA() -> Arrow:
@@ -78,7 +86,7 @@ def check_metric_names(names: Iterable[str]) -> None:
 
 
 class Store:
-    """A folder of results, made by the first `write`; it sets damaged files aside as ``_NAME.damaged``, and warns."""
+    """A folder of results, made by the first `write`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -93,8 +101,8 @@ class Store:
         if not rows:
             return None
         cells = " ".join(sorted({row["cell"] for row in rows}))
-        path = self.folder / f"{hashlib.sha256(cells.encode()).hexdigest()[:32]}.parquet"
-        table = _table(rows)
+        path = self._free_path(hashlib.sha256(cells.encode()).hexdigest()[:32])
+        table = _stamp(_table(rows))
         try:
             for leftover in self.folder.glob(".*.part"):  # of a killed writer, or still written to
                 with suppress(FileNotFoundError):  # another process was faster
@@ -106,11 +114,28 @@ class Store:
             raise type(error)(f"`{self.folder}` cannot be written to: {error.strerror or error}.") from error
         return path
 
+    def _free_path(self, name: str) -> Path:
+        """Return a path of this name that no file has: one that is there does not hold these cells, or is damaged."""
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        return next(path for path in (self.folder / f"{one}.parquet" for one in names) if not path.exists())
+
+    def damaged(self) -> dict[Path, str]:
+        """Return the files that cannot be parsed, each with what is wrong."""
+        return {path: problem for path in self._paths() if (problem := _read(path, None)[1]) is not None}
+
+    def set_aside(self, paths: Iterable[Path]) -> list[Path]:
+        """Rename damaged files to ``_NAME.damaged``, which all readers pass over, and return the new paths."""
+        return [path.replace(path.with_name(f"_{path.name}.damaged")) for path in paths]
+
     def keep(self, path: Path) -> None:
         """Write the final rows of the sweep and all rows of the timing to one file, which is itself a store's."""
         rows = self.read()
         rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["cell", "step"])
-        table = require("pyarrow", "bench").Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(None)
+        table = (
+            require("pyarrow", "bench")
+            .Table.from_pandas(rows, preserve_index=False)
+            .replace_schema_metadata({_FORMAT_KEY: str(FORMAT).encode()})
+        )
         with replacing(path) as file:
             options = {"compression": "zstd", "compression_level": 19, "write_page_checksum": True}
             require("pyarrow.parquet", "bench").write_table(table, file, **options)
@@ -146,8 +171,16 @@ class Store:
         return frame if phase is None else frame[frame["phase"] == phase].reset_index(drop=True)
 
     def _tables(self, columns: list[str] | None = None) -> Iterator[Arrow]:
-        tables = (_read(path, columns) for path in sorted(self.folder.glob("[!._]*.parquet")))
-        return (table for table in tables if table is not None)
+        for path in self._paths():
+            table, problem = _read(path, columns)
+            if problem is not None:
+                way = f"its cells count as not run; `bilevel check {self.folder} --set-aside` moves it out of the way"
+                warnings.warn(f"`{path}` is damaged ({problem}); {way}.", stacklevel=3)
+            if table is not None:
+                yield table
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("[!._]*.parquet"))
 
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -173,6 +206,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
     return pa.table({name: _column(name, kind, [row.get(name) for row in rows]) for name, kind in kinds.items()})
 
 
+def _stamp(table: Arrow) -> Arrow:
+    return table.replace_schema_metadata({_FORMAT_KEY: str(FORMAT).encode()})
+
+
 def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
     """Return the values as Arrow holds them, refusing those that it would quietly round."""
     pa = require("pyarrow", "bench")
@@ -185,28 +222,49 @@ def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
         raise ValueError(f"column `{name}` must be {kind}: {error}") from error
 
 
-def _read(path: Path, columns: list[str] | None) -> Arrow | None:
-    """Return a file's table, or None where it is gone, or damaged and therefore set aside."""
-    pa, pq = require("pyarrow", "bench"), require("pyarrow.parquet", "bench")
-    problem = None
-    with suppress(FileNotFoundError), path.open("rb") as file:  # or another process set it aside
+def _read(path: Path, columns: list[str] | None) -> tuple[Arrow | None, str | None]:
+    """Return a file's table, or what is wrong with it; neither where the file is gone."""
+    pa, problem = require("pyarrow", "bench"), ""
+    for pause in (*_PAUSES, None):
         try:
-            source = pq.ParquetFile(file, page_checksum_verification=True)
-            lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
-            if not lacking:
-                return _conform(source.read(columns))
-            problem = f"it lacks {', '.join(lacking)}"
-        except (pa.ArrowException, OSError, ValueError) as error:
-            problem = " ".join(str(error).split())
-    if problem is not None:
-        aside = path.with_name(f"_{path.name}.damaged")
-        try:
-            path.replace(aside)
-            outcome = f"set aside as {aside.name}"
-        except OSError as error:
-            outcome = f"passed over, for it cannot be renamed ({error.strerror})"
-        warnings.warn(f"`{path}` is damaged ({problem}); {outcome}.", stacklevel=2)
-    return None
+            return _parse(path, columns), None
+        except FileNotFoundError:  # another process set it aside
+            return None, None
+        except _NewerFormat:
+            raise
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            passing, again = _is_passing(error), " ".join(str(error).split())
+        if pause is None and passing:
+            raise OSError(f"`{path}` cannot be read now ({again}); nothing is lost: try again.")
+        if not passing and problem == again:  # the same on a second reading
+            return None, again
+        problem = again
+        time.sleep(pause or 0.0)
+    return None, problem
+
+
+class _NewerFormat(ValueError):
+    """A file of a later version of the library."""
+
+
+def _parse(path: Path, columns: list[str] | None) -> Arrow:
+    with path.open("rb") as file:
+        source = require("pyarrow.parquet", "bench").ParquetFile(file, page_checksum_verification=True)
+        version = int((source.schema_arrow.metadata or {}).get(_FORMAT_KEY, 1))
+        if version > FORMAT:
+            problem = f"has the format {version} of stores, and this version of bilevel reads up to {FORMAT}"
+            raise _NewerFormat(f"`{path}` {problem}; upgrade it.")
+        lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
+        if lacking:
+            raise ValueError(f"it lacks {', '.join(lacking)}")
+        return _conform(source.read(columns))
+
+
+def _is_passing(error: Exception) -> bool:
+    """Tell whether an error is of the operating system's moment and not of the file."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _PASSING):
+        return True
+    return any(words in str(error).lower() for words in _PASSING_WORDS)
 
 
 def _conform(table: Arrow) -> Arrow:
