@@ -1,6 +1,7 @@
 """Running a solver on a problem: to its end, by hand, or on from where a saved run stopped."""
 
 from contextlib import closing
+from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -208,6 +209,9 @@ def resume(
     progress, log : as for `run`; the log of the saved run goes on, a new one gets the rows of the saved run first
     **limits : budgets, tolerances and ``eval_every``, as for `run`; budgets count the whole run
     """
+    unknown = limits.keys() - {field.name for field in fields(Budget)}
+    if unknown:
+        raise TypeError(f"`{min(unknown)}`: unknown; limits are {', '.join(field.name for field in fields(Budget))}.")
     budget = Budget(**limits)
     certifier = _check_limits(problem, budget, log)
     return Run.load(path, problem, solver=solver)._finish(budget, certifier, progress, log)

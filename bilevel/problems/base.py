@@ -16,7 +16,7 @@ from bilevel.oracles.autodiff import Loss
 from bilevel.oracles.samples import NARROW
 from bilevel.oracles.sharding import digest, shard, shard_own
 from bilevel.problems.certificate import Certifier, PointBounds
-from bilevel.problems.checks import check_bounds, check_data, check_derivatives, check_variable
+from bilevel.problems.checks import check_bounds, check_data, check_derivatives, check_range, check_variable, make_rng
 from bilevel.problems.constants import Constants, ConstantsRule, SampledBounds, implied, sample_constants
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
 
@@ -86,9 +86,13 @@ class BilevelProblem:
         data = check_data("inner_data", inner_data), check_data("outer_data", outer_data)
         z, x = check_variable("inner_var", inner_var, dtype), check_variable("outer_var", outer_var, dtype)
         v = jax.tree.map(np.zeros_like, z) if v is None else check_variable("v", v, dtype)
+        for level, rows in zip(("inner_data", "outer_data"), data, strict=True):
+            check_range(level, rows, dtype)
+        if not isinstance(metrics or {}, Mapping) or not all(map(callable, (metrics or {}).values())):
+            raise ValueError(f"`metrics={metrics!r}`: must be a dict, name -> function of the point.")
         if jax.tree.map(np.shape, v) != jax.tree.map(np.shape, z):
             raise ValueError("`v` must have the structure and shapes of `inner_var`.")
-        bounds, start, rng = check_bounds(outer_bounds, x), Point(z, x, v), np.random.default_rng(seed)
+        bounds, start, rng = check_bounds(outer_bounds, x), Point(z, x, v), make_rng(seed)
         with arithmetic(dtype):
             inner, outer = (Samples.from_rows(level, dtype, rng) for level in data)
             _check_loss("inner_loss", inner_loss, start, inner)
@@ -199,6 +203,8 @@ def lay_out(
             raise ValueError(f"`{name}` has shape {np.shape(variables[-1])}; this problem needs {default.shape}.")
     z, x = variables
     bounds = check_bounds(outer_bounds, x)
+    for name, level in zip(("X_train", "X_val"), data, strict=True):
+        check_range(name, level, dtype)
     with arithmetic(dtype):
         inner, outer = (Samples.from_rows(level, dtype, rng, narrow) for level in data)
     return {"inner_samples": inner, "outer_samples": outer, "outer_bounds": bounds}, Point(z, x, np.zeros_like(z))

@@ -1,5 +1,6 @@
 """Checks: input of a problem, refused with a sentence before any work is done, and its derivatives."""
 
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -52,6 +53,8 @@ def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None
         return None
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise ValueError("`outer_bounds` must be a pair (lower, upper), each None, a number or like `outer_var`.")
+    if any(np.asarray(leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(tuple(bounds))):
+        raise ValueError(f"`outer_bounds={bounds!r}`: bounds are numbers, or None for no bound.")
     lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
     for low, high, start in zip(*map(jax.tree.leaves, (lower, upper, outer_var)), strict=True):
         if not np.all(low <= high):
@@ -76,6 +79,8 @@ def check_table(features_name: str, features: Any, targets_name: str, targets: A
     rows, column = check_data(features_name, features), np.asarray(targets)
     if not isinstance(rows, np.ndarray) or rows.ndim != 2:
         raise ValueError(f"`{features_name}` must be an array with two axes, rows and features, got {np.shape(rows)}.")
+    if rows.shape[1] == 0:
+        raise ValueError(f"`{features_name}` has no column; at least one feature is needed.")
     if column.ndim != 1:
         raise ValueError(f"`{targets_name}` must have one axis, got shape {column.shape}.")
     if len(rows) != len(column):
@@ -130,6 +135,21 @@ def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[
     return jnp.asarray(numbers.astype(np.int32)), len(found)
 
 
+def check_range(name: str, data: PyTree, dtype: DTypeLike) -> None:
+    """Refuse numbers whose squares are not finite in ``dtype``; integers that stay integers are not looked at."""
+    largest = np.sqrt(np.finfo(dtype).max)
+    for leaf in jax.tree.leaves(data):
+        if leaf.dtype.kind == "f" and (most := np.abs(leaf).max()) > largest:
+            raise ValueError(f"`{name}` holds {most:.3g}, whose square overflows {np.dtype(dtype)}; scale its columns.")
+
+
+def make_rng(seed: Any) -> np.random.Generator:
+    """Return the generator of a seed, refusing what is none."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise ValueError(f"`seed={seed!r}`: must be an integer of at least 0.")
+    return np.random.default_rng(int(seed))
+
+
 def check_sizes(**sizes: int) -> None:
     """Refuse what is no integer of at least 1."""
     for name, size in sizes.items():
@@ -166,7 +186,7 @@ _PRIMITIVES = {
 
 def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str, float]:
     """Return the relative error of each derivative against differences of values or gradients; refuse a wrong one."""
-    rng = np.random.default_rng(seed)
+    rng = make_rng(seed)
     with arithmetic(np.float64):
         exact = oracles.astype(np.float64)
         point = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(np.shape(leaf)), start)

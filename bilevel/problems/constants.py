@@ -25,6 +25,7 @@ from bilevel._precision import arithmetic
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.problems.certificate import NOTHING, Bounds
+from bilevel.problems.checks import make_rng
 
 if TYPE_CHECKING:
     from bilevel.problems.base import BilevelProblem
@@ -168,7 +169,7 @@ def largest_on_circle(terms: np.ndarray, points: int = 4096) -> float:
 def sample_constants(problem: "BilevelProblem", radius: float | None, box: Any, seed: int) -> Found:
     """Take the largest derivative of each order among many points, rows and directions, improved by ascent."""
     region = Region(radius or radius_with_start(problem, 0.0) + 1, *box_around(problem, box))
-    rng = np.random.default_rng(seed)
+    rng = make_rng(seed)
     with arithmetic(np.float64):
         oracles = problem.oracles.in_float64()
         start = trees.cast(problem.start, np.float64)

@@ -29,7 +29,7 @@ from bilevel._types import Array, InnerPass, Point
 from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import Bounds, largest, norms, second_moment
-from bilevel.problems.checks import check_classes, check_same_features, check_table
+from bilevel.problems.checks import check_classes, check_same_features, check_table, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.losses import SIGMOID, sigmoid
@@ -75,7 +75,7 @@ def data_cleaning(
     if not 0 < regularization < np.inf:
         raise ValueError(f"`regularization={regularization!r}`: must be above 0, or the fit has no unique solution.")
     data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
-    defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), np.random.default_rng(seed)
+    defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), make_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
         oracles = CleaningOracles(**parts, regularization=jnp.asarray(regularization, dtype))

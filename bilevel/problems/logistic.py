@@ -17,7 +17,7 @@ from bilevel import _tree as trees
 from bilevel._precision import resolve_dtype
 from bilevel._types import Array
 from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.checks import check_groups, check_signs, check_tables
+from bilevel.problems.checks import check_groups, check_signs, check_tables, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
 from bilevel.problems.exact import ExactSolution, newton_to_rounding
 from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
@@ -57,7 +57,7 @@ def logistic_selection(
     (rows, labels), (outer_rows, outer_labels) = check_tables(X_train, y_train, X_val, y_val)
     train = rows * check_signs("y_train", labels)[:, None]
     validation = outer_rows * check_signs("y_val", outer_labels)[:, None]
-    rng, dim, starts = np.random.default_rng(seed), rows.shape[1], (inner_var, outer_var)
+    rng, dim, starts = make_rng(seed), rows.shape[1], (inner_var, outer_var)
     groups, n_penalties = check_groups(groups, dim)
     defaults = rng.standard_normal((dim,)), np.log(rng.uniform(size=(n_penalties,)))
     parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)

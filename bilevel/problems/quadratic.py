@@ -29,7 +29,7 @@ from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
-from bilevel.problems.checks import check_sizes
+from bilevel.problems.checks import check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values, box_around
 from bilevel.problems.exact import ExactSolution
 
@@ -65,7 +65,7 @@ def quadratic(
     common_linear : linear terms are N(0, I) per sample, plus this times one N(0, I) common to all
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     """
-    rng = np.random.default_rng(seed)
+    rng = make_rng(seed)
     dtype = resolve_dtype(dtype, np.float64(0))  # as the drawn numbers
     check_sizes(n_inner=n_inner, n_outer=n_outer, dim_inner=dim_inner, dim_outer=dim_outer)
     if not 0 < smallest_eigenvalue <= largest_eigenvalue < np.inf:

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike
 from bilevel._precision import resolve_dtype
 from bilevel.datasets import Dataset, load
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_sizes
+from bilevel.problems.checks import check_sizes, make_rng
 from bilevel.problems.data_cleaning import data_cleaning
 from bilevel.problems.logistic import logistic_selection
 from bilevel.problems.softmax_selection import softmax_selection
@@ -103,7 +103,7 @@ def _cleaning(
     check_sizes(n_train=sizes[0], n_val=sizes[1])
     if sum(sizes) > n:
         raise ValueError(f"`n_train` and `n_val` together exceed the {n} rows of this data set.")
-    rng = np.random.default_rng(seed)
+    rng = make_rng(seed)
     train, val, _ = np.split(rng.permutation(n), np.cumsum(sizes))
     labels = data.y_train.astype(np.int32)
     noisy = corrupted_labels(labels[train], 10, corruption, rng)
@@ -117,7 +117,7 @@ def _cleaning(
 def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:
     """Return a random partition of n rows, in these shares."""
     ends = np.rint(np.cumsum(shares) * n).astype(int)[:-1]
-    return np.split(np.random.default_rng(seed).permutation(n), ends)
+    return np.split(make_rng(seed).permutation(n), ends)
 
 
 def _standardize(dtype: DTypeLike | None, *tables: np.ndarray, floor: float = 0.0) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from bilevel._precision import resolve_dtype
 from bilevel._types import AnyArray, Array
 from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.checks import check_data, check_groups, check_tables
+from bilevel.problems.checks import check_data, check_groups, check_tables, make_rng
 from bilevel.problems.exact import ExactSolution, cholesky
 from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
 
@@ -48,7 +48,7 @@ def ridge_selection(
     train, validation = (Regression(*(part.astype(np.float64, copy=False) for part in table)) for table in tables)
     dim, starts = train.features.shape[1], (inner_var, outer_var)
     groups, n_penalties = check_groups(groups, dim)
-    defaults, rng = (np.zeros(dim), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
+    defaults, rng = (np.zeros(dim), np.full(n_penalties, -2.0)), make_rng(seed)
     parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = RidgeOracles(**parts, groups=groups)
     solver = RidgeExactSolver(oracles)

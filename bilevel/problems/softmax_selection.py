@@ -35,7 +35,7 @@ from bilevel.oracles.samples import STATIC
 from bilevel.problems import certificate, softmax
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import Metric
-from bilevel.problems.checks import check_choice, check_groups
+from bilevel.problems.checks import check_choice, check_groups, make_rng
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.linear import LOG_PENALTIES, LinearBounds, sum_groups
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
@@ -74,7 +74,7 @@ def softmax_selection(
     check_choice("per", per, PENALTIES)
     data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
     groups, n_penalties = check_groups(groups, shape[1] if per == "class" else shape[0], per)
-    defaults, rng = (np.zeros(shape), np.full(n_penalties, -2.0)), np.random.default_rng(seed)
+    defaults, rng = (np.zeros(shape), np.full(n_penalties, -2.0)), make_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     oracles = SoftmaxSelectionOracles(**parts, per=per, groups=groups)
     solver = IterativeExactSolver(oracles, start)

@@ -30,7 +30,7 @@ from bilevel.oracles import Oracles, Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds
-from bilevel.problems.checks import check_choice, check_positive, check_sizes
+from bilevel.problems.checks import check_choice, check_positive, check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
@@ -138,7 +138,7 @@ def _chains(rotation: str, m: int, dim: int, dtype: np.dtype, seed: int) -> "tup
         return CoordinateChains, jnp.arange(m, dtype=jnp.int32)
     from scipy.stats import ortho_group
 
-    basis = ortho_group.rvs(dim, random_state=np.random.default_rng(seed))
+    basis = ortho_group.rvs(dim, random_state=make_rng(seed))
     return RotatedChains, jnp.asarray(basis.reshape(m, -1, dim), dtype)
 
 

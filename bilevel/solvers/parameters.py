@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bilevel._types import INT32_MAX
+
 # Parameters that several solvers declare, with what they mean unless the docstring of a class says otherwise.
 SHARED_MEANINGS = {
     "n_inner_steps": "T, inner steps per outer step",
@@ -60,7 +62,8 @@ def positive(*, default: Any, optional: bool = False, hint: str = "", kw_only: b
     """Declare a finite number above 0; a ``word`` may stand in its place."""
 
     def holds(value: Any) -> bool:
-        return (word != "" and value == word) or (_is_number(value) and 0 < float(value) < math.inf)
+        is_word = isinstance(value, str) and word != "" and value == word
+        return is_word or (_is_number(value) and 0 < float(value) < math.inf)
 
     instead = word and f" The word {word!r} stands for a setting that needs no tuning."
     rule = _must(holds, f"must be a finite number above 0{hint}.{instead}")
@@ -68,9 +71,17 @@ def positive(*, default: Any, optional: bool = False, hint: str = "", kw_only: b
 
 
 def whole(*, default: Any, optional: bool = False, hint: str = "") -> Any:
-    """Declare an integer of at least 1."""
-    rule = _must(lambda value: _is_number(value, Integral) and value >= 1, f"must be an integer of at least 1{hint}.")
-    return parameter(default, rule, optional=optional)
+    """Declare an integer of at least 1, which steps, counted in 32 bits, can reach."""
+
+    def rule(value: Any) -> str | None:
+        if not _is_number(value, Integral) or value < 1:
+            return f"must be an integer of at least 1{hint}."
+        return None if value <= INT32_MAX else f"must be below 2**31{hint}."
+
+    def convert(value: Any) -> Any:  # NumPy's integers wrap around where Python's do not
+        return int(value) if _is_number(value, Integral) else value
+
+    return parameter(default, rule, optional=optional, convert=convert)
 
 
 def fraction(*, default: float) -> Any:
@@ -87,7 +98,7 @@ def flag(*, default: bool) -> Any:
 def one_of(names: tuple[str, ...], *, default: str | None, optional: bool = False, kw_only: bool = False) -> Any:
     """Declare a choice among names."""
     listed = ", ".join(map(repr, (None, *names) if optional else names))
-    rule = _must(lambda value: value in names, f"must be one of {listed}.")
+    rule = _must(lambda value: isinstance(value, str) and value in names, f"must be one of {listed}.")
     return parameter(default, rule, optional=optional, kw_only=kw_only)
 
 

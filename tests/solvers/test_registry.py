@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import bilevel
@@ -63,3 +65,24 @@ def test_a_solver_of_ones_own_runs_and_is_not_registered():
 def test_the_name_of_a_solver_of_the_package_is_refused():
     with pytest.raises(ValueError, match=r"`SOBA` is the name of bilevel\.solvers\.soba\.SOBA; rename your solver"):
         solver(type("SOBA", (Solver,), {"__module__": __name__}))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: bilevel.SRBA(period=2**31),
+            "`SRBA(period=2147483648)`: must be below 2**31",
+        ),
+        (lambda: bilevel.StocBiO(n_inner_steps=2**63), "must be below 2**31."),
+        (lambda: bilevel.SRBA(step_size=np.array([0.1, 0.2])), "must be a finite number above 0."),
+        (lambda: bilevel.F2SA(schedule=np.array(["printed"])), "must be one of 'corrected', 'printed'."),
+    ],
+)
+def test_parameters_that_no_step_could_use_are_refused(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_integers_of_numpy_become_integers_of_python():
+    assert type(bilevel.SRBA(batch_size=np.uint64(7)).batch_size) is int
