@@ -21,7 +21,7 @@ _DECADE = float(np.log(10.0))
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
 _WORK = 5e10  # multiplications that a comparison may take, about
 _EVALUATIONS = 10  # that a structure takes, about
-_MOST_MOVES = 300  # penalties of a structure whose predictors are differentiated one by one
+_MOST_MOVES = 30  # penalties of a structure that the jackknife can tell from chance
 
 
 class Search:
@@ -74,6 +74,7 @@ class Search:
         exact = Objective(self.model, self.folds, structure)
         for _ in range(_ROUNDS if about else 1):
             self._move(start[structure.groups])
+            exact.fits = exact.fits or self._whole
             objective = self._objective(structure)
             if about:
                 objective.correct(start, *exact(start))

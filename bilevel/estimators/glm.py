@@ -131,7 +131,7 @@ class RidgeGLM:
             if gain.max() <= self.tol or stalls or (hessian.constant and hessian.exact):
                 break
             blocks = None if hessian.outdated or slow else hessian.blocks
-            slow |= gain.max() > _SLOW * last.max()
+            slow |= y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
         hessian.move(eta)
         return w, eta, hessian
 
