@@ -173,9 +173,12 @@ class PenaltySelector(LinearEstimator):
         if structures and chosen is None:
             self._comparison = search.compare(structures, first, against_single=self.structure == "auto")
             chosen = self._comparison.structures[self._comparison.chosen]
+            if self.structure not in ("auto", chosen.name):  # too much work to compare: the strictest prior is safe
+                chosen = structures[-1]
         if chosen is None or chosen.name == "single":
             return single
-        return search.polish(chosen, search.learn_path(search.arena.folds, [chosen], first)[-1].log_penalties)
+        path = [item for item in structures if item.name == chosen.name and item.prior_scale >= chosen.prior_scale]
+        return search.polish(chosen, search.learn_path(search.arena.folds, path, first)[-1].log_penalties)
 
     def _list_structures(self, groups: Groups) -> list[Structure]:
         """Return the structures with more than one penalty that come into question."""

@@ -141,6 +141,8 @@ def test_what_is_too_much_work_is_not_tried(views, monkeypatch):
     monkeypatch.setattr(choice, "_WORK", 1.0)
     model = BilevelRidge(random_state=0).fit(X, y)
     assert model.penalty_structure_ == "single" and len(model.candidates_) == 1
+    asked_for = BilevelRidge("per_feature", random_state=0).fit(X, y)
+    assert asked_for.penalty_structure_ == "per_feature" and asked_for.prior_scale_ == 0.5
 
 
 def test_the_same_seed_gives_the_same_model_and_another_one_other_folds(cancer):
