@@ -7,7 +7,7 @@ import numpy as np
 
 from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.jackknife import jackknife_losses
-from bilevel.estimators.losses import Squared
+from bilevel.estimators.losses import Loss, Squared
 from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned, Objective, Structure, learn
 from bilevel.estimators.surrogate import can_compress, compress
 
@@ -146,7 +146,7 @@ class Search:
         candidates = [self.single, *affordable]
         if not against_single and affordable:
             candidates, losses = candidates[1:], losses[1:]
-        return compare(candidates, how, losses, weights, self.model.loss.has_scale)
+        return compare(candidates, how, losses, weights, self.model.loss)
 
 
 class Comparison(NamedTuple):
@@ -161,11 +161,11 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    structures: Sequence[Structure], how: str, losses: np.ndarray, weights: np.ndarray, has_scale: bool
+    structures: Sequence[Structure], how: str, losses: np.ndarray, weights: np.ndarray, loss: Loss
 ) -> Comparison:
     """Compare the losses of rows in nats; the first structure is kept unless another is ahead by the margin."""
-    if has_scale:
-        losses = losses / max(2 * np.average(losses[0], weights=weights), 1e-12)
+    if loss.has_scale:
+        losses = losses / max(2 * np.average(losses[0], weights=weights), loss.least_scale)
     differences = losses - losses[0]
     sums = differences @ weights
     spread = np.sqrt(((differences - (sums / weights.sum())[:, None]) ** 2) @ weights)

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 from bilevel.estimators.coordinates import Coordinates, Data, coordinates, times
 from bilevel.estimators.hessian import Blocks, Hessian
-from bilevel.estimators.losses import Loss, Squared
+from bilevel.estimators.losses import Loss, Softmax, Squared
 from bilevel.estimators.selection import Fits
 
 _MOST_STEPS, _HALVINGS = 100, 40
@@ -132,6 +132,8 @@ class RidgeGLM:
                 break
             blocks = None if hessian.outdated or slow else hessian.blocks
             slow |= y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
+        if isinstance(loss, Softmax):  # what all classes share is undetermined but for rounding
+            w, eta = (part - part.mean(axis=-1, keepdims=True) for part in (w, eta))
         hessian.move(eta)
         return w, eta, hessian
 
