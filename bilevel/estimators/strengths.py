@@ -171,7 +171,7 @@ class StrengthSearch:
         if not losses:
             return None
         together = np.concatenate(losses, axis=1), np.concatenate(weights)
-        return compare([self.single, *structures], "nested folds", *together, self.model.loss.has_scale)
+        return compare([self.single, *structures], "nested folds", *together, self.model.loss)
 
     def _row_losses(self, learned: Learned, weights: np.ndarray) -> np.ndarray:
         fits = self.model.fit(weights, learned.log_penalties[learned.structure.groups], learned.fits)
