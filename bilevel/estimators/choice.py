@@ -7,7 +7,7 @@ import numpy as np
 
 from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.jackknife import jackknife_losses
-from bilevel.estimators.losses import Squared
+from bilevel.estimators.losses import Loss, Squared
 from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned, Objective, Structure, learn
 from bilevel.estimators.surrogate import can_compress, compress
 
@@ -21,7 +21,7 @@ _DECADE = float(np.log(10.0))
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
 _WORK = 5e10  # multiplications that a comparison may take, about
 _EVALUATIONS = 10  # that a structure takes, about
-_MOST_MOVES = 300  # penalties of a structure whose predictors are differentiated one by one
+_MOST_MOVES = 30  # penalties of a structure that the jackknife can tell from chance
 
 
 class Search:
@@ -74,6 +74,7 @@ class Search:
         exact = Objective(self.model, self.folds, structure)
         for _ in range(_ROUNDS if about else 1):
             self._move(start[structure.groups])
+            exact.fits = exact.fits or self._whole
             objective = self._objective(structure)
             if about:
                 objective.correct(start, *exact(start))
@@ -145,7 +146,7 @@ class Search:
         candidates = [self.single, *affordable]
         if not against_single and affordable:
             candidates, losses = candidates[1:], losses[1:]
-        return compare(candidates, how, losses, weights, self.model.loss.has_scale)
+        return compare(candidates, how, losses, weights, self.model.loss)
 
 
 class Comparison(NamedTuple):
@@ -160,11 +161,11 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    structures: Sequence[Structure], how: str, losses: np.ndarray, weights: np.ndarray, has_scale: bool
+    structures: Sequence[Structure], how: str, losses: np.ndarray, weights: np.ndarray, loss: Loss
 ) -> Comparison:
     """Compare the losses of rows in nats; the first structure is kept unless another is ahead by the margin."""
-    if has_scale:
-        losses = losses / max(2 * np.average(losses[0], weights=weights), 1e-12)
+    if loss.has_scale:
+        losses = losses / max(2 * np.average(losses[0], weights=weights), loss.least_scale)
     differences = losses - losses[0]
     sums = differences @ weights
     spread = np.sqrt(((differences - (sums / weights.sum())[:, None]) ** 2) @ weights)

@@ -3,6 +3,7 @@
 Arrays of coefficients are (coordinates, fits, outputs), so that one matrix product serves every fit.
 """
 
+import math
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -65,7 +66,8 @@ def _outer(X: Any, weights: np.ndarray) -> np.ndarray:
 
 def times(matrix: Any, array: np.ndarray) -> np.ndarray:
     """Multiply along the first axis."""
-    return (matrix @ array.reshape(len(array), -1)).reshape(matrix.shape[0], *array.shape[1:])
+    columns = array.reshape(len(array), math.prod(array.shape[1:]))
+    return (matrix @ columns).reshape(matrix.shape[0], *array.shape[1:])
 
 
 class Coordinates(Protocol):

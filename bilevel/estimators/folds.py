@@ -49,6 +49,8 @@ def split(
         if cv < 2:
             raise ValueError(f"`cv={cv}`: must be at least 2, a splitter of scikit-learn, or an iterable of splits.")
         most = np.unique(y, return_counts=True)[1].max() if classes else len(y)
+        if most < 2:
+            raise ValueError("y has one row of each class, and folds need two of some; give more rows.")
         kind = StratifiedKFold if classes else KFold
         cv = kind(min(int(cv), int(most)), shuffle=True, random_state=check_random_state(random_state))
         if classes:  # the warning of small classes does not concern a loss, which every row has

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 from bilevel.estimators.coordinates import Coordinates, Data, coordinates, times
 from bilevel.estimators.hessian import Blocks, Hessian
-from bilevel.estimators.losses import Loss, Squared
+from bilevel.estimators.losses import Loss, Softmax, Squared
 from bilevel.estimators.selection import Fits
 
 _MOST_STEPS, _HALVINGS = 100, 40
@@ -131,7 +131,9 @@ class RidgeGLM:
             if gain.max() <= self.tol or stalls or (hessian.constant and hessian.exact):
                 break
             blocks = None if hessian.outdated or slow else hessian.blocks
-            slow |= gain.max() > _SLOW * last.max()
+            slow |= y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
+        if isinstance(loss, Softmax):  # what all classes share is undetermined but for rounding
+            w, eta = (part - part.mean(axis=-1, keepdims=True) for part in (w, eta))
         hessian.move(eta)
         return w, eta, hessian
 

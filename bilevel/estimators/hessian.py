@@ -18,6 +18,7 @@ _FEW_STEPS = 2  # for each digit of the solution; with more, the preconditioner 
 _MOST_ENTRIES = 5e7  # of the dense matrices of one preconditioner
 ROWS_PER_COORDINATE = 20  # with more, fits without a fold have about the same curvature of each row
 _SMALL = 150  # coefficients of a softmax regression that one matrix serves
+_SMALL_SHARED = 400  # the same, where one matrix serves every fit
 _TINY = np.finfo(float).tiny
 
 
@@ -93,7 +94,10 @@ def _solve_blocks(factors: list[list[np.ndarray]], rhs: np.ndarray) -> np.ndarra
 def _solve_flat(factors: list[list[np.ndarray]], rhs: np.ndarray) -> np.ndarray:
     size, fits, outputs = rhs.shape
     columns = np.moveaxis(rhs, 1, 2).reshape(-1, fits)
-    solved = [dpotrs(row[0], columns[:, f : f + 1], lower=1)[0] for f, row in enumerate(factors)]
+    if len(factors) == 1:
+        solved = [dpotrs(factors[0][0], columns, lower=1)[0]]
+    else:
+        solved = [dpotrs(row[0], columns[:, f : f + 1], lower=1)[0] for f, row in enumerate(factors)]
     return np.moveaxis(np.hstack(solved).reshape(size, outputs, fits), 2, 1)
 
 
@@ -165,15 +169,17 @@ class Hessian:
         if self.constant:
             return _blocks(self.at.Z, self.weights[:, :, None])
         if self.small:
-            return Blocks(np.array([[self._flat(f, eta)] for f in range(eta.shape[1])]), True, True)
+            flat = [[self._flat(self.weights[:, f], eta[:, f])] for f in range(eta.shape[1])]
+            return Blocks(np.array(flat), True, True)
+        if self.tall and isinstance(self.loss, Softmax) and self.at.Z.shape[1] * eta.shape[-1] <= _SMALL_SHARED:
+            return Blocks(self._flat(self.weights.mean(axis=1), eta.mean(axis=1))[None, None], True, True)
         curvature = self.loss.curvature(self.y, eta)
         if self.tall:
             return _shared_blocks(self.at.Z, self.weights, curvature)
         return _blocks(self.at.Z, self.weights[:, :, None] * curvature)
 
-    def _flat(self, fit: int, eta: np.ndarray) -> np.ndarray:
-        bend = self.loss.bender(self.y[:, 0], eta[:, fit])
-        return flat_gram(self.at.Z, self.weights[:, fit], bend, eta.shape[-1])
+    def _flat(self, weights: np.ndarray, eta: np.ndarray) -> np.ndarray:
+        return flat_gram(self.at.Z, weights, self.loss.bender(self.y[:, 0], eta), eta.shape[-1])
 
     @property
     def reusable(self) -> bool:

@@ -61,4 +61,4 @@ def _nats(arena: Arena, folds: Folds, learned: Learned) -> float:
         return 1.0
     total = np.sum(folds.held_out * loss.value(arena.model.y, learned.fits.predictor))
     size = folds.sizes.sum() * arena.model.y.shape[-1]
-    return float(size / (2 * max(total, 1e-12 * size)))
+    return float(1 / max(2 * total / size, loss.least_scale))

@@ -14,9 +14,13 @@ _LEAST = 1e-6  # probability or count, in a start
 
 
 class Loss:
-    """A convex loss; `has_scale` where its unit is unknown, so that n/2 log of its mean counts in nats."""
+    """A convex loss; `has_scale` where its unit is unknown, so that n/2 log of its mean counts in nats.
+
+    The unit, twice the mean, is at least `least_scale`: counts vary by chance as much as their mean, and often more.
+    """
 
     has_scale = False
+    least_scale = 1e-12
 
     def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
         """Return targets of which a part may be of any class; numbers stay as they are."""
@@ -60,12 +64,6 @@ class Squared(Loss):
 
     def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         return np.ones(np.broadcast_shapes(y.shape, eta.shape))
-
-
-class SumOfSquares(Squared):
-    """The same, in nats."""
-
-    has_scale = False
 
 
 class Logistic(Loss):
@@ -115,6 +113,9 @@ class Softmax(Loss):
 
 class Poisson(Loss):
     """Half deviance of counts whose mean is exp(predictor)."""
+
+    has_scale = True
+    least_scale = 1.0
 
     def link(self, mean: np.ndarray) -> np.ndarray:
         return np.log(np.maximum(mean, _LEAST))

@@ -52,6 +52,7 @@ class PenaltySelector(LinearEstimator):
     _classifies: ClassVar[bool] = False
     _many_outputs: ClassVar[bool] = False
     penalties_: np.ndarray = field(init=False)
+    _comparison: Comparison | None = field(init=False)
 
     @abstractmethod
     def _encode(self, y: np.ndarray, y_val: np.ndarray | None, weights: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -148,7 +149,9 @@ class PenaltySelector(LinearEstimator):
         model = RidgeGLM(rows.X, rows.y, self._make_loss(), penalized=groups.penalized, intercept=self.fit_intercept)
         total = np.log(rows.weights.sum())
         self.penalties_ = np.zeros(rows.X.shape[1])
-        log_penalties = np.zeros(0)
+        log_penalties, self._comparison = np.zeros(0), None
+        self.penalty_structure_, self.prior_scale_, self.n_iter_ = "none", np.inf, 1
+        self.history_ = {"value": np.zeros(0)}
         self._groups = groups
         if len(groups.penalized):
             bounds = total + np.log(_LEAST), total + np.log(_MOST)
@@ -167,13 +170,15 @@ class PenaltySelector(LinearEstimator):
         structures = self._list_structures(groups)
         first = float(single.log_penalties[0])
         chosen: Structure | None = structures[0] if len(structures) == 1 and self.structure != "auto" else None
-        self._comparison: Comparison | None = None
         if structures and chosen is None:
             self._comparison = search.compare(structures, first, against_single=self.structure == "auto")
             chosen = self._comparison.structures[self._comparison.chosen]
+            if self.structure not in ("auto", chosen.name):  # too much work to compare: the strictest prior is safe
+                chosen = structures[-1]
         if chosen is None or chosen.name == "single":
             return single
-        return search.polish(chosen, search.learn_path(search.arena.folds, [chosen], first)[-1].log_penalties)
+        path = [item for item in structures if item.name == chosen.name and item.prior_scale >= chosen.prior_scale]
+        return search.polish(chosen, search.learn_path(search.arena.folds, path, first)[-1].log_penalties)
 
     def _list_structures(self, groups: Groups) -> list[Structure]:
         """Return the structures with more than one penalty that come into question."""

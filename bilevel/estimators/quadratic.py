@@ -1,7 +1,7 @@
 """Quadratics beside absolute values or norms of groups: minimize ½ w'Qw − q'w + Σ a_j |w_j|, or + Σ_g a_g ‖w_g‖.
 
-Coordinate descent finds which variables are zero; linear equations (or Newton's method) on the others then give the
-minimum to machine precision. What is returned as exact satisfies the optimality conditions.
+Linear equations on the variables that are not zero (Newton's method for norms) give the minimum to machine precision.
+Which variables those are is found by exchanging them; if that goes in circles, coordinate descent comes nearer first.
 """
 
 import warnings
@@ -94,7 +94,7 @@ def _best_on_segment(
     bend: np.ndarray, slope: np.ndarray, a: np.ndarray, w: np.ndarray, step: np.ndarray, signs: np.ndarray
 ) -> tuple[np.ndarray, bool]:
     """Return the best of the ends and of the places where a variable becomes zero; True for a whole step."""
-    turning = np.flatnonzero((w + step) * signs < 0)
+    turning = np.flatnonzero(((w + step) * signs < 0) & (a > 0))
     if not len(turning):
         return w + step, True
     lengths = np.unique(np.append(-w[turning] / step[turning], [0.0, 1.0]))

@@ -13,7 +13,6 @@ from bilevel.estimators.losses import Loss
 _DOUBT = 0.25
 _LARGEST_UNIT = 2.0
 _GRADIENT_TOL = 0.1
-_NO_LOSS = 1e-12  # the mean of a loss with a scale, beside targets of deviation 1, that is none
 
 
 class Fits(NamedTuple):
@@ -110,14 +109,14 @@ class Structure(NamedTuple):
 def held_out_loss(loss: Loss, y: np.ndarray, folds: Folds, predictor: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the loss on held-out rows in nats, and its derivative in the predictors.
 
-    Where the loss has a scale of its own, that is n/2 log of its mean.
+    Where the loss has a scale of its own, that is n/2 log of twice its mean, as far as this is not too small.
     """
     total, cotangent = float(np.sum(folds.held_out * loss.value(y, predictor))), loss.derivative(y, predictor)
-    factor, size = 1.0, float(folds.sizes.sum()) * y.shape[-1]
+    scale, size = 1.0, float(folds.sizes.sum()) * y.shape[-1]
     if loss.has_scale:
-        factor = size / (2 * max(total, _NO_LOSS * size))
-        total = -size / 2 * float(np.log(factor))
-    return total, factor * folds.held_out[..., None] * cotangent
+        scale = max(2 * total / size, loss.least_scale)
+        total = size / 2 * float(np.log(scale) - 1) + total / scale
+    return total, folds.held_out[..., None] * cotangent / scale
 
 
 class Objective:

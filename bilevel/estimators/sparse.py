@@ -70,12 +70,12 @@ class SparsePenalties(PenaltySelector):
     def _select(self, search: StrengthSearch, groups: Groups) -> Learned:  # type: ignore[override]
         """Return the strengths of the structure that is asked for, or of the best one."""
         single, structures = search.learn_single(), self._list_structures(groups)
-        if not structures or (self.structure == "auto" and len(search.folds.fitted) == 1):
+        if not structures:
             return single
         chosen = structures[0]
         if self.structure == "auto":
             self._comparison: Comparison | None = search.compare(structures, single)
-            chosen = self._comparison.structures[self._comparison.chosen]
+            chosen = self._comparison.structures[self._comparison.chosen] if self._comparison else search.single
         return single if chosen.name == "single" else search.learn_structure(chosen, single)
 
     def _list_structures(self, groups: Groups) -> list[Structure]:

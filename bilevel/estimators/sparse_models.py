@@ -58,7 +58,10 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         follow = np.zeros(outputs)
         follow[: len(reduced.inverse)] = reduced.intercept_step(step[chosen], by_intercept)
         fall = gradient @ step + by_intercept @ follow + penalty.value(w + step) - penalty.value(w)
-        w, intercept, eta = _search(loss, penalty, (w, intercept, eta), (step, follow), fall)
+        moved = _search(loss, penalty, (w, intercept, eta), (step, follow), fall)
+        if moved[0] is w:  # rounding allows no descent
+            break
+        w, intercept, eta = moved
     return Solution(w, intercept, eta, left, int(np.count_nonzero((w != 0) | (residuals != 0))))
 
 

@@ -157,8 +157,8 @@ class StrengthSearch:
         """Learn a structure from the strengths that all features share."""
         return self.learn(structure, np.repeat(single.log_penalties, structure.size // 2), single, folds)
 
-    def compare(self, structures: Sequence[Structure], single: Learned) -> Comparison:
-        """Compare structures with shared strengths on rows that neither were learned by."""
+    def compare(self, structures: Sequence[Structure], single: Learned) -> Comparison | None:
+        """Compare structures with shared strengths on rows that neither were learned by; None with too few folds."""
         losses, weights, n_folds = [], [], len(self.folds.fitted)
         for held in np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds)):
             inner, outer = self.folds.without(held), self.folds.join(held)
@@ -168,8 +168,10 @@ class StrengthSearch:
                 found = [shared, *(self.learn_structure(structure, shared, inner) for structure in structures)]
                 losses.append([self._row_losses(learned, outer.fitted)[rows > 0] for learned in found])
                 weights.append(rows[rows > 0])
+        if not losses:
+            return None
         together = np.concatenate(losses, axis=1), np.concatenate(weights)
-        return compare([self.single, *structures], "nested folds", *together, self.model.loss.has_scale)
+        return compare([self.single, *structures], "nested folds", *together, self.model.loss)
 
     def _row_losses(self, learned: Learned, weights: np.ndarray) -> np.ndarray:
         fits = self.model.fit(weights, learned.log_penalties[learned.structure.groups], learned.fits)

@@ -13,7 +13,7 @@ from scipy.linalg import cholesky, solve_triangular
 from bilevel.estimators.coordinates import times
 from bilevel.estimators.glm import RidgeGLM, State
 from bilevel.estimators.hessian import ROWS_PER_COORDINATE, find_patterns, flat_gram, gram
-from bilevel.estimators.losses import Softmax, Squared, SumOfSquares
+from bilevel.estimators.losses import Softmax, Squared
 from bilevel.estimators.selection import Arena, Fits, Folds
 
 _MOST_COEFFICIENTS = 600
@@ -28,7 +28,8 @@ class Surrogate:
         data = model.data
         self.full, self.copies, self.n_penalties = model, copies, model.n_penalties
         penalized = (copies * data.penalized[:, None] + np.arange(copies)).ravel()
-        loss = Squared() if model.loss.has_scale else SumOfSquares()
+        loss = Squared()
+        loss.has_scale, loss.least_scale = model.loss.has_scale, model.loss.least_scale
         self.inner = RidgeGLM(X, targets, loss, penalized=penalized, intercept=False, tol=model.tol)
         self.loss, self.y = self.inner.loss, targets
 

@@ -5,6 +5,7 @@ import pytest
 import scipy.sparse as sp
 from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import LeaveOneOut, ShuffleSplit
 
 import bilevel
 from bilevel.engine.result import Status
@@ -208,3 +209,31 @@ def test_names_of_features_are_kept():
 def test_verbose_shows_a_bar(capsys):
     DataCleaningClassifier(**QUICK, verbose=1).fit(X, Y)
     assert "SRBA on data_cleaning" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "features", "targets"),
+    [
+        (BilevelLogisticRegression(), X[:, :1], Y),
+        (BilevelLogisticRegression(), X[:4], [0, 1, 0, 1]),
+        (BilevelLogisticRegression(), np.column_stack([X, X, np.ones(60)]), Y),
+        (BilevelLogisticRegression(standardize=False), 1e6 * X, Y),
+        (BilevelLogisticRegression(), np.zeros((60, 3)), Y),
+        (BilevelLogisticRegression(), X, X[:, 0] > 0),
+        (BilevelLogisticRegression(unpenalized=range(5)), X, X[:, 0] > 0),
+        (BilevelRidge(fit_intercept=False), X[:4].reshape(2, 10), [1.0, 2.0]),
+        (BilevelRidge(cv=LeaveOneOut()), X[:12], X[:12, 0]),
+        (BilevelRidge(cv=ShuffleSplit(4, random_state=0)), X, 1e12 * X[:, 1]),
+        (BilevelPoissonRegressor(), X, np.arange(60) // 55),
+        (BilevelHuberRegressor(), X, np.where(np.arange(60) % 9, 0.0, 1e6)),
+    ],
+    ids=str,
+)
+def test_odd_rows_are_fitted(model, features, targets):
+    fitted = model.set_params(random_state=0).fit(features, targets)
+    assert np.isfinite(fitted.coef_).all() and np.isfinite(fitted.predict(features)).all()
+
+
+def test_folds_need_two_rows_of_some_class():
+    with pytest.raises(ValueError, match="y has one row of each class, and folds need two of some"):
+        BilevelLogisticRegression().fit(X[:3], [0, 1, 2])

@@ -124,6 +124,11 @@ def test_groups_of_noise_get_a_larger_strength(rows):
     assert list(auto.candidates_["structure"]) == ["single", "per_group", "per_feature"]
 
 
+def test_two_folds_are_too_few_for_a_comparison(rows):
+    model = BilevelElasticNet("auto", cv=2, random_state=0).fit(*rows)
+    assert model.penalty_structure_ == "single" and len(model.candidates_) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

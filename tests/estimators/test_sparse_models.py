@@ -177,6 +177,19 @@ def test_a_weight_of_two_is_a_row_written_twice_and_of_zero_a_row_left_out(name)
     np.testing.assert_allclose(weighted.intercept[1], written.intercept[0], atol=1e-8)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_features_without_penalty_have_a_gradient_of_zero(name):
+    loss, kind = MODELS[name]
+    X, y = make(loss)
+    penalized = np.arange(2, P)
+    groups = () if kind is ElasticNetModel else (GROUPS[2:],)
+    model = kind(X, y, loss, *groups, penalized=penalized)
+    fits = model.fit(np.ones((1, N)), np.full(model.n_penalties, 3.0 if isinstance(loss, Squared) else 1.5))
+    slopes = X.T @ loss.derivative(y, fits.predictor[0])
+    np.testing.assert_allclose(slopes[:2], 0, atol=1e-6)
+    assert np.abs(slopes[2:]).max() > 0.1 and 0 in fits.coef[0, 2:] and 0 not in fits.coef[0, :2]
+
+
 def test_the_same_weights_are_fitted_once():
     X, y = make(Logistic())
     fits = ElasticNetModel(X, y, Logistic()).fit(np.ones((3, N)), np.zeros(2 * P))
