@@ -221,7 +221,7 @@ def test_rows_are_not_replaced_where_that_mistakes_their_loss(monkeypatch):
         search = Search(RidgeGLM(X, y, Logistic()), folds(1500, 5), limits, tol=1e-5, max_iter=100)
         found[name] = search.learn_single(np.log(1500)).log_penalties[0]
         assert search.compresses == (name == "trusted")
-    assert found["mistaken"] == pytest.approx(found["exact"], abs=1e-2)
+    assert found["mistaken"] == pytest.approx(found["exact"], abs=0.03)
     assert found["trusted"] == pytest.approx(found["exact"], abs=0.1)
 
 
