@@ -23,6 +23,7 @@ _HOME = {
     "run": "engine.run",
 }
 _MODULES = ("datasets", "problems")
+_ROOMS = (*_MODULES, "engine", "estimators", "oracles", "solvers", "theory")
 
 if TYPE_CHECKING:
     from bilevel import datasets as datasets
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import a public name, or a solver, when it is first asked for."""
-    if name in _MODULES:
+    if name in _ROOMS:
         return importlib.import_module(f"bilevel.{name}")
     if name == "__all__":
         return sorted([*_HOME, *_MODULES, *_solvers()])

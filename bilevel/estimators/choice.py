@@ -17,9 +17,11 @@ _MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
 _LEAST_GAIN = 2.0  # nats by which they must be ahead at least
 _DOUBT = 1.0  # of all labels, how many may be wrong: what was told apart by chance is no merit
 _ROUNDS = 2
+_MISMATCH = 1.0  # nats by which few rows may mistake the loss of many
 _DECADE = float(np.log(10.0))
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
 _WORK = 5e10  # multiplications that a comparison may take, about
+_QUICK = 2e9
 _EVALUATIONS = 10  # that a structure takes, about
 _MOST_MOVES = 30  # penalties of a structure that the jackknife can tell from chance
 
@@ -35,8 +37,11 @@ class Search:
         self.single = Structure("single", np.zeros(model.n_penalties, int))
         self.compresses = can_compress(model, folds)
         self._whole: Fits | None = None
-        self.arena = Arena(model, folds, lambda fits: fits.predictor)
+        self.arena, self._mismatch = self._exact_arena(), 0.0
         self._targets = model.loss.soften(model.y, _DOUBT / max(1.0, folds.sizes.sum()))
+
+    def _exact_arena(self) -> Arena:
+        return Arena(self.model, self.folds, lambda fits: fits.predictor)
 
     def _move(self, log_penalties: np.ndarray) -> None:
         """Let the arena be that of these penalties: where rows are many, they are replaced by few."""
@@ -66,7 +71,12 @@ class Search:
                 decade += step
             if values[0] > best:
                 break
-        return self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]))
+        found = self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]))
+        if self.compresses and abs(self._mismatch) > _MISMATCH:
+            self.compresses, self.arena = False, self._exact_arena()
+            if self.model.work(len(self.folds.fitted)) * _EVALUATIONS <= _QUICK:
+                return self.polish(self.single, found.log_penalties)
+        return found
 
     def polish(self, structure: Structure, start: np.ndarray) -> Learned:
         """Learn a structure; where few rows stand about for many, that is made exact to first order and repeated."""
@@ -77,7 +87,7 @@ class Search:
             exact.fits = exact.fits or self._whole
             objective = self._objective(structure)
             if about:
-                objective.correct(start, *exact(start))
+                self._mismatch = objective.correct(start, *exact(start))
             found = self._learn(objective, start)
             start = found.log_penalties
         return found
@@ -138,13 +148,15 @@ class Search:
     def compare(self, structures: Sequence[Structure], start: float, *, against_single: bool) -> "Comparison":
         """Compare structures with each other, or with a single penalty, which then comes first."""
         how, affordable = self._affordable(structures)
+        if not affordable:
+            return Comparison([self.single], "too much work", np.full(1, np.nan), np.zeros(1), np.zeros(1), 0)
         if how == "nested folds":
             losses, weights = self.nested_losses(affordable, start)
         else:
             path = self.learn_path(self.arena.folds, affordable, start)
             losses, weights = jackknife_losses(self.arena, self.folds, path, self.bounds, self._row_losses)
         candidates = [self.single, *affordable]
-        if not against_single and affordable:
+        if not against_single:
             candidates, losses = candidates[1:], losses[1:]
         return compare(candidates, how, losses, weights, self.model.loss)
 

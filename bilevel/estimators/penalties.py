@@ -106,6 +106,7 @@ class PenaltySelector(LinearEstimator):
         scaled = scaling.transform(rows.X)
         rows = rows._replace(X=scaled, y=self._prepare(scaled, rows.y, rows.weights))
         coef, intercept = self._learn(rows, groups)
+        self._scale = scaling.scale
         self._set_model(*scaling.unscale(coef.T, intercept))
         return self
 
@@ -206,11 +207,15 @@ class PenaltySelector(LinearEstimator):
 
     @property
     def penalty_table_(self) -> Any:
-        """A DataFrame of features, groups, penalties and coefficients, the least penalized first."""
+        """A DataFrame of features, the least penalized first.
+
+        Its columns are feature, group, penalty, coefficient (a norm, for several outputs) and effect, which is the
+        coefficient times the deviation of the feature.
+        """
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", np.array([f"x{k}" for k in range(self.n_features_in_)], object))
-        return penalty_table(names, self._groups, self.penalties_, self.coef_)
+        return penalty_table(names, self._groups, self.penalties_, self.coef_, self._scale)
 
     def plot_penalties(self, most: int = 30) -> Any:
-        """Return a figure of the penalties and coefficients of at most so many features, in the order of penalties."""
+        """Return a figure of the features with the largest effects, at most so many, by penalty."""
         return plot(self.penalty_table_, most)

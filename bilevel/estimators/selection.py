@@ -143,12 +143,13 @@ class Objective:
             self._last = log_penalties.copy(), self.values[-1], gradient
         return self._last[1:]
 
-    def correct(self, log_penalties: np.ndarray, value: float, gradient: np.ndarray) -> None:
-        """Add what is linear, so that value and gradient are these there."""
+    def correct(self, log_penalties: np.ndarray, value: float, gradient: np.ndarray) -> float:
+        """Add what is linear, so that value and gradient are these there; return how far off the value was."""
         about, slope = self(log_penalties)
         self._tilt = gradient - slope
         self._offset = value - about - float(self._tilt @ log_penalties)
         self._last, self.values = None, []
+        return value - about
 
     def _evaluate(self, log_penalties: np.ndarray) -> tuple[Fits, np.ndarray]:
         model, folds = self.model, self.folds

@@ -18,7 +18,7 @@ from bilevel.estimators.selection import Arena, Fits, Folds
 
 _MOST_COEFFICIENTS = 600
 _JITTER = 1e-10
-_MANY_ENTRIES = 1e5  # of X; exact fits of fewer are quick
+_MANY_ENTRIES = 2e4  # of X; exact fits of fewer are quick
 
 
 class Surrogate:

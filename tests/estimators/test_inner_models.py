@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 from sklearn.linear_model import GammaRegressor, HuberRegressor, LogisticRegression, PoissonRegressor, Ridge
 
-from bilevel.estimators import hessian, surrogate
+from bilevel.estimators import choice, hessian, surrogate
 from bilevel.estimators.choice import Search
 from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.jackknife import leave_out
@@ -209,6 +209,20 @@ def test_the_penalties_of_many_rows_are_stationary_for_the_exact_objective(monke
     learned = search.polish(structure, np.full(6, search.learn_single(np.log(3000)).log_penalties[0]))
     _, gradient = Objective(model, parts, structure)(learned.log_penalties)
     assert np.abs(gradient).max() < 0.005  # nats per unit of a log penalty
+
+
+def test_rows_are_not_replaced_where_that_mistakes_their_loss(monkeypatch):
+    X, y = draw("logistic", 1500, 6)
+    found = {}
+    for name, entries, mismatch in (("exact", np.inf, 1.0), ("trusted", 0, 1.0), ("mistaken", 0, 0.0)):
+        monkeypatch.setattr(surrogate, "_MANY_ENTRIES", entries)
+        monkeypatch.setattr(choice, "_MISMATCH", mismatch)
+        limits = np.log(1500e-6), np.log(1500e3)
+        search = Search(RidgeGLM(X, y, Logistic()), folds(1500, 5), limits, tol=1e-5, max_iter=100)
+        found[name] = search.learn_single(np.log(1500)).log_penalties[0]
+        assert search.compresses == (name == "trusted")
+    assert found["mistaken"] == pytest.approx(found["exact"], abs=0.03)
+    assert found["trusted"] == pytest.approx(found["exact"], abs=0.1)
 
 
 def test_leaving_a_fold_out_moves_the_minimizer_as_learning_without_it_does():

@@ -53,6 +53,7 @@ def test_no_fit_imports_jax():
 
 def test_names_that_need_jax_are_there_when_asked_for():
     assert {"SRBA", "run", "problems", "__version__"} <= set(dir(bilevel)) and bilevel.SRBA is bilevel.SOLVERS["SRBA"]
+    assert bilevel.theory.__name__ == "bilevel.theory"
     with pytest.raises(AttributeError, match="module 'bilevel' has no attribute 'Adam'"):
         bilevel.Adam  # noqa: B018
 
