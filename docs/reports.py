@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).parents[1] / "reports"
 def on_files(files: Any, *, config: Any, **_: Any) -> Any:
     """Add each report, and its figures, as if it lay in `docs/reports/`."""
     for path in sorted(_FOLDER.rglob("*.*")):
-        if path.suffix in (".md", ".png", ".svg"):
+        if path.suffix in (".md", ".png", ".svg", ".csv"):
             name = path.relative_to(_FOLDER).as_posix()
             files.append(File.generated(config, f"reports/{name}", abs_src_path=str(path)))
     return files

@@ -85,7 +85,7 @@ def test_reports_and_their_figures_are_built_and_linked_both_ways(tmp_path):
         site_dir=str(tmp_path), use_directory_urls=True, plugins=SimpleNamespace(_current_plugin="reports")
     )
     added = {file.src_uri for file in reports.on_files([], config=config)}
-    shown = [path for path in (ROOT / "reports").rglob("*.*") if path.suffix in (".md", ".png", ".svg")]
+    shown = [path for path in (ROOT / "reports").rglob("*.*") if path.suffix in (".md", ".png", ".svg", ".csv")]
     assert added == {path.relative_to(ROOT).as_posix() for path in shown}
     page, report = (SimpleNamespace(file=SimpleNamespace(src_uri=uri)) for uri in ("auto.md", "reports/auto.md"))
     assert reports.on_page_markdown("[a](../reports/auto.md#b)", page=page) == "[a](reports/auto.md#b)"
