@@ -171,6 +171,7 @@ def draw(rows, path):
         draw_model(axis, model, place, [compared.get(model) for compared in found.values()])
     axis.axvline(0, color="black", lw=0.8)
     axis.set_xscale("symlog", linthresh=1)
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.set_yticks(range(len(found)), list(found))
     axis.set(xlabel="test loss relative to LogisticRegressionCV or RidgeCV, % (left is better)")
     axis.invert_yaxis()
