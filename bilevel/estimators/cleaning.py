@@ -14,6 +14,7 @@ from bilevel.estimators.crossfit import CrossFit, CrossFitter, Softmax
 from bilevel.estimators.folds import Scaling, split
 from bilevel.estimators.noise import count_confident, estimate, weigh
 
+_LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of fits without a fold, and of the last one
 _NO_TRUSTED_ROWS = (
     "No trusted rows (`X_val`, `y_val`) are given, so that labels are compared with each other alone: a class that is "
     "mislabeled more often than not cannot be told."
@@ -92,8 +93,8 @@ class DataCleaningClassifier(LinearClassifier):
     def _clean(self, X: Any, y: np.ndarray, trusted: np.ndarray) -> np.ndarray:
         """Note weights and noise as attributes, and return coefficients, the intercept last."""
         folds = split(self.cv, X, y, None, check_random_state(self.random_state), classes=True)
-        model = Softmax(intercept=self.fit_intercept)
-        found, matrix = self._alternate(CrossFitter(model, X, folds), y, trusted)
+        rough, exact = (Softmax(intercept=self.fit_intercept, tol=tol, max_iter=most) for tol, most in _LIMITS)
+        found, matrix = self._alternate(CrossFitter(rough, X, folds), y, trusted)
         posterior, _ = weigh(found.probabilities, _evidence(matrix, y, trusted))
         rows = np.flatnonzero(~trusted)
         right = posterior[rows, y[rows]]
@@ -102,7 +103,7 @@ class DataCleaningClassifier(LinearClassifier):
         self.sample_weights_, self.noise_matrix_, self.penalty_ = right, matrix, found.penalty
         weights = np.ones(len(y))
         weights[rows] = right
-        coef = model.fit(X, np.eye(len(matrix))[y], weights, found.penalty, np.mean(found.coefs, axis=0))
+        coef = exact.fit(X, np.eye(len(matrix))[y], weights, found.penalty, np.mean(found.coefs, axis=0))
         return coef[:, 1:] - coef[:, :1] if len(matrix) == 2 else coef
 
     def _alternate(self, fitter: CrossFitter, y: np.ndarray, trusted: np.ndarray) -> tuple[CrossFit, np.ndarray]:

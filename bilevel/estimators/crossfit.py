@@ -23,9 +23,10 @@ class Softmax:
     Parameters
     ----------
     tol : stop where a step gains less than this part of the mean loss
+    max_iter : most steps
     """
 
-    def __init__(self, *, intercept: bool = True, tol: float = 1e-6, max_iter: int = 100) -> None:
+    def __init__(self, *, intercept: bool = True, tol: float = 1e-5, max_iter: int = 100) -> None:
         self.intercept, self.tol, self.max_iter = intercept, tol, max_iter
 
     def fit(
