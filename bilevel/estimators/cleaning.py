@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,13 +12,24 @@ from sklearn.utils.validation import validate_data
 from bilevel.estimators.base import LinearClassifier, check_parameters, check_validation_rows, refuse
 from bilevel.estimators.crossfit import CrossFit, CrossFitter, Softmax
 from bilevel.estimators.folds import Scaling, split
-from bilevel.estimators.noise import count_confident, estimate, weigh
+from bilevel.estimators.noise import count_confident, estimate, spread_evenly, weigh
 
 _LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of fits without a fold, and of the last one
+_MARGIN = 1.25  # standard errors by which a noise matrix must be ahead of an even one
 _NO_TRUSTED_ROWS = (
     "No trusted rows (`X_val`, `y_val`) are given, so that labels are compared with each other alone: a class that is "
     "mislabeled more often than not cannot be told."
 )
+
+
+class Cleaned(NamedTuple):
+    """Models of folds, the noise matrix, P(true class | row, label), losses of labels, and their means by round."""
+
+    fits: CrossFit
+    matrix: np.ndarray
+    posterior: np.ndarray
+    losses: np.ndarray
+    history: list[float]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -27,8 +38,9 @@ class DataCleaningClassifier(LinearClassifier):
 
     Labels are taken for draws from a row of a noise matrix, P(given label | true class). Models of the true class are
     fitted without each fold in turn, by the likelihood of the given labels; the matrix is estimated on held-out rows,
-    where confident learning starts it; both in turn, as long as held-out labels become more probable. The weight of a
-    row is the probability, by the model without its fold, that its label is right. The last fit is on weighted rows.
+    where confident learning starts it; both in turn, as long as held-out labels become more probable. A matrix with one
+    rate of wrong labels for all classes is kept unless that of any form is clearly ahead. The weight of a row is the
+    probability, by the model without its fold, that its label is right. The last fit is on weighted rows.
 
     Parameters
     ----------
@@ -94,8 +106,8 @@ class DataCleaningClassifier(LinearClassifier):
         """Note weights and noise as attributes, and return coefficients, the intercept last."""
         folds = split(self.cv, X, y, None, check_random_state(self.random_state), classes=True)
         rough, exact = (Softmax(intercept=self.fit_intercept, tol=tol, max_iter=most) for tol, most in _LIMITS)
-        found, matrix = self._alternate(CrossFitter(rough, X, folds), y, trusted)
-        posterior, _ = weigh(found.probabilities, _evidence(matrix, y, trusted))
+        found, matrix, posterior, _, self.history_ = self._choose(CrossFitter(rough, X, folds), y, trusted)
+        self.n_iter_ = len(self.history_) - 1
         rows = np.flatnonzero(~trusted)
         right = posterior[rows, y[rows]]
         others = np.where(np.arange(len(matrix)) == y[rows, None], 0.0, posterior[rows]).sum(axis=1)
@@ -106,23 +118,41 @@ class DataCleaningClassifier(LinearClassifier):
         coef = exact.fit(X, np.eye(len(matrix))[y], weights, found.penalty, np.mean(found.coefs, axis=0))
         return coef[:, 1:] - coef[:, :1] if len(matrix) == 2 else coef
 
-    def _alternate(self, fitter: CrossFitter, y: np.ndarray, trusted: np.ndarray) -> tuple[CrossFit, np.ndarray]:
+    def _choose(self, fitter: CrossFitter, y: np.ndarray, trusted: np.ndarray) -> Cleaned:
+        """Return models with an even noise matrix, unless any other is ahead by more than the margin."""
+        plain = fitter.weaken(np.eye(len(self.classes_))[y], float(len(y)))
+        matrix = count_confident(plain.probabilities[~trusted], y[~trusted])
+        # One start is below the rate of right labels, where classes overlap, and one above it: the better end is kept.
+        agreement = float(np.mean(plain.probabilities.argmax(axis=1) == y))
+        starts = [spread_evenly(right, len(matrix)) for right in (np.trace(matrix) / len(matrix), (1 + agreement) / 2)]
+        ends = [self._alternate(fitter, plain, start, y, trusted, even=True) for start in starts]
+        even = min(ends, key=lambda end: end.history[-1])
+        full = self._alternate(fitter, plain, matrix, y, trusted, even=False)
+        gain = even.losses - full.losses
+        return full if gain.mean() > _MARGIN * gain.std() / len(gain) ** 0.5 else even
+
+    def _alternate(
+        self,
+        fitter: CrossFitter,
+        plain: CrossFit,
+        matrix: np.ndarray,
+        y: np.ndarray,
+        trusted: np.ndarray,
+        *,
+        even: bool,
+    ) -> Cleaned:
         """Fit models and estimate the noise matrix in turn."""
-        found = fitter.weaken(np.eye(len(self.classes_))[y], float(len(y)))
-        matrix = count_confident(found.probabilities[~trusted], y[~trusted])
-        self.history_ = [found.loss / len(y)]
-        best: tuple[CrossFit, np.ndarray] | None = None
+        found, best, history = plain, None, [plain.loss / len(y)]
         for _ in range(self.max_iter):
             found = fitter.weaken(_evidence(matrix, y, trusted), found.penalty, found)
-            matrix = estimate(found.probabilities[~trusted], y[~trusted], matrix)
-            loss = -float(weigh(found.probabilities, _evidence(matrix, y, trusted))[1].mean())
-            if best is not None and loss >= self.history_[-1]:
+            matrix = estimate(found.probabilities[~trusted], y[~trusted], matrix, even=even)
+            posterior, logs = weigh(found.probabilities, _evidence(matrix, y, trusted))
+            if best is not None and -logs.mean() >= history[-1]:
                 break
-            best = found, matrix
-            self.history_.append(loss)
-            if len(self.history_) > 2 and self.history_[-2] - loss < self.tol:
+            history.append(-float(logs.mean()))
+            best = Cleaned(found, matrix, posterior, -logs, history)
+            if len(history) > 2 and history[-2] - history[-1] < self.tol:
                 break
-        self.n_iter_ = len(self.history_) - 1
         assert best is not None
         return best
 

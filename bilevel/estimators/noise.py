@@ -36,19 +36,20 @@ def weigh(probabilities: np.ndarray, evidence: np.ndarray) -> tuple[np.ndarray, 
     return joint / total[:, None], np.log(total)
 
 
-def estimate(probabilities: np.ndarray, labels: np.ndarray, start: np.ndarray) -> np.ndarray:
+def estimate(probabilities: np.ndarray, labels: np.ndarray, start: np.ndarray, *, even: bool = False) -> np.ndarray:
     """Return the noise matrix that makes labels most probable, given those of the true classes.
 
-    A class has as many rows more as there are classes, spread like the errors of all: few rows of a class would else
-    make up which labels it is mistaken for.
+    Where it is even, all classes are right at one rate, and wrong labels are any of the others. Else a class has as
+    many rows more as there are classes, spread like the errors of all: few rows of a class would otherwise make up
+    which labels it is mistaken for.
     """
     n_classes = len(start)
     for _ in range(_STEPS):
         posterior, _ = weigh(probabilities, start[:, labels].T)
         counts = np.stack([np.bincount(labels, part, n_classes) for part in posterior.T])
-        right = np.trace(counts) / counts.sum()
-        counts += n_classes * spread_evenly(right, n_classes)
-        start = counts / counts.sum(axis=1, keepdims=True)
+        shared = spread_evenly(np.trace(counts) / counts.sum(), n_classes)
+        counts += n_classes * shared
+        start = shared if even else counts / counts.sum(axis=1, keepdims=True)
     return start
 
 
