@@ -15,7 +15,7 @@ from bilevel.estimators.folds import Scaling, split
 from bilevel.estimators.noise import count_confident, estimate, spread_evenly, weigh
 
 _LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of fits without a fold, and of the last one
-_MARGIN = 1.25  # standard errors by which a noise matrix must be ahead of an even one
+_MARGIN = 0.5  # standard errors by which a noise matrix must be ahead of an even one
 _NO_TRUSTED_ROWS = (
     "No trusted rows (`X_val`, `y_val`) are given, so that labels are compared with each other alone: a class that is "
     "mislabeled more often than not cannot be told."
