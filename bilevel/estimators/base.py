@@ -13,12 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 _INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" where the lower end is left out
-    "validation_fraction": (Real, "(", 0.0, 1.0),
-    "regularization": (Real, "(", 0.0, np.inf),
     "epsilon": (Real, "(", 0.0, np.inf),
     "tol": (Real, "[", 0.0, np.inf),
     "max_iter": (Integral, "[", 1, np.inf),
-    "verbose": (Integral, "[", 0, np.inf),
 }
 
 
@@ -37,7 +34,7 @@ def check_parameters(estimator: Any) -> None:
             refuse(estimator, name, "an instance of 'bool'")
         if name in _INTERVALS:
             kind, left, low, high = _INTERVALS[name]
-            is_number = isinstance(value, kind) and (name == "verbose" or not isinstance(value, bool))
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
             if not is_number or not low <= value < high or (left == "(" and value == low):
                 refuse(estimator, name, f"{'a float' if kind is Real else 'an int'} in the range {left}{low}, {high})")
 

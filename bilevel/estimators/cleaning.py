@@ -1,59 +1,65 @@
-"""A classifier that learns a weight for each training row, by stochastic steps on JAX."""
+"""A classifier for labels of which some are wrong: each row gets the probability that its label is right."""
 
 import warnings
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from scipy.special import expit
-from sklearn.exceptions import ConvergenceWarning
+import scipy.sparse as sp
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from bilevel._types import Point
-from bilevel.engine.run import run
 from bilevel.estimators.base import LinearClassifier, check_parameters, check_validation_rows, refuse
-from bilevel.estimators.folds import Scaling
-from bilevel.estimators.rows import Split, split
-from bilevel.problems import BilevelProblem, ExactSolution, data_cleaning
-from bilevel.solvers import SRBA, HostSolver, SolverBase
+from bilevel.estimators.crossfit import CrossFit, CrossFitter, Softmax
+from bilevel.estimators.folds import Scaling, split
+from bilevel.estimators.noise import count_confident, estimate, spread_evenly, weigh
 
-DTYPE = "float32"  # of runs, whatever JAX is set to; exact solutions are in float64
-_EVALUATIONS, _BATCH = 10, 64
-_CONSTANT = 10.0  # the column of the intercept, so that it is penalized by a hundredth of what a coefficient is
+_LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of fits without a fold, and of the last one
+_MARGIN = 0.5  # standard errors by which a noise matrix must be ahead of an even one
+_NO_TRUSTED_ROWS = (
+    "No trusted rows (`X_val`, `y_val`) are given, so that labels are compared with each other alone: a class that is "
+    "mislabeled more often than not cannot be told."
+)
 
 
-def solve_exactly(problem: BilevelProblem, outer_var: np.ndarray) -> ExactSolution:
-    """Return the exact solution at x."""
-    assert problem.exact_solver is not None
-    return problem.exact_solver(outer_var, None)
+class Cleaned(NamedTuple):
+    """Models of folds, the noise matrix, P(true class | row, label), losses of labels, and their means by round."""
+
+    fits: CrossFit
+    matrix: np.ndarray
+    posterior: np.ndarray
+    losses: np.ndarray
+    history: list[float]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DataCleaningClassifier(LinearClassifier):
-    """Softmax regression with a weight in (0, 1) for each training row, learned on validation rows that are trusted.
+    """Softmax regression on rows weighted by the probability that their label is right.
 
-    The weights minimize the log-loss on validation rows of the model that minimizes, on training rows,
-    mean weight_i log-loss_i + regularization ||coef||². Rows with wrong labels end with small weights.
+    Labels are taken for draws from a row of a noise matrix, P(given label | true class). Models of the true class are
+    fitted without each fold in turn, by the likelihood of the given labels; the matrix is estimated on held-out rows,
+    where confident learning starts it; both in turn, as long as held-out labels become more probable. A matrix with one
+    rate of wrong labels for all classes is kept unless that of any form is clearly ahead. The weight of a row is the
+    probability, by the model without its fold, that its label is right. The last fit is on weighted rows.
 
     Parameters
     ----------
-    regularization : above 0
-    fit_intercept : whether to fit an intercept, which is penalized by a hundredth of the regularization
+    cv : number of folds
+    fit_intercept : whether to fit an intercept
     standardize : whether features are centered and divided by their deviation for the fit
-    validation_fraction : of the rows of X, held out at random with all classes, where `fit` gets no `X_val`; such rows
-        may be wrong themselves: give rows that you trust, if you have any
-    solver : a solver of `bilevel`; None means SRBA(step_size="auto"), which needs no tuning
-    tol : stop where the loss on validation rows changes by less than this part of it, per unit of a logit of a weight
-    max_iter, random_state, verbose : as in `BilevelLogisticRegression`
+    max_iter : most rounds of fits and noise matrix
+    tol : stop where a round gains less than this, in nats per row
+    random_state : of the folds
 
     Attributes
     ----------
-    sample_weights_ : (samples,), the weight of each row of X; 1 for rows that were held out
-    suspicious_ : numbers of the rows of X that have a learned weight, from the smallest weight to the largest
-    held_out_ : numbers of the rows of X that were held out for validation
+    sample_weights_ : (samples,), the probability that the label of each row of X is right
+    suspicious_ : numbers of the rows of X, from the least probable label to the most
+    noise_matrix_ : (classes, classes), P(given label | true class), a row for each true class
+    penalty_ : of the squared coefficients, in sum weight_i log-loss_i + penalty/2 ||coef||², chosen over folds
+    history_ : log-loss of the given labels of held-out rows, in nats per row, at first and after each round
     coef_, intercept_, classes_ : as in `BilevelLogisticRegression`
-    history_, n_calls_, n_iter_, status_, n_features_in_, feature_names_in_ : as there
+    n_iter_, n_features_in_, feature_names_in_ : as there
 
     Examples
     --------
@@ -63,88 +69,100 @@ class DataCleaningClassifier(LinearClassifier):
     >>> X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
     >>> y[:100] = (y[:100] + 1) % 10
     >>> model = DataCleaningClassifier(random_state=0).fit(X[:1200], y[:1200], X[1200:], y[1200:])
-    >>> sum(model.suspicious_[:100] < 100) > 75  # of 1200 rows the first 100 are wrong
+    >>> sum(model.suspicious_[:100] < 100) > 90  # of 1200 rows the first 100 are wrong
     np.True_
     """
 
-    regularization: float = field(default=0.01, kw_only=False)
-    validation_fraction: float = 0.25
-    solver: SolverBase | None = None
-    max_iter: int = 3000
+    cv: int = 5
+    max_iter: int = 20
     tol: float = 1e-3
-    verbose: int = 0
 
     def fit(self, X: Any, y: Any, X_val: Any = None, y_val: Any = None) -> Self:
-        """Learn the weights of the rows, fit the model with them, and return the estimator.
+        """Weigh the rows, fit the model to them, and return the estimator.
 
         Parameters
         ----------
         X : dense or sparse, (samples, features)
         y : one label per row
-        X_val, y_val : rows to learn by, with labels to trust; by default `validation_fraction` of the rows of X
+        X_val, y_val : rows with labels to trust; they are fitted to as well, with weight 1
         """
         check_parameters(self)
-        if self.solver is not None and not isinstance(self.solver, SolverBase):
-            refuse(self, "solver", "None or a solver of `bilevel`, such as bilevel.SRBA(step_size=0.1)")
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        if isinstance(self.cv, bool) or not isinstance(self.cv, int | np.integer) or self.cv < 2:
+            refuse(self, "cv", "an int of at least 2")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         X_val, y_val = check_validation_rows(self, X_val, y_val, y_numeric=False)
         y, y_val = self._encode_classes(y, y_val)
-        rows = split(X, y, X_val, y_val, self.validation_fraction, seed)
-        scaling = Scaling.fit(rows.X, np.ones(len(rows.X)), center=self.fit_intercept, divide=self.standardize)
-        weights = self._learn(rows.map_columns(scaling.transform), seed)
-        intercept = np.zeros(weights.shape[1])
-        if self.fit_intercept:
-            weights, intercept = weights[:-1], _CONSTANT * weights[-1]
-        self.coef_, self.intercept_ = scaling.unscale(weights.T, intercept)
-        self._report_status()
+        if y_val is None:
+            warnings.warn(_NO_TRUSTED_ROWS, UserWarning, stacklevel=2)
+        else:
+            X, y = _stack(X, X_val), np.concatenate([y, y_val])
+        trusted = np.arange(len(y)) >= len(y) - (0 if y_val is None else len(y_val))
+        scaling = Scaling.fit(X, np.ones(len(y)), center=self.fit_intercept, divide=self.standardize)
+        coef = self._clean(scaling.transform(X), y, trusted)
+        self.coef_, self.intercept_ = scaling.unscale(coef[:-1].T, coef[-1])
         return self
 
-    def _learn(self, rows: Split, seed: int) -> np.ndarray:
-        """Learn the weights of rows, note them as attributes, and return coefficients, the intercept last."""
-        rows = rows.map_columns(self._add_constant)
-        problem = data_cleaning(*rows[:4], regularization=self.regularization, seed=seed, dtype=DTYPE)
-        logits = self._solve(problem, seed)
-        self.sample_weights_ = np.ones(len(rows.fitted_on) + len(rows.held_out))
-        self.sample_weights_[rows.fitted_on] = expit(logits)
-        self.suspicious_ = rows.fitted_on[np.argsort(logits, kind="stable")]
-        self.held_out_ = rows.held_out
-        inner_var = solve_exactly(problem, logits).inner_var
-        return inner_var[:, 1:] - inner_var[:, :1] if len(self.classes_) == 2 else inner_var
+    def _clean(self, X: Any, y: np.ndarray, trusted: np.ndarray) -> np.ndarray:
+        """Note weights and noise as attributes, and return coefficients, the intercept last."""
+        folds = split(self.cv, X, y, None, check_random_state(self.random_state), classes=True)
+        rough, exact = (Softmax(intercept=self.fit_intercept, tol=tol, max_iter=most) for tol, most in _LIMITS)
+        found, matrix, posterior, _, self.history_ = self._choose(CrossFitter(rough, X, folds), y, trusted)
+        self.n_iter_ = len(self.history_) - 1
+        rows = np.flatnonzero(~trusted)
+        right = posterior[rows, y[rows]]
+        others = np.where(np.arange(len(matrix)) == y[rows, None], 0.0, posterior[rows]).sum(axis=1)
+        self.suspicious_ = np.lexsort((right, -others))  # what is almost sure differs in the smaller number
+        self.sample_weights_, self.noise_matrix_, self.penalty_ = right, matrix, found.penalty
+        weights = np.ones(len(y))
+        weights[rows] = right
+        coef = exact.fit(X, np.eye(len(matrix))[y], weights, found.penalty, np.mean(found.coefs, axis=0))
+        return coef[:, 1:] - coef[:, :1] if len(matrix) == 2 else coef
 
-    def _add_constant(self, X: np.ndarray) -> np.ndarray:
-        return np.column_stack([X, np.full(len(X), _CONSTANT)]) if self.fit_intercept else X
+    def _choose(self, fitter: CrossFitter, y: np.ndarray, trusted: np.ndarray) -> Cleaned:
+        """Return models with an even noise matrix, unless any other is ahead by more than the margin."""
+        plain = fitter.weaken(np.eye(len(self.classes_))[y], float(len(y)))
+        matrix = count_confident(plain.probabilities[~trusted], y[~trusted])
+        # One start is below the rate of right labels, where classes overlap, and one above it: the better end is kept.
+        agreement = float(np.mean(plain.probabilities.argmax(axis=1) == y))
+        starts = [spread_evenly(right, len(matrix)) for right in (np.trace(matrix) / len(matrix), (1 + agreement) / 2)]
+        ends = [self._alternate(fitter, plain, start, y, trusted, even=True) for start in starts]
+        even = min(ends, key=lambda end: end.history[-1])
+        full = self._alternate(fitter, plain, matrix, y, trusted, even=False)
+        gain = even.losses - full.losses
+        return full if gain.mean() > _MARGIN * gain.std() / len(gain) ** 0.5 else even
 
-    def _solve(self, problem: BilevelProblem, seed: int) -> np.ndarray:
-        """Return the best x of a run from the start of the problem, z and v exact."""
-        x0 = problem.start.outer_var
-        start = solve_exactly(problem, x0)
-        point = Point(start.inner_var, x0, start.v)
-        problem = replace(problem, start=Point(*(part.astype(problem.dtype) for part in point)))
-        solver = self.solver or SRBA(step_size="auto", batch_size=min(_BATCH, problem.n_inner, problem.n_outer))
-        every = 1 if isinstance(solver, HostSolver) else max(1, self.max_iter // _EVALUATIONS)
-        limits: dict[str, Any] = {"max_steps": self.max_iter, "tolerance": (self.tol * start.value) ** 2}
-        with warnings.catch_warnings():
-            # The best x, by exact values, is kept, however far estimates have drifted since.
-            warnings.filterwarnings("ignore", "SRBA's recursive estimate", RuntimeWarning)
-            result = run(problem, solver, seed=seed, **limits, eval_every=every, progress=self.verbose > 0)
-        self.history_, self.n_calls_, self.status_ = result.history, sum(result.calls), str(result.status)
-        self.n_iter_ = max(1, int(result.history["step"][-1]))
-        if result.best_point is None or not result.best_value < start.value:
-            return x0
-        return np.asarray(result.best_point.outer_var, np.float64)
+    def _alternate(
+        self,
+        fitter: CrossFitter,
+        plain: CrossFit,
+        matrix: np.ndarray,
+        y: np.ndarray,
+        trusted: np.ndarray,
+        *,
+        even: bool,
+    ) -> Cleaned:
+        """Fit models and estimate the noise matrix in turn."""
+        found, best, history = plain, None, [plain.loss / len(y)]
+        for _ in range(self.max_iter):
+            found = fitter.weaken(_evidence(matrix, y, trusted), found.penalty, found)
+            matrix = estimate(found.probabilities[~trusted], y[~trusted], matrix, even=even)
+            posterior, logs = weigh(found.probabilities, _evidence(matrix, y, trusted))
+            if best is not None and -logs.mean() >= history[-1]:
+                break
+            history.append(-float(logs.mean()))
+            best = Cleaned(found, matrix, posterior, -logs, history)
+            if len(history) > 2 and history[-2] - history[-1] < self.tol:
+                break
+        assert best is not None
+        return best
 
-    def _report_status(self) -> None:
-        """Warn of a run that did not end well; pass Ctrl-C on, now that what it found is kept."""
-        if self.status_ == "interrupted":
-            raise KeyboardInterrupt
-        name, steps, values = type(self).__name__, self.n_iter_, self.history_["value"]
-        # More steps would help where the last value is the best, by one in a hundred.
-        still_falls = len(values) > 1 and values[-1] < 0.99 * np.nanmin(values[:-1])
-        if self.status_ == "diverged":
-            message = f"{name}: the solver became non-finite after {steps} steps; the best point before is kept."
-            warnings.warn(message, ConvergenceWarning, stacklevel=3)
-        elif self.status_ == "out_of_budget" and still_falls:
-            message = f"{name} took max_iter={steps} steps and the loss on validation rows was still falling, "
-            fall = f"from {values[-2]:.4g} to {values[-1]:.4g} since the last evaluation but one. Increase max_iter."
-            warnings.warn(message + fall, ConvergenceWarning, stacklevel=3)
+
+def _stack(X: Any, X_val: Any) -> Any:
+    if sp.issparse(X) or sp.issparse(X_val):
+        return sp.vstack([sp.csr_array(X), sp.csr_array(X_val)], format="csr")
+    return np.vstack([X, X_val])
+
+
+def _evidence(matrix: np.ndarray, y: np.ndarray, trusted: np.ndarray) -> np.ndarray:
+    """Return P(label of the row | true class); trusted labels are right."""
+    return np.where(trusted[:, None], np.eye(len(matrix))[y], matrix[:, y].T)

@@ -7,8 +7,6 @@ from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import LeaveOneOut, ShuffleSplit
 
-import bilevel
-from bilevel.engine.result import Status
 from bilevel.estimators import (
     BilevelGammaRegressor,
     BilevelHuberRegressor,
@@ -16,11 +14,10 @@ from bilevel.estimators import (
     BilevelPoissonRegressor,
     BilevelRidge,
     DataCleaningClassifier,
-    cleaning,
-    rows,
 )
 
 X, Y = make_classification(60, 5, random_state=0)
+pytestmark = pytest.mark.filterwarnings("ignore:No trusted rows")
 QUICK = {"max_iter": 20, "tol": 1.0, "random_state": 0}
 ALL = [BilevelLogisticRegression, BilevelRidge, DataCleaningClassifier]
 CLASSIFIERS = [BilevelLogisticRegression, DataCleaningClassifier]
@@ -96,11 +93,11 @@ def test_a_parameter_out_of_place_is_refused(kind, parameters, message):
         (BilevelRidge(cv=[([], [0])]), "`cv` leaves no fold with rows to fit on and rows to hold out"),
         (BilevelHuberRegressor(epsilon=0.0), "'epsilon' parameter"),
         (BilevelGammaRegressor(), "Some value.s. of y are not positive"),
-        (DataCleaningClassifier(regularization=0.0), r"'regularization' parameter .* in the range \(0.0, inf\)"),
-        (DataCleaningClassifier(regularization=-1), "'regularization' parameter"),
-        (DataCleaningClassifier(validation_fraction=1.0), r"'validation_fraction' parameter .* in the range \(0.0, 1"),
-        (DataCleaningClassifier(verbose=-1), "'verbose' parameter"),
-        (DataCleaningClassifier(solver="SRBA"), "'solver' parameter .* None or a solver of `bilevel`.*Got 'SRBA'"),
+        (
+            DataCleaningClassifier(cv=1),
+            "The 'cv' parameter of DataCleaningClassifier must be an int of at least 2. Got 1",
+        ),
+        (DataCleaningClassifier(cv=2.5), "'cv' parameter"),
     ],
 )
 def test_a_parameter_of_one_estimator_is_refused(model, message):
@@ -113,18 +110,10 @@ def test_counts_must_not_be_negative():
         BilevelPoissonRegressor().fit(X, Y - 1.0)
 
 
-@pytest.mark.parametrize("fraction", [0.01])
-def test_too_few_rows_for_a_split_are_refused_with_the_way_out(fraction):
-    message = "rows cannot be split with validation_fraction=0.01.*Give more rows, another fraction, or `X_val`"
-    with pytest.raises(ValueError, match=message):
-        DataCleaningClassifier(validation_fraction=fraction).fit(X[:2], np.array([0, 1]))
-
-
 def test_a_class_with_one_row():
     labels = np.where(np.arange(60) == 7, 2, Y)
-    with pytest.raises(ValueError, match=r"cannot be split.*least populated class"):
-        DataCleaningClassifier(**QUICK).fit(X, labels)
-    assert BilevelLogisticRegression(random_state=0).fit(X, labels).coef_.shape == (3, 5)
+    for kind in CLASSIFIERS:
+        assert kind(random_state=0).fit(X, labels).coef_.shape == (3, 5)
 
 
 @each
@@ -159,42 +148,14 @@ def test_predicting_before_fitting_is_an_error(kind):
 def test_sparse_rows_give_what_dense_ones_give():
     kept = np.where(np.abs(X) > 0.5, X, 0)
     dense, sparse = (DataCleaningClassifier(**QUICK).fit(form(kept), Y) for form in (np.asarray, sp.csr_array))
-    np.testing.assert_array_equal(dense.coef_, sparse.coef_)
-    np.testing.assert_allclose(dense.predict(kept), sparse.predict(sp.csc_matrix(kept)))
-
-
-def test_sparse_rows_too_many_for_memory_are_refused(monkeypatch):
-    monkeypatch.setattr(rows, "_DENSE_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"`X` is sparse and would take .* GiB.*TruncatedSVD"):
-        DataCleaningClassifier(**QUICK).fit(sp.csr_array(X), Y)
+    np.testing.assert_allclose(dense.coef_, sparse.coef_, atol=0.02)
+    np.testing.assert_array_equal(dense.predict(kept), sparse.predict(sp.csc_matrix(kept)))
 
 
 def test_a_search_that_is_cut_short_warns_as_scikit_learn_does():
     useless = np.column_stack([X, np.random.default_rng(0).standard_normal((60, 30))])
     with pytest.warns(ConvergenceWarning, match=r"took max_iter=1 iterations .* still falling. Increase max_iter"):
         BilevelLogisticRegression("per_feature", prior_scale=2.0, max_iter=1, tol=0, random_state=0).fit(useless, Y)
-
-
-def test_a_diverging_solver_leaves_a_fitted_model_and_a_warning():
-    solver = bilevel.SRBA(step_size=1e4, outer_ratio=1e-4, batch_size=8)
-    with pytest.warns(ConvergenceWarning, match=r"became non-finite.*the best point before is kept"):
-        model = DataCleaningClassifier(solver=solver, max_iter=500, tol=0, random_state=0).fit(X, Y)
-    assert model.status_ == "diverged" and model.score(X, Y) > 0.7
-
-
-def test_ctrl_c_ends_a_search_but_not_what_was_found(monkeypatch):
-    finished = cleaning.run
-
-    def interrupted(*arguments, **options):
-        from dataclasses import replace
-
-        return replace(finished(*arguments, **options), status=Status.interrupted)
-
-    monkeypatch.setattr(cleaning, "run", interrupted)
-    model = DataCleaningClassifier(**QUICK)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(X, Y)
-    assert model.status_ == "interrupted" and model.score(X, Y) > 0.8
 
 
 def test_names_of_features_are_kept():
@@ -204,11 +165,6 @@ def test_names_of_features_are_kept():
     assert list(model.feature_names_in_) == list("abcde")
     with pytest.raises(ValueError, match="feature names"):
         model.predict(table.rename(columns={"a": "f"}))
-
-
-def test_verbose_shows_a_bar(capsys):
-    DataCleaningClassifier(**QUICK, verbose=1).fit(X, Y)
-    assert "SRBA on data_cleaning" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
