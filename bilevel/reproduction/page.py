@@ -40,7 +40,9 @@ def render(sections: dict[str, Section], kept: Path, link: str) -> str:
         verdict: sum(one.verdict == verdict for one in claims) for verdict in ("confirmed", "depends", "not confirmed")
     }
     template = environment.get_template("page.md")
-    return str(template.render(parts=parts, claims=tables, counts=counts, link=link))
+    wall_times = kept / "wall_times.txt"
+    wall = wall_times.read_text(encoding="utf-8").strip() if wall_times.exists() else ""
+    return str(template.render(parts=parts, claims=tables, counts=counts, link=link, wall_times=wall))
 
 
 def _claims_table(claims: Iterable[Claim]) -> str:

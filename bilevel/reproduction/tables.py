@@ -43,11 +43,12 @@ def part_table(section: Section, draws: str) -> str:
     chosen, drawn = describe(section.metric), describe(draws)
     head = ["solver (column)", f"{chosen.label} selected by", f"{drawn.label}, 20–80 %", "seconds", "calls", "state"]
     head += ["cells diverged", "good settings", "selected setting", "at an end of its grid"]
-    ranked = sorted(section.contenders, key=lambda one: _selected_median(one, section.metric))
+    ranked = sorted(section.contenders, key=lambda one: selected_median(one, section.metric))
     return markdown_table(head, [_row(one, section.metric, draws) for one in ranked])
 
 
-def _selected_median(one: Contender, metric: str) -> float:
+def selected_median(one: Contender, metric: str) -> float:
+    """Return the best median of a sweep, which selected the setting."""
     return float(median_by_setting(one.swept, metric)["median"].min())
 
 
@@ -63,7 +64,7 @@ def _row(one: Contender, metric: str, draws: str) -> list[str]:
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in setting.items()
     )
     return [
-        *(one.label, number(_selected_median(one, metric)), f"{number(median)} ({number(low)} to {number(high)})"),
+        *(one.label, number(selected_median(one, metric)), f"{number(median)} ({number(low)} to {number(high)})"),
         *(
             number(last["seconds"].median()),
             f"{last['calls'].median() / 1e6:.3g} M",
