@@ -131,11 +131,9 @@ class Store:
         """Write the final rows of the sweep and all rows of the timing to one file, which is itself a store's."""
         rows = self.read()
         rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["cell", "step"])
-        table = (
-            require("pyarrow", "bench")
-            .Table.from_pandas(rows, preserve_index=False)
-            .replace_schema_metadata({_FORMAT_KEY: str(FORMAT).encode()})
-        )
+        with np.errstate(over="ignore"):  # seven digits are kept of what was measured
+            rows = rows.astype(dict.fromkeys(list_metrics(rows), np.float32))
+        table = _stamp(require("pyarrow", "bench").Table.from_pandas(rows, preserve_index=False))
         with replacing(path) as file:
             options = {"compression": "zstd", "compression_level": 19, "write_page_checksum": True}
             require("pyarrow.parquet", "bench").write_table(table, file, **options)
