@@ -32,9 +32,14 @@ def draw_part(name: str, section: Section, folder: Path) -> list[Path]:
     if published:
         drawn[f"{name}-paper"] = lambda: draw_figure(_restrict(section, published, metric), looks)
         drawn[f"{name}-all"] = lambda: draw_figure(_restrict(section, timed, metric), looks)
-    if any(one.swept[_STEP].nunique() > 1 for one in section.contenders):
+    if is_grid(section):
         drawn[f"{name}-sensitivity"] = lambda: draw_heat_maps(section)
     return [_write(folder / f"{stem}.svg", draw) for stem, draw in drawn.items()]
+
+
+def is_grid(section: Section) -> bool:
+    """Tell whether several step sizes were tried."""
+    return any(one.swept[_STEP].nunique() > 1 for one in section.contenders)
 
 
 def _restrict(section: Section, contenders: list[Contender], metric: str) -> Section:

@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.bench.sections import Section
 from bilevel.reproduction.audit import Claim, list_claims
-from bilevel.reproduction.figures import draw_part
+from bilevel.reproduction.figures import draw_part, is_grid
 from bilevel.reproduction.protocol import PARTS, read_kept
 from bilevel.reproduction.tables import markdown_table, part_table
 
@@ -51,7 +52,7 @@ def _claims_table(claims: Iterable[Claim]) -> str:
     return markdown_table(head, rows)
 
 
-def _describe(name: str, section: Section) -> dict[str, str]:
+def _describe(name: str, section: Section) -> dict[str, Any]:
     rows = section.rows
     swept, timed = (rows[rows["phase"] == phase] for phase in ("sweep", "timing"))
     machines = {
@@ -59,6 +60,7 @@ def _describe(name: str, section: Section) -> dict[str, str]:
     }
     return {
         "name": name,
+        "is_grid": is_grid(section),
         "title": PARTS[name].title,
         "table": part_table(section, PARTS[name].draws),
         "cells": f"{swept['cell'].nunique():,}",
