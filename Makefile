@@ -16,7 +16,7 @@ demo: install  ## sweep, select and time four solvers on embedded data; the repo
 	$(BIN)/bilevel run demo --store demo/store
 	$(BIN)/bilevel report demo/store --out demo
 
-reproduce: install  ## the experiments of the SRBA paper, by their full protocol; a night on two cores
+reproduce: install  ## the experiments of the SRBA paper, by their full protocol
 	$(BIN)/bilevel reproduce all
 
 # Programs compiled by one run of the tests serve the next.

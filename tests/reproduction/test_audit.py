@@ -71,7 +71,7 @@ AS_PAPER = {"SRBA": 1e-20, "SABA": 1e-18, "AmIGO": 1e-4, "StocBiO": 1e-3, "MRBO"
         (1, "quadratic", {"SABA": 1e-3}, REFUTED),
         (2, "quadratic", {}, CONFIRMED),
         (2, "quadratic", {"SABA": 1e-12}, REFUTED),
-        (3, "quadratic", {}, DEPENDS),
+        (3, "quadratic", {}, REFUTED),
         (3, "quadratic", {"MRBO": 1e-12}, REFUTED),
         (4, "quadratic", {"AmIGO": 0.5, "StocBiO": 0.4}, CONFIRMED),
         (4, "quadratic", {}, REFUTED),
@@ -102,6 +102,10 @@ AS_PAPER = {"SRBA": 1e-20, "SABA": 1e-18, "AmIGO": 1e-4, "StocBiO": 1e-3, "MRBO"
 )
 def test_a_verdict_follows_the_numbers(number, part, changes, expected):
     assert verdict(number, part, AS_PAPER | changes) == expected
+
+
+def test_a_bias_is_what_another_series_lowers():
+    assert verdict(3, "quadratic", AS_PAPER, wider=AS_PAPER | {"VRBO": 1e-4}) == DEPENDS
 
 
 def test_a_claim_that_holds_on_one_grid_alone_depends():
