@@ -339,17 +339,3 @@ def test_bounds_of_the_problem_are_the_box():
     problem = cases.logistic_selection(outer_var=x, outer_bounds=(-2.0, None))
     found = problem.constants()
     assert found.region.lower.tolist() == [-2.0] * 4 and found.region.upper.tolist() == [1.0] * 4
-
-
-def test_nonsense_is_refused():
-    problem = cases.quadratic()
-    with pytest.raises(ValueError, match="`strongly_convex=True`"):
-        dataclasses.replace(problem, exact_solver=None).constants()
-    with pytest.raises(ValueError, match=r"`radius=-1\.0`"):
-        problem.constants(radius=-1.0)
-    with pytest.raises(ValueError, match="lower limit exceeds"):
-        problem.constants(radius=1.0, box=(1.0, -1.0))
-    with pytest.raises(ValueError, match="a limit has 2 numbers; give one, or 3"):
-        problem.constants(radius=1.0, box=(np.zeros(2), None))
-    with pytest.raises(ValueError, match=r"`mu_G=0\.0`"):
-        implied(0.0, 1.0, 1.0, 1.0, 1.0)

@@ -1,5 +1,6 @@
 """What no problem can be made of is refused in a sentence that names the argument."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 import bilevel
+from bilevel.problems.constants import implied
+from tests import cases
 from tests.problems import small
 
 X, Y, X_VAL, Y_VAL = small.classes()
@@ -51,3 +54,17 @@ def test_bad_input_is_refused_by_name(build, message):
 
 def test_large_integers_that_stay_integers_are_taken():
     assert own(inner_data=(X, np.full(len(X), 2**62))).n_inner == len(X)
+
+
+def test_constants_of_nonsense_are_refused():
+    problem = cases.quadratic()
+    with pytest.raises(ValueError, match="`strongly_convex=True`"):
+        dataclasses.replace(problem, exact_solver=None).constants()
+    with pytest.raises(ValueError, match=r"`radius=-1\.0`"):
+        problem.constants(radius=-1.0)
+    with pytest.raises(ValueError, match="lower limit exceeds"):
+        problem.constants(radius=1.0, box=(1.0, -1.0))
+    with pytest.raises(ValueError, match="a limit has 2 numbers; give one, or 3"):
+        problem.constants(radius=1.0, box=(np.zeros(2), None))
+    with pytest.raises(ValueError, match=r"`mu_G=0\.0`"):
+        implied(0.0, 1.0, 1.0, 1.0, 1.0)
