@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo reproduce test test-slow lint docs bench constraints clean
+.PHONY: install demo reproduce test test-slow campaign campaign-quick lint docs serve bench constraints clean
 
 install: $(STAMP)
 
@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
-demo: install  ## sweep, select and time four solvers on embedded data; the report is a page in demo/
+demo: install  ## SRBA untuned beside four tuned solvers, on embedded data; the report is a page in demo/
 	$(BIN)/bilevel run demo --store demo/store
 	$(BIN)/bilevel report demo/store --out demo
 
@@ -31,15 +31,18 @@ PYTEST := $(CACHE) $(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numproce
 # Without 64-bit types the defaults differ, and so may all that is done outside the arithmetic of a problem: building,
 # drawing, casting, loading. The examples of the pages run only as users run them.
 AS_USERS := tests/test_docs.py
-BOTH_MODES := tests/bench/test_cells.py tests/engine tests/oracles tests/problems \
-	$(addprefix tests/solvers/test_,adaptive.py contract.py deterministic.py registry.py)
+BOTH_MODES := tests/engine/test_run.py tests/solvers/test_contract.py
+BOTH_MODES_SLOW := tests/bench/test_cells.py tests/engine tests/oracles tests/problems \
+	$(addprefix tests/solvers/test_,adaptive.py deterministic.py registry.py)
 
-test: install  ## the suite with 64-bit types on, then what may differ with JAX as users have it
+test: install  ## the suite with 64-bit types on, then what may differ most with JAX as users have it
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow" --ignore=$(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(AS_USERS) $(BOTH_MODES)
 
-test-slow: install  ## every solver through every shared test, and their floors
-	JAX_ENABLE_X64=1 $(PYTEST) -m slow
+test-slow: install  ## every solver through every shared test, and their floors; the rest as users have JAX
+	JAX_ENABLE_X64=1 $(PYTEST) -m slow --ignore=$(AS_USERS)
+	JAX_ENABLE_X64=0 $(PYTEST) -m slow $(AS_USERS)
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(BOTH_MODES_SLOW)
 
 lint: install
 	$(BIN)/ruff check .
@@ -49,9 +52,20 @@ lint: install
 # The variable leaves out the theme's notice about its successor, which is no finding about these pages.
 docs: install  ## the site, into site/; tutorials are run, and any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(CACHE) $(BIN)/mkdocs build --strict
+	@echo "built: site/. 'make serve' shows it at http://127.0.0.1:8000, with search."
+
+serve:  ## the site as built, to this machine alone; a browser searches no pages that it opened from a folder
+	@echo "http://127.0.0.1:8000 until Ctrl-C"
+	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory site
 
 bench: install  ## measure this machine; writes results/bench.md
 	$(BIN)/python benchmarks/bench.py
+
+campaign: install  ## faults on purpose: kills, full disks, damaged files, bad input; writes reports/campaign.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --out reports/campaign.md
+
+campaign-quick: install  ## a little of each, in two minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --quick
 
 constraints: install  ## write the versions of this environment to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt

@@ -1,69 +1,135 @@
-"""The untuned setting of SRBA against tuned baselines: seconds and calls until h is near the best value known.
+"""The untuned setting of SRBA against baselines: seconds and calls until h is near the best value known.
 
-    python benchmarks/auto.py [--sets IJCNN1,separable] [--seconds 3] [--folder results/auto]
+    python benchmarks/auto.py [--sets IJCNN1;separable] [--solvers "SRBA tuned;Exact"] [--jobs 2]
 
-Each data set is a unit of its own and leaves a JSON file in the folder; whatever lies there is joined into the tables,
-written to auto.md beside the files, and the figure reports/auto.png. IJCNN1 and Covertype are looked for as
-`bilevel.datasets` does.
+Each data set is a unit of its own and leaves a JSON file in the folder, written after each solver. What a file has is
+not run again; whatever lies there is joined into the tables, written to auto.md beside the files, and the figure
+reports/auto.png. IJCNN1, Covertype and MNIST are looked for as `bilevel.datasets` does.
 
-Seconds are those of stepping alone; baselines have ten times as many. The plain methods are tuned by a sweep, which
-costs them nothing here: of 70 pairs of step and ratio the best after as many calls as the untuned setting took; what a
-file of the folder says is not tuned again. Exact has nothing to tune. The best known h of a set is the least of all
-these runs and of a longer one of the untuned setting, with another seed.
+Seconds are those of stepping alone. The untuned run ends by itself, or after 4 seconds. The plain methods are tuned by
+a sweep, which costs them nothing here: of 20 pairs of step and ratio the best after as many calls as the untuned
+setting took to come within 0.1 % of its own end; SRBA then has 40 seconds, the others 10. Exact and the methods that
+call themselves tuning-free run as they are, 5 seconds. The best known h of a set is the least that any of these runs
+has seen, and of L-BFGS on exact values of h from four starts, one of them the end of the untuned run.
 """
 
 import argparse
+import contextlib
 import json
+import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 
 import jax
 import numpy as np
-from auto_sets import SETS
+from auto_hard_sets import HARD_SETS, REAL_SETS
+from auto_sets import SETS as FIRST_SETS
 from markdown import number, table
+from scipy.optimize import minimize
 
 import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel.engine.sweep import sweep
 
-AUTO, LONG = "SRBA auto", "SRBA auto, longer"
+SETS = FIRST_SETS | REAL_SETS | HARD_SETS
+AUTO, STARTS = "SRBA auto", "L-BFGS from four starts"
 TUNED = {"SRBA tuned": bilevel.SRBA, "SABA tuned": bilevel.SABA, "AmIGO tuned": bilevel.AmIGO}
-BASELINES = (*TUNED, "Exact")
-STEPS, RATIOS = np.geomspace(1 / 32, 16, 10), np.geomspace(1e-3, 1, 7)  # steps are relative to 1 / L
+FREE = {"Exact": bilevel.Exact, "D-TFBO": bilevel.DTFBO, "S-TFBO": bilevel.STFBO, "Ada-BiO": bilevel.AdaBiO}
+BASELINES = (*TUNED, *FREE)
+SECONDS = {AUTO: 4.0} | dict.fromkeys(TUNED, 10.0) | dict.fromkeys(FREE, 5.0) | {"SRBA tuned": 40.0}
+STEPS, RATIOS = np.geomspace(1 / 8, 8, 5), np.geomspace(1e-3, 1, 4)  # steps are relative to 1 / L
 TOLERANCES = {"1 %": 1e-2, "0.1 %": 1e-3}
-SETTLED, PATIENCE = 3, 10  # times the seconds, for the longer run and for the baselines
+BATCH = 64  # or all rows of a smaller table
+START_SECONDS = 20  # of L-BFGS, all starts together
 FIGURE = Path(__file__).parents[1] / "reports" / "auto.png"
 
 
-def measured(name, seconds, known):
-    """One data set: its runs by solver; ``known`` holds the tuned parameters, as far as they are."""
+def measure(name, solvers, folder):
+    """Add to the file of a data set the runs of these solvers that it lacks."""
+    warnings.simplefilter("ignore", RuntimeWarning)  # of drift, at the floor of float32
+    file = file_of(folder, name)
     problem = SETS[name]()
-    runs = {AUTO: timed(problem, bilevel.SRBA("auto"), seconds)}
-    calls = int(runs[AUTO]["history"]["calls"][-1])
-    for title, cls in TUNED.items():
-        solver = cls(*known[title]) if known.get(title) else tuned(problem, cls, calls)
-        runs[title] = timed(problem, solver, PATIENCE * seconds)
-        print(f"  {name}: {title} {runs[title]['setting']}", flush=True)
-    runs["Exact"] = timed(problem, bilevel.Exact(), PATIENCE * seconds)
-    runs[LONG] = timed(problem, bilevel.SRBA("auto"), SETTLED * seconds, seed=1)
-    return {"set": name, "n_inner": problem.n_inner, "n_outer": problem.n_outer, "seconds": seconds, "runs": runs}
+    found = {"set": name, "n_inner": problem.n_inner, "n_outer": problem.n_outer, "runs": {}, "starts": None}
+    if file.exists():
+        found = json.loads(file.read_text())
+    for title in (AUTO, *(solver for solver in BASELINES if solver in solvers)):
+        if title not in found["runs"]:
+            found["runs"][title] = one_run(problem, title, found)
+            file.write_text(json.dumps(found))
+            print(f"{name}: {title}", flush=True)
+        if found["starts"] is None:
+            found["starts"] = multi_start(problem, found["runs"][AUTO]["outer_var"])
+            file.write_text(json.dumps(found))
+
+
+def one_run(problem, title, found):
+    if title in TUNED:
+        return timed(problem, tuned(problem, TUNED[title], calls_of_auto(found)), SECONDS[title])
+    if title == AUTO:
+        return timed(problem, bilevel.SRBA("auto"), SECONDS[title])
+    batch = min(BATCH, problem.n_inner, problem.n_outer)
+    return timed(problem, FREE[title](batch_size=batch), SECONDS[title])
+
+
+def calls_of_auto(found):
+    """How many calls the untuned run took to come within 0.1 % of its own end."""
+    run = found["runs"][AUTO]
+    reach = reached(run, run["history"]["value"][-1] * 1.001)
+    return int(run["history"]["calls"][-1] if reach is None else reach[1])
+
+
+def multi_start(problem, end):
+    """The least values of h that L-BFGS finds from the start, two constants and an end, as far as time allows."""
+    first, began = np.asarray(trees.flat(problem.start.outer_var)), time.perf_counter()
+    values = []
+    for start in (np.array(end), first, np.full_like(first, -2.0), np.full_like(first, -6.0)):
+        bounds = [problem.oracles.wide_bounds or (None, None)] * len(first)
+        if time.perf_counter() - began < START_SECONDS and problem.exact_solver is not None:
+            values.append(descend(problem, start, bounds, began))
+    return values
+
+
+def descend(problem, start, bounds, began):
+    guess, seen = None, [np.inf]
+
+    def value(x):
+        nonlocal guess
+        if time.perf_counter() - began > START_SECONDS:
+            raise StopIteration
+        try:
+            exact = problem.exact_solver(x.reshape(np.shape(problem.start.outer_var)), guess)
+        except (np.linalg.LinAlgError, ValueError):
+            return 1e10, np.zeros_like(x)
+        if not np.isfinite(exact.value):
+            return 1e10, np.zeros_like(x)
+        guess = exact
+        seen.append(float(exact.value))
+        return seen[-1], trees.flat(exact.hypergrad)
+
+    with contextlib.suppress(StopIteration):
+        minimize(value, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 200})
+    return min(seen)
 
 
 def timed(problem, solver, seconds, seed=0):
     """A run against the clock; a setting that is None found nothing that stays finite."""
     if solver is None:
-        return {"status": "diverged", "setting": "all 70 diverged", "rollbacks": 0, "history": {}, "parameters": None}
+        return {"status": "diverged", "setting": "all diverged", "rollbacks": 0, "history": {}, "reason": ""}
     result = bilevel.run(problem, solver, seed=seed, max_seconds=seconds)
-    kept = {key: result.history[key].tolist() for key in ("seconds", "calls", "value")}
+    kept = {key: result.history[key].tolist() for key in ("seconds", "calls", "value", "outer_value")}
     parameters = result.solver.parameters()
     setting = f"step {parameters['step_size']:.2g}, ratio {parameters['outer_ratio']:.2g}"
     rollbacks = float(result.history["rollbacks"][-1]) if "rollbacks" in result.history else 0
     return {
         "status": result.status.value,
         "setting": setting,
-        "parameters": [parameters["step_size"], parameters["outer_ratio"]],
+        "reason": result.reason,
+        "seconds": seconds,
+        "outer_var": trees.flat(result.point.outer_var).tolist() if isinstance(solver, bilevel.SRBA) else None,
         "rollbacks": rollbacks,
         "history": kept,
     }
@@ -73,8 +139,9 @@ def tuned(problem, cls, calls):
     """The best of the grid after so many calls, by h."""
     curvature = largest_curvature(problem)
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.with_batches(64, "blocks")
-        settings = [cls(step / curvature, ratio).resolve(oracles) for step, ratio in product(STEPS, RATIOS)]
+        batch = min(BATCH, problem.n_inner, problem.n_outer)
+        oracles = problem.oracles.with_batches(batch, "blocks")
+        settings = [cls(step / curvature, ratio, batch).resolve(oracles) for step, ratio in product(STEPS, RATIOS)]
     (cells,) = sweep(problem, settings, [0], calls)
     values = [cell.rows[-1].get("value", np.nan) if cell.status != "diverged" else np.nan for cell in cells]
     return None if np.isnan(values).all() else settings[int(np.nanargmin(values))]
@@ -91,9 +158,9 @@ def largest_curvature(problem, products=30):
 
 
 def best_known(found):
-    """The least h that any run has seen."""
-    values = [value for run in found["runs"].values() for value in run["history"].get("value", []) if value == value]
-    return min(values)
+    """The least h that any run or L-BFGS has seen."""
+    seen = [value for run in found["runs"].values() for value in run["history"].get("value", []) if value == value]
+    return min([*seen, *found["starts"]])
 
 
 def reached(run, target):
@@ -108,8 +175,7 @@ def reached(run, target):
 def set_table(found):
     """The runs of one data set."""
     best, rows = best_known(found), []
-    for solver in (AUTO, *BASELINES):
-        run = found["runs"][solver]
+    for solver, run in found["runs"].items():
         cells = [reached(run, best * (1 + tolerance)) for tolerance in TOLERANCES.values()]
         numbers = [number(cell[part]) if cell else None for part in (0, 1) for cell in cells]
         last = run["history"]["value"][-1] if run["history"] else None
@@ -119,41 +185,78 @@ def set_table(found):
     return f"{title}\n\n{table([*columns, 'last h', 'status', 'setting'], rows)}"
 
 
-def ratio(found, baseline, tolerance):
-    """time(auto) / time(baseline); a baseline that never arrives counts with all its seconds, auto as infinite."""
-    target = best_known(found) * (1 + tolerance)
+def ratio(found, baseline, target):
+    """time(auto) / time(baseline), None where neither arrives.
+
+    A baseline that never arrives counts with all its seconds, auto as infinite.
+    """
     ours, theirs = (reached(found["runs"][solver], target) for solver in (AUTO, baseline))
     if ours is None:
-        return np.inf
-    return ours[0] / (PATIENCE * found["seconds"] if theirs is None else theirs[0])
+        return None if theirs is None else np.inf
+    if theirs is not None and theirs[0] == 0:
+        return 1.0  # the start is near enough, for both
+    return ours[0] / (SECONDS[baseline] if theirs is None else theirs[0])
+
+
+def own_best(run):
+    """The least h that a run has seen."""
+    return min([value for value in run["history"].get("value", []) if value == value], default=np.inf)
 
 
 def summary(everything):
-    """Medians over the sets."""
+    """Medians over the sets where auto or the baseline arrives, at the best known h and at the baseline's own best."""
     rows = []
     for baseline, (title, tolerance) in product(BASELINES, TOLERANCES.items()):
-        ratios = [ratio(found, baseline, tolerance) for found in everything]
-        never = sum(reached(f["runs"][baseline], best_known(f) * (1 + tolerance)) is None for f in everything)
-        rows.append([baseline, title, number(float(np.median(ratios))), f"{never} of {len(everything)}"])
-    columns = ["baseline", "to within", "median of time(auto) / time(baseline)", "sets where it never arrived"]
-    ended = [
-        f"{found['set']}: {found['runs'][AUTO]['status']}, {found['runs'][AUTO]['rollbacks']:g} rollbacks"
-        for found in everything
+        ran = [found for found in everything if baseline in found["runs"]]
+        if not ran:
+            continue
+        targets = [best_known(found) * (1 + tolerance) for found in ran]
+        never = sum(reached(f["runs"][baseline], target) is None for f, target in zip(ran, targets, strict=True))
+        own = [own_best(found["runs"][baseline]) * (1 + tolerance) for found in ran]
+        medians = [middle_ratio(ran, baseline, aims) for aims in (targets, own)]
+        rows.append([baseline, title, *medians, f"{never} of {len(ran)}"])
+    columns = [
+        "baseline",
+        "to within",
+        "of the best known h",
+        "of the baseline's best h",
+        "sets where it never arrived",
     ]
-    return table(columns, rows) + "\n\nHow the untuned runs ended: " + "; ".join(ended) + "."
+    return table(columns, rows)
+
+
+def middle_ratio(ran, baseline, targets):
+    """The median of time(auto) / time(baseline), and over how many sets."""
+    ratios = [ratio(found, baseline, target) for found, target in zip(ran, targets, strict=True)]
+    known = [one for one in ratios if one is not None]
+    return f"{number(float(np.median(known)))} ({len(known)} sets)"
+
+
+def ends(everything):
+    """How the untuned run ended on each set."""
+    rows = []
+    for found in everything:
+        run = found["runs"][AUTO]
+        best, history = best_known(found), run["history"]
+        last, lag = history["value"][-1], history["outer_value"][-1] - history["value"][-1]
+        gap, behind = (f"{100 * part:.2g} %" for part in (last / best - 1, lag / max(abs(last), 1e-300)))
+        seconds = history["seconds"][-1]
+        rows.append([found["set"], run["status"], number(seconds), number(last, 5), number(best, 5), gap, behind])
+    columns = ["set", "untuned run", "seconds", "last h", "best known h", "gap", "F(z, x) − h(x)"]
+    return table(columns, rows)
 
 
 def draw(everything, path):
     """A panel per set: the gap to the best known h against seconds."""
     from matplotlib.figure import Figure
 
-    across = 3
-    figure = Figure(figsize=(11, 2.9 * -(-len(everything) // across)), layout="constrained")
+    across = 5
+    figure = Figure(figsize=(15, 2.4 * -(-len(everything) // across)), layout="constrained")
     axes = figure.subplots(-(-len(everything) // across), across, squeeze=False).ravel()
     for axis, found in zip(axes, everything, strict=False):
         best = best_known(found)
-        for solver in (AUTO, *BASELINES):
-            history = found["runs"][solver]["history"]
+        for solver, run in found["runs"].items():
+            history = run["history"]
             gap = np.array(history.get("value", [])) / best - 1
             axis.loglog(history.get("seconds", []), np.maximum(gap, 1e-5), label=solver)
         axis.axhline(1e-3, color="grey", linewidth=0.5)
@@ -165,42 +268,39 @@ def draw(everything, path):
 
 
 def file_of(folder, name):
-    return folder / f"{name.replace(' ', '-')}.json"
+    return folder / f"{name.replace(',', '').replace(' ', '-')}.json"
 
 
-def tuned_before(file):
-    """The parameters of each solver in a file of an earlier measurement."""
-    runs = json.loads(file.read_text())["runs"] if file.exists() else {}
-    return {solver: run["parameters"] for solver, run in runs.items()}
-
-
-def chosen(names):
-    unknown = set(names) - set(SETS)
-    if unknown:
-        raise SystemExit(f"no set is called {', '.join(sorted(unknown))}; there are {', '.join(SETS)}.")
+def chosen(names, known):
+    names = [name for name in names.split(";") if name]
+    if unknown := set(names) - set(known):
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {'; '.join(known)}.")
     return names
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default=",".join(SETS), help="names with commas between; '' only joins what is there")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of the untuned run; baselines have ten times these")
+    parser.add_argument("--sets", default=";".join(SETS), help="names with ; between; '' only joins what is there")
+    parser.add_argument("--solvers", default=";".join(BASELINES), help="baselines, likewise; '' for none")
+    parser.add_argument("--jobs", type=int, default=1, help="data sets at a time")
     parser.add_argument("--folder", type=Path, default=Path("results/auto"))
     parser.add_argument("--figure", type=Path, default=FIGURE)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    warnings.simplefilter("ignore", RuntimeWarning)  # of drift, at the floor of float32
-    for name in chosen([name for name in arguments.sets.split(",") if name]):
-        file = file_of(arguments.folder, name)
-        file.write_text(json.dumps(measured(name, arguments.seconds, tuned_before(file))))
+    solvers = chosen(arguments.solvers, BASELINES)
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+        tasks = [pool.submit(measure, name, solvers, arguments.folder) for name in chosen(arguments.sets, SETS)]
+        for task in tasks:
+            task.result()
     files = [file_of(arguments.folder, name) for name in SETS]
     everything = [json.loads(file.read_text()) for file in files if file.exists()]
-    text = "\n\n".join([summary(everything), *map(set_table, everything)])
+    text = "\n\n".join([summary(everything), ends(everything), *map(set_table, everything)])
     (arguments.folder / "auto.md").write_text(text + "\n")
     draw(everything, arguments.figure)
     print(text)
 
 
+bilevel.fuse_cpu_loops()  # in every process
+
 if __name__ == "__main__":
-    bilevel.fuse_cpu_loops()
     main()

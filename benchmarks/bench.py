@@ -13,6 +13,7 @@ gpu       what a GPU is good at: thousands of cells in one program, large batche
 """
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -41,6 +42,7 @@ PARTS = {
 
 
 def main():
+    os.environ["BILEVEL_COMPILE_CACHE"] = "off"  # the seconds and the memory of compilation are measured
     arguments = parsed()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [*machine.facts(), f"load average at the beginning: {machine.load()}"]

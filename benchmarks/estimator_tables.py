@@ -142,15 +142,21 @@ def sets():
     return table(["set", "wheel", "rows", "to train", "columns", "classes", "groups"], lines)
 
 
+def is_later(name):
+    return entries().get(name, {}).get("later", False)
+
+
 def versions(rows):
     return sorted({row["version"] for row in rows if row["version"]})
 
 
 def page(rows):
     """All tables as Markdown."""
+    first, later = ([row for row in rows if is_later(row["set"]) is wanted] for wanted in (False, True))
     parts = [
         f"Fitted with {', '.join(versions(rows))}.",
-        "**All sets**", summary(rows),
+        "**Sets known while the estimators were made**", summary(first),
+        "**Later sets, fitted to once**", summary(later),
         "**Classes**", table_of_sets(rows, regression=False),
         "**Numbers**", table_of_sets(rows, regression=True),
         "**Sets**", sets(),
@@ -159,32 +165,37 @@ def page(rows):
 
 
 def draw(rows, path):
-    """A line per set, a mark per model: the relative change of the loss."""
+    """A line per model, a mark per set: the relative change of the loss."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    found = {name: compared for name, compared in changes(rows).items() if compared}
+    found = changes(rows)
+    names = sorted(models_of(found), key=lambda model: (not model.startswith("bilevel"), model))
     matplotlib.rcParams["svg.hashsalt"] = "estimators"  # the same file for the same results
-    figure = Figure(figsize=(9, 1.5 + 0.27 * len(found)), layout="constrained")
+    figure = Figure(figsize=(9, 1.2 + 0.45 * len(names)), layout="constrained")
     axis = figure.subplots()
-    for place, model in enumerate(models_of(found)):
-        draw_model(axis, model, place, [compared.get(model) for compared in found.values()])
+    for line, model in enumerate(names):
+        draw_model(axis, line, [compared[model] for compared in found.values() if model in compared])
     axis.axvline(0, color="black", lw=0.8)
     axis.set_xscale("symlog", linthresh=1)
     axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_yticks(range(len(found)), list(found))
-    axis.set(xlabel="test loss relative to LogisticRegressionCV or RidgeCV, % (left is better)")
+    axis.set_yticks(range(len(names)), names)
+    axis.set(xlabel="test loss relative to LogisticRegressionCV or RidgeCV, %; a mark per table; left is better")
     axis.invert_yaxis()
-    axis.grid(axis="y", lw=0.3)
-    figure.legend(loc="outside lower center", ncols=3)
+    axis.grid(axis="x", lw=0.3)
     figure.savefig(path, metadata={"Date": None})
 
 
-def draw_model(axis, model, place, column):
-    points = [(100 * one.mean, line, one.p < LEVEL) for line, one in enumerate(column) if one]
-    is_ours = model.startswith("bilevel")
-    style = {"marker": "D" if is_ours else "o", "ls": "", "ms": 6 if is_ours else 4, "color": f"C{place}"}
+def draw_model(axis, line, column):
+    """Filled marks are clear; the bar is the median; the words count."""
+    means = np.array([100 * one.mean for one in column])
+    shift = 0.3 * (np.argsort(np.argsort(means)) % 5 / 4 - 0.5)  # marks of like sets stand beside one another
     for clear in (True, False):
-        shown = [(x, y) for x, y, is_clear in points if is_clear is clear]
-        label = model if clear else None
-        axis.plot(*np.array(shown or np.empty((0, 2))).T, **style, mfc=None if clear else "none", label=label)
+        shown = np.array([(one.p < LEVEL) is clear for one in column])
+        style = {"ls": "", "marker": "o", "ms": 5, "mfc": None if clear else "none", "alpha": 0.8}
+        for better, color in ((True, "C0"), (False, "C1")):
+            chosen = shown & ((means < 0) == better)
+            axis.plot(means[chosen], line + shift[chosen], color=color, **style)
+    axis.plot([np.median(means)] * 2, [line - 0.3, line + 0.3], color="black", lw=2)
+    text = f"{np.sum(means < 0)} of {len(means)} better, median {np.median(means):+.1f} %"
+    axis.annotate(text, (1.01, line), xycoords=("axes fraction", "data"), va="center", fontsize=8)

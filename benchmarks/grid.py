@@ -21,7 +21,7 @@ from bilevel.bench.config import load_config
 def main():
     arguments = parsed()
     began = time.perf_counter()
-    experiment = load_config(f"configs/{arguments.config}.toml")
+    experiment = load_config(arguments.config)
     problem = build_problem(experiment.problem, experiment.problem_arguments)
     cells = experiment.cells(problem.n_inner, problem.n_outer, arguments.seeds, arguments.solvers)
     on_gpu = jax.default_backend() != "cpu"
@@ -43,7 +43,7 @@ def length_of_series(program):
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config", help="a file of configs/, without .toml")
+    parser.add_argument("config", help="a name of `bilevel list configs`, or a file")
     parser.add_argument("--solvers", nargs="+", help="all of the config by default")
     parser.add_argument("--seeds", type=int, help="those of the config by default")
     return parser.parse_args()

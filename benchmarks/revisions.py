@@ -10,13 +10,10 @@ the machine slows both. Full-batch passes and draws are included, evaluations ar
 
 import argparse
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from turns import Turns, answer_turns
 
 SOLVERS = ("SRBA", "SABA", "SOBA")
 SECONDS = 0.2  # of one solver in one round
@@ -35,9 +32,7 @@ def worker(fused):
         for name, (problem, step) in problems(bilevel).items()
         for solver in SOLVERS
     }
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps({name: contender.micros() for name, contender in contenders.items()}), flush=True)
+    answer_turns({name: contender.micros for name, contender in contenders.items()})
 
 
 def problems(bilevel):
@@ -82,31 +77,13 @@ class Contender:
         return 1e6 * (clock[-1] - clock[0]) / self.steps
 
 
-def start(tree, fused):
-    process = subprocess.Popen(
-        [sys.executable, str(HERE), "--worker", *([] if fused else ["--plain"])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(tree)},
-    )
-    assert process.stdout.readline().strip() == "ready", f"the revision in {tree} did not start"
-    return process
-
-
-def one_round(process):
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
-
-
 def compare(other, rounds, fused):
     """Print a table of best and median times and the ratio of both."""
-    before, now = start(other, fused), start(HERE.parents[1], True)
-    pairs = [(one_round(before), one_round(now)) for _ in range(rounds)]
-    for process in (before, now):
-        process.stdin.close()
-        process.wait()
+    words = HERE, "--worker"
+    before = Turns([*words, *([] if fused else ["--plain"])], PYTHONPATH=str(other))
+    now = Turns(words, PYTHONPATH=str(HERE.parents[1]))
+    pairs = [(before.take(), now.take()) for _ in range(rounds)]
+    before.end(), now.end()
     print("| problem, solver | before, best µs | now, best µs | now / before, best | median of ratios |")
     print("|---|---|---|---|---|")
     for name in pairs[0][0]:

@@ -110,7 +110,9 @@ def contenders(shape, batch, solvers):
 
 
 def solver_of(name, shape, batch):
-    return bilevel.SOLVERS[name](shape.step_size, 1.0, batch)
+    # A normalized step has the same length however small the gradient is.
+    ratio = 100.0 if name == "F2SAp" else 1.0
+    return bilevel.SOLVERS[name](shape.step_size, ratio, batch)
 
 
 def period_of(shape, solver):

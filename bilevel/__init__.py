@@ -11,17 +11,25 @@ __version__ = "0.1.0"
 _HOME = {
     "BilevelProblem": "problems",
     "CSVLog": "engine.logs",
+    "EarlyStopping": "engine.early",
+    "HostData": "oracles.host_data",
+    "Hypergradient": "problems.hypergradients",
     "Log": "engine.logs",
     "Point": "_types",
     "Run": "engine.run",
     "RunResult": "engine.result",
     "SOLVERS": "solvers",
     "Status": "engine.result",
+    "StepError": "engine.stopping",
     "TensorBoardLog": "engine.logs",
+    "benchmark": "bench.benchmark",
     "fuse_cpu_loops": "_cpu_loops",
+    "hypergradient": "problems.hypergradients",
+    "plot": "engine.show",
     "resume": "engine.run",
     "run": "engine.run",
 }
+_OF_EXTRAS = ("benchmark",)  # not imported by `from bilevel import *`, which must work without
 _MODULES = ("datasets", "problems")
 _ROOMS = (*_MODULES, "engine", "estimators", "oracles", "solvers", "theory")
 
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
     from bilevel import problems as problems
     from bilevel._cpu_loops import fuse_cpu_loops as fuse_cpu_loops
     from bilevel._types import Point as Point
+    from bilevel.bench.benchmark import benchmark as benchmark
+    from bilevel.engine.early import EarlyStopping as EarlyStopping
     from bilevel.engine.logs import CSVLog as CSVLog
     from bilevel.engine.logs import Log as Log
     from bilevel.engine.logs import TensorBoardLog as TensorBoardLog
@@ -38,7 +48,12 @@ if TYPE_CHECKING:
     from bilevel.engine.run import Run as Run
     from bilevel.engine.run import resume as resume
     from bilevel.engine.run import run as run
+    from bilevel.engine.show import plot as plot
+    from bilevel.engine.stopping import StepError as StepError
+    from bilevel.oracles.host_data import HostData as HostData
     from bilevel.problems import BilevelProblem as BilevelProblem
+    from bilevel.problems.hypergradients import Hypergradient as Hypergradient
+    from bilevel.problems.hypergradients import hypergradient as hypergradient
     from bilevel.solvers import SOLVERS as SOLVERS
 
 
@@ -47,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"bilevel.{name}")
     if name == "__all__":
-        return sorted([*_HOME, *_MODULES, *_solvers()])
+        return sorted([*(_HOME.keys() - set(_OF_EXTRAS)), *_MODULES, *_solvers()])
     if name in _HOME:
         found = getattr(importlib.import_module(f"bilevel.{_HOME[name]}"), name)
     elif not name.startswith("_") and name in _solvers():
@@ -63,4 +78,4 @@ def _solvers() -> dict[str, Any]:
 
 
 def __dir__() -> list[str]:
-    return [*__getattr__("__all__"), "__version__"]
+    return [*__getattr__("__all__"), *_OF_EXTRAS, "__version__"]

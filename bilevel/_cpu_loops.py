@@ -6,6 +6,7 @@ step of a linear model touches a hundred. Only the environment can raise it, bef
 """
 
 import os
+import sys
 
 _FLAG, _OPTION = "--xla_backend_extra_options=", "xla_cpu_small_while_loop_byte_threshold"
 # Above a step of a linear model or of the quadratics; below a step on rows of hundreds of features and several classes,
@@ -19,12 +20,10 @@ def fuse_cpu_loops() -> None:
     Call it before JAX computes anything. It adds an option to the environment variable ``XLA_FLAGS`` and keeps what
     else is there; where you set this option yourself, it does nothing.
     """
-    from jax._src.xla_bridge import backends_are_initialized
-
     flags = os.environ.get("XLA_FLAGS", "").split()
     if any(_OPTION in flag for flag in flags):
         return
-    if backends_are_initialized():
+    if _jax_runs():
         or_so = f"or start Python with XLA_FLAGS={_FLAG}{_OPTION}={_LIMIT_BYTES}"
         raise RuntimeError(f"`fuse_cpu_loops()` comes too late: JAX runs. Call it before the first array, {or_so}")
     if not all(flag.startswith("--") for flag in flags):
@@ -32,6 +31,14 @@ def fuse_cpu_loops() -> None:
     own = [flag.removeprefix(_FLAG) for flag in flags if flag.startswith(_FLAG)]
     others = [flag for flag in flags if not flag.startswith(_FLAG)]
     os.environ["XLA_FLAGS"] = " ".join([*others, _FLAG + ",".join([*own, f"{_OPTION}={_LIMIT_BYTES}"])])
+
+
+def _jax_runs() -> bool:
+    if "jax" not in sys.modules:
+        return False
+    from jax._src.xla_bridge import backends_are_initialized
+
+    return backends_are_initialized()
 
 
 def may_be_fused() -> bool:

@@ -7,13 +7,14 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel._program_files import keep_programs
 from bilevel._types import PyTree
 
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype:
     """Return ``dtype`` as a NumPy dtype, refusing what the library does not compute in."""
     for known in (np.dtype("float32"), np.dtype("float64")):
-        if known == dtype:
+        if isinstance(dtype, str | type | np.dtype) and known == dtype:
             return known
     raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
 
@@ -30,5 +31,6 @@ def resolve_dtype(dtype: DTypeLike | None, *data: PyTree) -> np.dtype:
 @contextmanager
 def arithmetic(dtype: DTypeLike) -> Iterator[None]:
     """Compute in ``dtype``: 64-bit types where it is float64, and no TF32 products on a GPU."""
+    keep_programs()
     with jax.enable_x64(np.dtype(dtype) == np.float64), jax.default_matmul_precision("highest"):
         yield

@@ -4,9 +4,10 @@ JAX writes its hash as a loop, over arrays of several axes once it is vmapped. W
 half the time and is drawn several times as fast.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bilevel._types import Array
 
@@ -20,7 +21,7 @@ def fold_in(key: Array, data: Array | int) -> Array:
 
 def integers(key: Array, shape: tuple[int, ...], n: int) -> Array:
     """Return ``jax.random.randint`` of a threefry key: 32-bit integers of {0, …, n-1}."""
-    positions = np.arange(np.prod(shape, dtype=int), dtype=np.uint32).reshape(shape)
+    positions = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     halves = (_hash(jax.random.key_data(key), half) for half in (0, 1))
     high, low = (jnp.bitwise_xor(*_hash(half, positions)) % jnp.uint32(n) for half in halves)
     shift = (2**16 % n) ** 2 % 2**32 % n

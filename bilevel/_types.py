@@ -15,6 +15,7 @@ name               meaning
 Each name from ``inner_grad`` on is a method of the oracles and a kind of oracle call, which `Calls` counts.
 """
 
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -26,6 +27,19 @@ PyTree: TypeAlias = Any
 Scalar: TypeAlias = Any  # a float, a 0-d array, or a tracer
 Count: TypeAlias = Any  # an int or an integer array
 INT32_MAX = int(np.iinfo(np.int32).max)
+
+
+def is_number(value: Any, kind: type = Real) -> bool:
+    """Tell whether a value of a user's is a number of this kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def as_float(value: Any) -> Any:
+    """Return a real number as a float; what is none, or too large to be one, as it is."""
+    try:
+        return float(value) if is_number(value) else value
+    except OverflowError:
+        return value
 
 
 class Point(NamedTuple):

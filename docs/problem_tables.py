@@ -3,6 +3,7 @@
 python docs/problem_tables.py ijcnn1           solvers on IJCNN1, tuned, then run for 5e8 calls
 python docs/problem_tables.py cleaning         data cleaning on MNIST, 10 seconds, against plain fits
 python docs/problem_tables.py exact_solutions  time of an exact solution between two evaluations of a run
+python docs/problem_tables.py folds            cross-validation of many rows, by SRBA("auto") and by exact fits
 python docs/problem_tables.py memory           peak memory of each problem, each in a process of its own
 """
 
@@ -109,6 +110,72 @@ def iterates(problem, solver, count=12):
         yield run.point.outer_var.astype(np.float64)
 
 
+def folds():
+    columns = "rows × features, classes | way | processor s to 1 % | to 0.1 % | to 0.01 % | calls to 0.01 %"
+    print(f"| {columns} |\n" + "| --- " * 6 + "|")
+    for n, p, n_classes in ((20_000, 100, 2), (50_000, 200, 2), (50_000, 500, 2), (20_000, 100, 5)):
+        X, labels, fold = many_rows(n, p, n_classes)
+        exact = exact_path(X, labels, fold)
+        best = min(value for _, _, value in exact)
+        for name, path in (("exact fits", exact), ('SRBA("auto")', srba_path(X, labels, fold, best))):
+            reached = [next((row for row in path if row[2] <= best * (1 + gap)), None) for gap in (1e-2, 1e-3, 1e-4)]
+            seconds = " | ".join("not" if row is None else f"{row[0]:.1f}" for row in reached)
+            calls = f"{reached[-1][1]:.1e}" if reached[-1] and reached[-1][1] else ""
+            print(f"| {n} × {p}, {n_classes} | {name} | {seconds} | {calls} |", flush=True)
+
+
+def many_rows(n, p, n_classes):
+    """Rows of which a tenth of the columns matter, classes, and the fold of each."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, p), dtype=np.float32)
+    sizes = np.where(np.arange(p) < p // 10, 4 / np.sqrt(p), 0.2 / np.sqrt(p))
+    scores = X @ (sizes[:, None] * rng.standard_normal((p, n_classes))) + rng.gumbel(size=(n, n_classes))
+    return X, scores.argmax(axis=1), rng.permutation(np.arange(n) % 5)
+
+
+def exact_path(X, labels, fold):
+    """Processor seconds and h of each evaluation by which the estimators would minimize the same objective."""
+    from bilevel.estimators import selection
+    from bilevel.estimators.glm import RidgeGLM
+    from bilevel.estimators.losses import Logistic, Softmax
+
+    (n, p), held_out, n_classes = X.shape, fold == np.arange(5)[:, None], labels.max() + 1
+    loss, y = (Logistic(), labels[:, None] * 1.0) if n_classes == 2 else (Softmax(), np.eye(n_classes)[labels])
+    selection._DOUBT = 0.0  # labels as they are, as in the problem
+    model = RidgeGLM(X.astype(np.float64), y, loss, intercept=False)
+    weights = selection.Folds.of_rows(1.0 * ~held_out, 1.0 * held_out)
+    objective = selection.Objective(model, weights, selection.Structure("per_feature", np.arange(p), PRIOR_SCALE))
+    path, began, evaluate = [], time.process_time(), objective._evaluate
+
+    def timed(log_penalties):
+        found = evaluate(log_penalties)
+        path.append((time.process_time() - began, 0, objective.values[-1] / n))
+        return found
+
+    objective._evaluate = timed
+    selection.learn(objective, np.full(p, np.log(n) - 2), (-10.0, 30.0), tol=1e-6 * n, max_iter=200)
+    return path
+
+
+def srba_path(X, labels, fold, best):
+    """Processor seconds, compilation included, calls and h along a run, until h is within 0.01 % of the best."""
+    began = time.process_time()
+    loss, y = ("logistic", 2 * labels - 1) if labels.max() == 1 else ("softmax", labels)
+    problem = problems.cross_validation(X, y, fold, loss=loss, prior_scale=PRIOR_SCALE, dtype="float32")
+    run = bilevel.Run(problem, bilevel.SRBA("auto"), exact=False)
+    spent, solution, path = time.process_time() - began, None, []
+    while not path or (path[-1][2] > best * (1 + 1e-4) and run.step < 30_000):
+        began = time.process_time()
+        run.advance(max(100, run.step // 4))
+        spent += time.process_time() - began
+        solution = problem.exact_solver(run.point.outer_var.astype(np.float64), solution)
+        path.append((spent, sum(run.calls), solution.value))
+    return path
+
+
+PRIOR_SCALE = 0.5
+
+
 def memory():
     print("| problem | built, MB | with an exact solution | after a run of SRBA |\n| --- | --- | --- | --- |")
     for name in ("quadratic", "ijcnn1", "mnist_cleaning", "covtype", "breast_cancer"):
@@ -138,7 +205,7 @@ def peak():
 
 
 if __name__ == "__main__":
-    tables = {function.__name__: function for function in (ijcnn1, cleaning, exact_solutions, memory)}
+    tables = {function.__name__: function for function in (ijcnn1, cleaning, exact_solutions, folds, memory)}
     what = sys.argv[1] if len(sys.argv) == 2 else ""
     if "--peak" in sys.argv:
         peak_of(sys.argv[-1])

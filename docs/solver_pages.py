@@ -1,6 +1,6 @@
 """Write what the pages say of each solver from the solvers themselves, while the site is built.
 
-python docs/solver_pages.py            # print the table of docs/solvers.md
+python docs/solver_pages.py            # print the tables of docs/solvers.md
 """
 
 import inspect
@@ -8,24 +8,79 @@ import re
 import sys
 
 import bilevel
+from bilevel._types import Calls
+from bilevel.engine.loop import run_key
+from bilevel.solvers import HostSolver
 
-HEADER = ("solver", "what it is", "cost and memory", "calls to ε", "setting", "F", "G")
-TABLE, REFERENCE = "<!-- table of all solvers -->", "<!-- reference of all solvers -->"
+COSTS = ("solver", "asks for", "calls per step", "memory", "adaptive")
+ORIGINS = ("solver", "what it is, from where", "year", "calls to ε", "proved for", "confidence")
+# What the docstring of a solver's file must hold, and how it is found there. A year is no part of an arXiv number.
+STATED = {
+    "reference": r"\A[^\n]*\n\n(.+?)(?:\s*Confidence:|\n\n|\Z)",
+    "year": r"\b((?:19|20)\d\d)\b(?!\.\d)",
+    "calls per step": r"Cost:?\s+(.+?)\.?\s+Memory",
+    "memory": r"Memory:?\s+(.+?)\.(?:\s|\Z)",
+    "adaptive": r"Adaptive:\s+(.+?)\.(?:\s|\Z)",
+    "confidence": r"Confidence:\s+(high|medium|low)\b",
+}
+MARKS = "<!-- costs of all solvers -->", "<!-- origins of all solvers -->", "<!-- reference of all solvers -->"
 
 
-def row(cls):
-    """Return the cells of one solver, from the docstring of its file and what it carries."""
+def describe(cls):
+    """Return what a solver says of itself, by name; raise where something is missing."""
     text = inspect.getdoc(sys.modules[cls.__module__])
-    title = text.split("\n")[0].split(": ", 1)[1].rstrip(".")
-    cost = re.search(r"(Cost.*?)(\n\n|\Z)", text, flags=re.DOTALL).group(1).replace("\n", " ")
-    proved = cls.complexity or ("", "", "", "")
-    return (f"`{cls.__name__}`", title, cost, *proved)
+    found = {"title": text.split("\n")[0].split(": ", 1)[1].rstrip(".")}
+    for name, pattern in STATED.items():
+        match = re.search(pattern, found["reference"] if name == "year" else text, flags=re.DOTALL)
+        if match is None:
+            raise ValueError(f"`{cls.__name__}`: its file's docstring has no {name}; see docs/add-a-solver.md.")
+        found[name] = " ".join(match[1].split())
+    if cls.complexity is None:
+        way_out = 'give `Complexity("none")` where nothing is proved.'
+        raise ValueError(f"`{cls.__name__}`: `complexity` is missing; {way_out}")
+    return found | {"proved": cls.complexity}
 
 
-def table():
-    """Return the table of docs/solvers.md in Markdown."""
-    rows = [HEADER, ["---"] * len(HEADER), *(row(cls) for cls in bilevel.SOLVERS.values())]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows)
+def ask(cls):
+    """Return what a solver asks the oracles for at its defaults, from the calls that it counts."""
+    problem = bilevel.problems.quadratic(10_007, 5_003, 2, 2)
+    if issubclass(cls, HostSolver):
+        steps = [bilevel.run(problem, cls(), max_steps=2, exact=False).calls]
+    else:
+        solver = cls().resolve(problem.oracles)
+        oracles = problem.oracles.with_batches(1, solver.sampling)
+        draw = solver.draw(oracles, run_key(0), 0)
+        steps = [solver.calls(oracles, draw, refresh) for refresh in {False, solver.restarts}]
+    kinds = {kind for kind in Calls._fields if any(getattr(step, kind) for step in steps)}
+    parts = {"gradients": True, "HVP": "hvp" in kinds, "JVP": "cross" in kinds, "values": "outer_value" in kinds}
+    parts["full batches"] = any(count >= problem.n_outer for step in steps for count in step)
+    return ", ".join(name for name, asked in parts.items() if asked)
+
+
+def make_table(header, rows):
+    """Return a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
+
+
+def costs():
+    """Return the table of what each solver asks for and costs."""
+    rows = []
+    for name, cls in bilevel.SOLVERS.items():
+        found = describe(cls)
+        rows.append((f"`{name}`", ask(cls), *(found[key] for key in ("calls per step", "memory", "adaptive"))))
+    return make_table(COSTS, rows)
+
+
+def origins():
+    """Return the table of where each solver is from and what is proved of it."""
+    rows = []
+    for name, cls in bilevel.SOLVERS.items():
+        found = describe(cls)
+        proved, source = found["proved"], f"{found['title']}. {found['reference']}"
+        smooth = f"; F {proved.outer}, G {proved.inner}" if proved.inner else ""
+        rows.append((f"`{name}`", source, found["year"], proved.calls, proved.setting + smooth, found["confidence"]))
+    return make_table(ORIGINS, rows)
 
 
 def reference():
@@ -35,11 +90,11 @@ def reference():
 
 
 def on_page_markdown(markdown, **_):
-    """Put the table and the entries in the place of their marks; MkDocs calls this for each page."""
-    for mark, text in ((TABLE, table), (REFERENCE, reference)):
+    """Put tables and entries in the place of their marks; MkDocs calls this for each page."""
+    for mark, text in zip(MARKS, (costs, origins, reference), strict=True):
         markdown = markdown.replace(mark, text()) if mark in markdown else markdown
     return markdown
 
 
 if __name__ == "__main__":
-    print(table())
+    print(costs(), origins(), sep="\n\n")

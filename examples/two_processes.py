@@ -32,7 +32,8 @@ def breast_cancer(part):
 
 def work(address, n_processes, process, whole):
     """What each process does."""
-    jax.distributed.initialize(address, n_processes, process)
+    # By default the first process would listen at every address of this machine.
+    jax.distributed.initialize(address, n_processes, process, coordinator_bind_address=address)
     part = slice(None) if whole else slice(process, None, n_processes)
     problem = bilevel.problems.logistic_selection(*breast_cancer(part), dtype="float64")
     return bilevel.run(problem.sharded(own_rows=not whole), SOLVER, max_steps=STEPS)

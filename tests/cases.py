@@ -118,7 +118,8 @@ def indices(samples, rows):
 def trajectory(problem, solver, steps, seed=0, page=None):
     """Iterates, states and draws of the first steps, one compiled step at a time."""
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
+        inner, outer = solver.batches()
+        oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
         traced = solver.resolve(oracles).cast(problem.dtype)
         # As long as in a run, which then needs no other program.
         page = page or draw_page(traced, oracles, run_key(seed), np.int32(0), PAGE_LENGTH)

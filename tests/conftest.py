@@ -1,9 +1,18 @@
+import signal
 from pathlib import Path
 
 import jax
 import pytest
 
+from bilevel import _programs
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# A shell lets its background jobs ignore Ctrl-C, and so would this process and those that tests start and stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_programs.MOST_KINDS = 10**6  # tests share programs across modules; they are let go below
 
 _MAPS = Path("/proc/self/maps")
 

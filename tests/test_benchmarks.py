@@ -11,7 +11,6 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import run_key
-from bilevel.solvers import Solver
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 BATCH, STEPS, STEP_SIZE, OUTER_RATIO = 8, 12, 0.05, 0.1
@@ -22,8 +21,9 @@ TINY = {
 }
 BASELINES = ("SABA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
 QUICK = [("IJCNN1", "SRBA"), ("IJCNN1", "SOBA")]
-PAIRS = [(problem, solver) for problem in TINY for solver in ("SRBA", "SOBA", *BASELINES)]
-COMPILED = [name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver)]
+PAIRS = [("IJCNN1", solver) for solver in ("SRBA", "SOBA", *BASELINES)]
+PAIRS += [(problem, solver) for problem in ("quadratics", "cleaning") for solver in ("SRBA", "SABA", "AmIGO")]
+TIMED = ["SRBA", "SABA", "AmIGO", "F2SAp", "STFBO"]  # with and without a baseline, tables, an order, steps of its own
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def marked(pair):
 
 
 @pytest.mark.parametrize(("problem", "solver"), [marked(pair) for pair in PAIRS])
+@pytest.mark.slow
 def test_textbook_versions_take_the_librarys_steps(script, problem, solver):
     shape = tiny(script, problem)
     settings = bilevel.SOLVERS[solver](STEP_SIZE, OUTER_RATIO, BATCH)
@@ -76,9 +77,8 @@ def rows_of(markdown):
     return {cells[0]: cells[1:] for cells in lines[2:]}
 
 
-@pytest.mark.parametrize(
-    ("problem", "names"), [("quadratics", ["SOBA"]), pytest.param("IJCNN1", COMPILED, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("problem", "names"), [("quadratics", ["SOBA"]), ("IJCNN1", TIMED)])
+@pytest.mark.slow
 def test_the_table_of_steps_has_every_solver_above_its_floor(script, problem, names):
     table = script("step").problem_table(tiny(script, problem, "float32"), BATCH, names, rounds=1, seconds=0.001)
     rows = rows_of(table)
@@ -99,3 +99,77 @@ def test_slopes_are_those_of_powers(script):
 def test_a_part_that_does_not_exist_is_refused(script):
     with pytest.raises(Exception, match="'steps' is not one of step, memory"):
         script("bench").chosen("step,steps")
+
+
+@pytest.mark.slow
+def test_the_table_of_equal_calls_goes_on_with_what_is_kept(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(FOLDER.parent)
+    equal, page = script("equal_calls"), tmp_path / "page.md"
+    assert equal.main(["--quick", "--only", "SOBA", "--out", str(page)]) == 0
+    first = (tmp_path / "page" / "SOBA.parquet").read_bytes()
+    assert equal.main(["--quick", "--only", "SOBA", "--only", "MASOBA", "--out", str(page)]) == 0
+    assert {path.name for path in (tmp_path / "page").glob("*.parquet")} == {"SOBA.parquet", "MASOBA.parquet"}
+    assert (tmp_path / "page" / "SOBA.parquet").read_bytes() == first, "it was not run again"
+    rows = rows_of(page.read_text().partition("## How")[0])
+    assert set(rows) == {"`MASOBA`", "`SOBA`"} and all(len(cells) == 5 for cells in rows.values())
+
+
+def test_solvers_are_ranked_by_their_medians_and_the_missing_are_last(script):
+    outcomes = {
+        "a": {"one": (1.0, 0.5, ""), "two": (2.0, 2.0, ""), "three": (np.inf, np.inf, "")},
+        "b": {"one": (3.0, 3.0, ""), "two": (2.0, 2.0, "")},
+    }
+    assert script("equal_calls").mean_ranks(outcomes) == {"one": 1.5, "two": 1.5, "three": 3.0}
+
+
+def test_a_folder_that_is_no_checkout_of_the_reference_is_refused(script, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`--reference .*holds no solvers/srba.py"):
+        script("reference").Reference(tmp_path, "IJCNN1")
+
+
+def test_a_line_beside_the_reference_has_both_ratios_and_alone_has_none(script):
+    row = script("beside_reference").row
+    micros = np.array([[2.0, 12.0], [4.0, 8.0], [3.0, 9.0]])
+    assert row("IJCNN1", "SOBA", micros)[2:] == ["2.00", "3.00", "8.00", "9.00", "4", "3", "4"]
+    assert row("IJCNN1", "SOBA", micros[:, :1]) == ["IJCNN1", "SOBA", "2.00", "3.00"]
+
+
+def test_processes_that_take_turns_answer_every_round(script):
+    turns = script("turns")
+    program = "import turns; turns.answer_turns({'one': iter((1, 2)).__next__})"
+    process = turns.Turns(["-c", program], PYTHONPATH=str(FOLDER))
+    assert [process.take(), process.take()] == [{"one": 1}, {"one": 2}]
+    process.end()
+    with pytest.raises(RuntimeError, match="did not start"):
+        turns.Turns(["-c", "pass"])
+
+
+@pytest.mark.slow
+def test_the_batches_handed_to_betty_are_those_of_a_run(script):
+    beside = script("beside_betty")
+    task = beside.make_task(5)
+    (rows,) = beside.draw_batches(task, 1)["inner"]
+    run = bilevel.Run(beside.build(task), bilevel.SOBA(beside.RATE, 1e12, beside.BATCH))
+    run.advance(1)
+    hidden = np.tanh(task["train_rows"][rows] @ task["first"] + task["bias"])
+    residuals = np.exp(hidden @ task["last"])
+    residuals /= residuals.sum(axis=1, keepdims=True)
+    residuals[np.arange(beside.BATCH), task["train_labels"][rows]] -= 1
+    gradient = hidden.T @ residuals / 2 / beside.BATCH + 2 * beside.DECAY * task["last"]  # weights begin at 1/2
+    np.testing.assert_allclose(run.point.inner_var["last"], task["last"] - beside.RATE * gradient, atol=1e-6)
+
+
+def test_streamed_rows_are_refused_where_the_disk_is_too_small(script, tmp_path):
+    with pytest.raises(SystemExit, match=r"takes 8900000000\.0 GB"):
+        script("streaming").write(tmp_path, 10**17, 22)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_streamed_rows_are_those_that_were_written(script, tmp_path):
+    streaming = script("streaming")
+    paths = streaming.write(tmp_path, 3000, 4)
+    rows, labels = streaming.make_rows(np.random.default_rng(0), 3000, 4)
+    problem = streaming.build(paths, 3000, 4, 100)
+    np.testing.assert_array_equal(problem.oracles.inner_samples.reader.rows(np.arange(3000))[0], rows * labels[:, None])
+    assert streaming.plain_read(paths) > 0 and streaming.memory()["VmHWM"] > 0

@@ -1,17 +1,29 @@
 """The command line: what it shows, what it writes, and one line for what it cannot do."""
 
+import csv
+import io
+import json
+import os
+import re
 import shutil
-from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
+import rich.console
 from typer.testing import CliRunner
 
 import bilevel
+from bilevel.bench import stops
 from bilevel.bench.store import Store
-from bilevel.cli import app
+from bilevel.cli import doctor, main, runs, terminal
+from bilevel.cli.app import app
+from bilevel.reproduction import page, protocol
 from tests.bench import tiny
 
-ROOT = Path(__file__).parents[1]
+COMMAND = "import sys; sys.argv[0] = 'bilevel'; from bilevel.cli import main; main()"
 TEXT = tiny.HEAD + tiny.BUDGET + tiny.SECONDS + tiny.SOBA
 
 
@@ -68,6 +80,13 @@ def test_a_run_fills_a_store_and_says_what_is_next(finished):
     assert (folder / "_tiny.toml").read_text() == config.read_text()
 
 
+def test_what_is_piped_comes_line_by_line_and_says_what_where_and_how_long(finished):
+    _, folder, shown = finished
+    assert f"in the timing phase; results go to {folder} sweep: 4 cells; 0 cells were there" in shown
+    assert "sweep: SOBA on quadratic, seed 0: compiling, running sweep: SOBA on quadratic, seed 0: done" in shown
+    assert re.search(r"2 of 4 cells, about 0:\d\d left", shown) and "timing: 2 cells" in shown
+
+
 def test_a_second_run_has_nothing_to_do(finished):
     config, folder, _ = finished
     before = sorted(folder.iterdir())
@@ -89,10 +108,85 @@ def test_the_selected_setting_is_shown_with_its_numbers(finished):
     assert f"step_size={best:g}" in shown and "batch_size" in shown
 
 
+def test_selected_settings_are_read_by_programs(finished):
+    best = Store(finished[1]).read("timing")["param_step_size"].iloc[0]
+    result = CliRunner().invoke(app, ["select", str(finished[1]), "--format", "csv"])
+    (row,) = csv.DictReader(result.stdout.splitlines())
+    assert (row["solver"], row["metric"], float(row["param_step_size"])) == ("SOBA", "value_gap", best)
+    result = CliRunner().invoke(app, ["select", str(finished[1]), "--format", "json"])
+    (record,) = json.loads(result.stdout)
+    assert record["param_step_size"] == best and record["median"] == float(row["median"])
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_no_table_breaks_a_word(width, monkeypatch):
+    text = io.StringIO()
+    monkeypatch.setattr(terminal, "out", rich.console.Console(file=text, width=width, force_terminal=True))
+    words = "momentum_of_the_outer_variable step_size", "an estimate that restarts with each full-batch pass"
+    terminal.print_table(("parameters", "what it is"), [words], "solvers")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text.getvalue())
+    assert set(" ".join(words).split()) <= set(plain.split())
+
+
+def test_the_defaults_that_help_shows_without_importing_are_those_of_the_reproduction():
+    assert (runs.KEPT, runs.PAGE) == (protocol.KEPT, page.PAGE)
+    assert {part.value for part in runs.Reproduced} == {"all", *protocol.PARTS, *runs.MEASURED}
+
+
+def test_the_version_is_told():
+    assert said("--version") == f"bilevel {bilevel.__version__}"
+
+
+def test_the_help_tells_the_exit_codes_and_the_shell_completes():
+    assert "Exit codes: 0 done, 1 some of the work failed, 2 refused" in said("--help")
+    assert "--install-completion" in said("--help")
+    asked = {"_BILEVEL_COMPLETE": "complete_bash", "COMP_WORDS": "bilevel run de", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-c", COMMAND], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.split() == ["demo"]
+
+
+def test_telling_commands_do_not_wait_for_jax():
+    told = "import atexit; atexit.register(lambda: print('jax' in sys.modules))"
+    script = f"import sys; sys.argv[1:] = ['--help']; {told}; {COMMAND}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--help"], 0, "the command line needs typer, rich: pip install 'bilevel[bench]'"),
+        (["run", "demo"], 2, "the command line needs typer, rich: pip install 'bilevel[bench]'"),
+        (["--version"], 0, f"bilevel {bilevel.__version__}\n"),
+        (["doctor"], 0, "extra bench: "),
+    ],
+)
+def test_without_its_extra_the_command_line_names_it(words, code, expected, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bilevel", *words])
+    monkeypatch.setattr("bilevel.cli.find_spec", lambda name: None if name in ("typer", "rich") else name)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == code and expected in capsys.readouterr().out
+
+
+def test_the_doctor_names_what_an_extra_lacks(monkeypatch):
+    known = doctor.installed_version
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in ("rich", "optuna") else known(name))
+    found = dict(doctor.examine())
+    assert found["extra compare"] == "optuna, rich missing: pip install 'bilevel[compare]'"
+    assert found["extra log"] == "installed"
+
+
 def test_the_report_is_one_page(finished, tmp_path):
     shown = said("report", finished[1], "--out", tmp_path / "page")
     page = tmp_path / "page" / "index.html"
-    assert f"report: {page}" in shown and "SOBA" in page.read_text()
+    assert f"open in a browser: {page}" in shown and "SOBA" in page.read_text()
+
+
+def test_the_report_compares_with_an_earlier_store(finished, tmp_path):
+    said("report", finished[1], "--out", tmp_path / "page", "--before", finished[1])
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "SOBA (before)" in page and "the same in every seed" in page
 
 
 def test_figures_are_written_for_print(finished, tmp_path):
@@ -103,8 +197,9 @@ def test_figures_are_written_for_print(finished, tmp_path):
 
 
 def test_the_machine_is_described():
-    shown = said("check")
-    assert "JAX" in shown and "cpu" in shown and "digits" in shown and "pyarrow" in shown
+    shown = said("doctor")
+    assert f"bilevel │ {bilevel.__version__}" in shown and "jax" in shown and "extra bench │ installed" in shown
+    assert "cpu" in shown and "digits" in shown and "cache" in shown
 
 
 def test_a_name_that_looks_like_markup_is_printed_as_it_is(config, tmp_path, monkeypatch):
@@ -136,6 +231,43 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch):
     assert f"To go on: bilevel run {config} --store '{folder}' --seeds 0:1" in shown
 
 
+def test_a_stop_that_a_callback_swallows_comes_again(config, tmp_path, monkeypatch):
+    class Swallowing:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+    def interrupted(*_, **__):
+        Swallowing()
+        time.sleep(30)
+
+    monkeypatch.setattr(sys, "unraisablehook", stops._stop_again)
+    monkeypatch.setattr("bilevel.bench.execute.run_task", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        shown = said("run", config, "--store", tmp_path / "store", code=130)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "To go on: bilevel run" in shown
+
+
+def test_sigterm_stops_as_ctrl_c_does(config, finished, tmp_path, monkeypatch):
+    def terminated(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(stops, "_last", int(signal.SIGINT))
+    monkeypatch.setattr("bilevel.bench.execute.run_task", terminated)
+    monkeypatch.setattr("bilevel.bench.report.write_report", terminated)
+    before = signal.signal(signal.SIGTERM, stops._terminate)
+    try:
+        shown = said("run", config, "--store", tmp_path / "store", code=143)
+        assert f"To go on: bilevel run {config} --store {tmp_path / 'store'}" in shown
+        shown = said("report", finished[1], "--out", tmp_path / "page", code=143)
+        assert shown == "stopped; no file is half written. The same command goes on, or begins anew."
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -156,9 +288,8 @@ def test_a_bad_option_is_refused_in_a_line(config, tmp_path, monkeypatch, argume
     assert pretence.swept == []
 
 
-def test_an_unknown_config_is_refused_with_the_nearest(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
-    assert "no such file; did you mean `smoke`?" in said("run", "smoek", code=2)
+def test_an_unknown_config_is_refused_with_the_nearest(tmp_path):
+    assert "no such config in the package; did you mean `smoke`?" in said("run", "smoek", code=2)
     assert "no such file" in said("run", tmp_path / "none.toml", code=2)
     (tmp_path / "bad.toml").write_text("name = ")
     assert "not TOML" in said("run", tmp_path / "bad.toml", code=2)

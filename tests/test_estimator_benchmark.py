@@ -1,8 +1,10 @@
 """The comparison of estimators: tables are read as they are, splits are fixed, results are kept, tests are right."""
 
+import gzip
 import importlib
 import io
 import json
+import lzma
 import pickle
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import pandas as pd
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+BOMBS = [("csv", "a.csv", bytes), ("csv", "a.csv.gz", gzip.compress), ("pickle", "a.pkl.xz", lzma.compress)]
 
 
 @pytest.fixture
@@ -43,6 +46,15 @@ def test_a_file_without_names_is_read_from_a_wheel(script, tmp_path):
     assert list(frame) == ["c0", "c1", "target"]
     np.testing.assert_array_equal(frame["c0"], [1.5, np.nan, -2])
     assert list(frame["c1"]) == ["u", "v", "u"]
+
+
+@pytest.mark.parametrize(("reader", "name", "pack"), BOMBS)
+def test_a_bomb_in_a_wheel_is_cut(reader, name, pack, script, tmp_path, monkeypatch):
+    wheel(tmp_path, "made_up", {name: pack(b"0,1\n" * 10_000)})
+    files = script("estimator_files")
+    monkeypatch.setattr(files, "MOST_BYTES", 10_000)
+    with pytest.raises(files.Unavailable, match="more than 10,000 bytes"):
+        files.read(entry(reader, name), tmp_path)
 
 
 def test_views_are_joined_by_row(script, tmp_path):
@@ -298,3 +310,38 @@ def test_columns_are_scaled_so_that_a_penalty_of_one_acts_as_theirs(script):
     centered = X - X.mean(0)
     coef = np.linalg.solve(centered.T @ centered + np.diag([0.5, 20, 20]), centered.T @ y)
     np.testing.assert_allclose(search.predict(X), centered @ coef + y.mean(), rtol=1e-10)
+
+
+ARFF = """% a comment
+@attribute days numeric
+@attribute end {alive,dead}
+@attribute grade {1,2,3}
+@attribute x1 numeric
+@attribute x2 numeric
+@DATA
+3,dead,1,0.5,2
+4,alive,2,?,1
+1,dead,3,1.5,0
+"""
+
+
+def test_survival_tables_are_read_and_encoded(script, tmp_path):
+    cox, files = script("cox"), script("estimator_files")
+    wheel(tmp_path, "made_up", {"a.arff": ARFF})
+    frame = files.read(entry("arff", "a.arff"), tmp_path)
+    assert list(frame["grade"]) == ["1", "2", "3"] and np.isnan(frame["x1"][1])
+    found = cox.encode(frame, cox.Entry("arff", "a", "days", "end", "", "dead", ("x2",)))
+    assert found.y.tolist() == [(True, 3.0), (False, 4.0), (True, 1.0)]
+    np.testing.assert_array_equal(found.X, [[1, 0, 0, 0.5], [0, 1, 0, np.nan], [0, 0, 1, 1.5]])
+    assert found.groups.tolist() == [0, 0, 0, 1]
+    # Of the first event all three rows are at risk, of the second two.
+    expected = (np.log(np.exp(1) + np.exp(2) + np.exp(3)) - 3 + np.log(np.exp(1) + np.exp(2)) - 1) / 2
+    assert cox.loss_per_event(found.y, np.array([1.0, 2.0, 3.0])) == pytest.approx(expected)
+
+
+def test_the_report_on_cox_models_shows_what_was_measured(script):
+    reports = FOLDER.parent / "reports"
+    cox = script("cox")
+    kept = cox.read_kept(reports / "cox.csv")
+    assert len(kept) == len(cox.SETS) * cox.SPLITS * 6
+    assert cox.summarize(kept) in (reports / "cox.md").read_text()

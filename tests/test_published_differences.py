@@ -1,8 +1,5 @@
 """The differences of the published code are what they are said to be, and nothing else changes."""
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -10,17 +7,16 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import run_key
+from tests.scripts import load_example
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "published_differences.py"
+pytestmark = pytest.mark.slow  # many compilations
+
 FULL = {"step_size": 0.1, "outer_ratio": 0.5, "sampling": "full"}
 
 
 @pytest.fixture(scope="module")
 def published():
-    spec = importlib.util.spec_from_file_location("published_differences", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("published_differences")
 
 
 @pytest.fixture(scope="module")

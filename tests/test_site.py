@@ -98,6 +98,16 @@ def test_every_figure_of_the_reports_is_shown_by_one():
     assert sorted(shown) == sorted(path.name for path in reports.iterdir() if path.suffix in (".png", ".svg"))
 
 
+def test_pictures_of_choices_are_those_that_are_drawn_and_name_what_there_is():
+    choices = load(ROOT / "docs" / "choices.py", "choices")
+    for name, (title, questions, last) in choices.PICTURES.items():
+        assert (ROOT / "docs" / name).read_text() == choices.draw(title, questions, last)
+    named = {word for one in choices.SOLVERS for word in re.findall(r"\b[A-Z]\w*[A-Z]\w*|Exact", one.answer)}
+    assert named == {"F2SA", "F2SAp", "FdeHBO", "SRBA", "Exact", "SABA"} <= set(bilevel.SOLVERS)
+    _, questions, last = choices.PICTURES["which-estimator.svg"]
+    assert {one.answer for one in (*questions, last)} <= set(estimators.__all__)
+
+
 def reference_page(path):
     return load(ROOT / "docs" / "solver_pages.py", "solver_pages").on_page_markdown(path.read_text())
 

@@ -50,6 +50,7 @@ def test_a_quick_run_gives_the_promised_columns(script, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.slow
 def test_pages_and_figures_are_drawn_again_from_what_is_kept(script, tmp_path, name):
     for ending in ("csv", "md"):
         shutil.copy(KEPT / f"{name}.{ending}", tmp_path)

@@ -20,16 +20,18 @@ import numpy as np
 
 from bilevel._optional import require
 from bilevel._precision import arithmetic
+from bilevel.bench.plugins import Builder, digest, find_problem, find_solver, is_foreign
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
 from bilevel.engine.steps import Prepared, prepare
 from bilevel.engine.sweep import CellResult, sweep
-from bilevel.problems import PROBLEMS, BilevelProblem
-from bilevel.solvers import SOLVERS, HostSolver, SolverBase
+from bilevel.problems import BilevelProblem
+from bilevel.solvers import HostSolver, SolverBase
 
 Pairs: TypeAlias = tuple[tuple[str, Any], ...]
 Rows: TypeAlias = list[dict[str, Any]]  # of the store, one per evaluation
 SWEEP, TIMING = "sweep", "timing"
+SIZES = ("n_inner", "n_outer", "dim_inner", "dim_outer")  # rows, and numbers in each variable
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
 
 
@@ -54,9 +56,9 @@ class Cell:
     """One run, stated in full: a solver with a setting and a seed, on a problem, under a budget."""
 
     experiment: str
-    problem: str  # a name in ``bilevel.problems.PROBLEMS``
+    problem: str  # a name in ``bilevel.problems.PROBLEMS``, or ``module:function``
     problem_arguments: Pairs  # sorted, as all pairs
-    solver: str  # a name in ``bilevel.SOLVERS``
+    solver: str  # a name in ``bilevel.SOLVERS``, or ``module:Class``
     parameters: Pairs
     seed: int  # of the batches
     phase: str = SWEEP  # where many cells run in one program, or TIMING, where one is alone on the machine
@@ -75,6 +77,11 @@ class Cell:
             del stated["exact"]
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def digests(self) -> list[str]:
+        """Of somebody's solver and problem, the name with a digest of its file, which is no part of what is named."""
+        return [f"{name} {digest(name)}" for name in (self.solver, self.problem) if is_foreign(name)]
+
 
 class Task(NamedTuple):
     """Cells of one solver on one problem that differ in traced numbers and seeds."""
@@ -87,10 +94,27 @@ class Task(NamedTuple):
         return f"{first.solver} on {first.problem}, {f'seed {first.seed}' if n_seeds == 1 else f'{n_seeds} seeds'}"
 
 
-@functools.lru_cache(maxsize=2)
 def build_problem(problem: str, arguments: Pairs) -> BilevelProblem:
     """Return the problem of a cell; the last ones are remembered."""
-    return PROBLEMS[problem](**dict(arguments))
+    return _build(find_problem(problem), problem, arguments)
+
+
+@functools.lru_cache(maxsize=2)
+def _build(builder: Builder, problem: str, arguments: Pairs) -> BilevelProblem:  # a builder may change in a notebook
+    built = builder(**dict(arguments))
+    if not isinstance(built, BilevelProblem):
+        raise ValueError(f"`{problem}` returned {type(built).__name__}; it must return a BilevelProblem.")
+    return built
+
+
+@functools.cache
+def measure_problem(problem: str, arguments: Pairs) -> dict[str, int]:
+    """Return the rows of each level and the sizes of both variables: the columns of `SIZES`."""
+    built = build_problem(problem, arguments)
+    dims = (
+        sum(np.size(leaf) for leaf in jax.tree.leaves(one)) for one in (built.start.inner_var, built.start.outer_var)
+    )
+    return dict(zip(SIZES, (built.n_inner, built.n_outer, *dims), strict=True))
 
 
 @functools.cache
@@ -102,7 +126,7 @@ def parameter_types(solver: type[SolverBase]) -> dict[str, type]:
 
 def _prepare(cell: Cell, problem: BilevelProblem | None = None) -> Prepared:
     problem = problem or build_problem(cell.problem, cell.problem_arguments)
-    return prepare(problem, SOLVERS[cell.solver](**dict(cell.parameters)))
+    return prepare(problem, find_solver(cell.solver)(**dict(cell.parameters)))
 
 
 def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
@@ -123,7 +147,7 @@ def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Tas
     """Group the cells of a sweep into tasks, in order of their first cell; a GPU has room for all seeds together."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        solver = SOLVERS[cell.solver](**dict(cell.parameters))
+        solver = find_solver(cell.solver)(**dict(cell.parameters))
         # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
         # in the place of a number stands for static ones too.
         words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
@@ -150,9 +174,11 @@ def _split(group: list[Cell]) -> list[list[Cell]]:
 def run_task(task: Task, *, seeds_together: bool = False) -> Rows:
     """Run the cells of a task of the sweep and return their rows."""
     first = task.cells[0]
-    if issubclass(SOLVERS[first.solver], HostSolver):  # which is deterministic: one run for all seeds
+    if issubclass(find_solver(first.solver), HostSolver):  # which is deterministic: one run for all seeds
         solver, result = _run_alone(first)
-        unclocked = [{name: value for name, value in row.items() if name != "seconds"} for row in result.rows]
+        # The last step may pass the budget; what it reached would not compare.
+        within = [row for row in result.rows if first.max_calls is None or row["calls"] <= first.max_calls]
+        unclocked = [{name: value for name, value in row.items() if name != "seconds"} for row in within]
         return [row for cell in task.cells for row in make_rows(cell, solver, result._replace(rows=unclocked))]
     settings = {cell.parameters: cell for cell in task.cells}
     solvers: dict[Pairs, Any] = {pairs: _prepare(cell).solver for pairs, cell in settings.items()}
@@ -188,7 +214,9 @@ def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> Rows:
     """Return the rows of a cell as the store keeps them, the last one final."""
     common = {name: getattr(cell, name) for name in ("experiment", "phase", "problem", "solver", "seed")}
     common |= {f"param_{name}": value for name, value in solver.parameters().items()} | environment()
+    common["revision"] = ", ".join([common["revision"], *cell.digests])
     common |= {"problem_arguments": json.dumps(dict(cell.problem_arguments), sort_keys=True)}
+    common |= measure_problem(cell.problem, cell.problem_arguments)
     common |= {
         "columns": ", ".join(cell.columns) or None,
         "cell": cell.id,

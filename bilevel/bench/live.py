@@ -1,27 +1,75 @@
-"""A progress bar of an experiment, for a terminal."""
+"""What is shown of an experiment while it runs: a bar in a terminal, a line for each task elsewhere."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bilevel._optional import require
+from bilevel._progress import describe_time
 
 _markup = require("rich.markup", "bench")
 _progress = require("rich.progress", "bench")
+
+
+@contextmanager
+def watch(metric: str, console: Any) -> Iterator["LiveBar | LiveLines"]:
+    """Yield a watcher that writes to this console."""
+    if not console.is_terminal:
+        yield LiveLines(metric, console)
+        return
+    watcher = LiveBar(metric, console)
+    with watcher.bar:
+        yield watcher
 
 
 class LiveBar:
     """A progress bar per phase, with the time left and the best value so far."""
 
     def __init__(self, metric: str, console: Any) -> None:
-        self.metric, self.task = metric, _progress.TaskID(0)
+        self.metric, self.task, self.best = metric, _progress.TaskID(0), ""
         rest = _progress.BarColumn(bar_width=20), _progress.MofNCompleteColumn(), _progress.TimeRemainingColumn()
         self.bar = _progress.Progress("{task.description}", *rest, "{task.fields[text]}", console=console)
 
     def begin(self, phase: str, done: int, total: int) -> None:
         self.task = self.bar.add_task(phase, total=total, completed=done, text=f"{done} cells were there")
 
+    def start(self, title: str) -> None:
+        self.bar.update(self.task, text=f"{title}: compiling, running{self.best}")
+
     def advance(self, n_cells: int, title: str, best: float | None) -> None:
-        words = title if best is None else f"{title}; best {self.metric} {best:.5g}"
-        self.bar.update(self.task, advance=n_cells, text=words)
+        self.best = _describe_best(self.metric, best)
+        self.bar.update(self.task, advance=n_cells, text=title + self.best)
 
     def failed(self, title: str, error: str) -> None:
         self.bar.console.print(f"[red]{_markup.escape(title)} failed:[/] {_markup.escape(error)}")
+
+
+class LiveLines:
+    """A line when a task begins and when it has ended, for logs and pipes."""
+
+    def __init__(self, metric: str, console: Any) -> None:
+        self.metric, self.console = metric, console
+
+    def begin(self, phase: str, done: int, total: int) -> None:
+        self.phase, self.first, self.done, self.total, self.began = phase, done, done, total, time.monotonic()
+        self._say(f"{phase}: {total} cells; {done} cells were there")
+
+    def start(self, title: str) -> None:
+        self._say(f"{self.phase}: {title}: compiling, running")
+
+    def advance(self, n_cells: int, title: str, best: float | None) -> None:
+        self.done += n_cells
+        left = (time.monotonic() - self.began) / (self.done - self.first) * (self.total - self.done)
+        place = f"{self.done} of {self.total} cells, about {describe_time(left)} left"
+        self._say(f"{self.phase}: {title}: done{_describe_best(self.metric, best)}; {place}")
+
+    def failed(self, title: str, error: str) -> None:
+        self._say(f"{title} failed: {error}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _describe_best(metric: str, best: float | None) -> str:
+    return "" if best is None else f"; best {metric} {best:.5g}"

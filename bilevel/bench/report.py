@@ -2,10 +2,9 @@
 
 import base64
 import hashlib
-import itertools
+import io
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +13,22 @@ import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
-from bilevel.bench.cells import TIMING
-from bilevel.bench.sections import AXES, Contender, Section, final_values, first_reach, make_sections
-from bilevel.bench.select import quantiles, worst_value
-from bilevel.bench.store import Frame, list_metrics
-from bilevel.engine.metrics import metric as describe
+from bilevel.bench.compare import compare, headline, join_sections
+from bilevel.bench.gaps import add_gap
+from bilevel.bench.page import (
+    describe_origin,
+    describe_section,
+    draw_section,
+    format_count,
+    format_number,
+    format_quantity,
+    order_labels,
+)
+from bilevel.bench.sections import AXES, Section, make_sections
+from bilevel.bench.store import Frame
+from bilevel.bench.verdict import round_count
+from bilevel.solvers import SOLVERS
 
-EPSILONS = tuple(10.0**-power for power in range(1, 9))
-_REACHED = "hypergrad_norm_sq"
 _LINE_WIDTH, _PRINT_LINE_WIDTH = 2.25, 1.2
 # At least 3:1 against white and against the dark page, and apart for red-green blind eyes: `test_figures.py` measures.
 COLORS = ("#782dff", "#ff5a00", "#4ba578", "#c31e2d", "#6996d2", "#4b6978", "#8778ff")
@@ -29,6 +36,7 @@ COLORS = ("#782dff", "#ff5a00", "#4ba578", "#c31e2d", "#6996d2", "#4b6978", "#87
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (5, 1.5, 1, 1.5), (8, 2))
 WIDTH, FONT_SIZE = 3.3, 8  # inches, a column of most journals, and points
 _PANEL_HEIGHT, _LEGEND_ROW_HEIGHT, _LEGEND_COLUMNS = 1.9, 0.17, 3
+_LONG_LABEL = 11  # letters, of which three columns do not fit
 # Type 42 keeps letters as letters, which journals ask for.
 _STYLE = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "pdf.fonttype": 42, "axes.linewidth": 0.6}
 # A date would make each file different from the one before.
@@ -43,35 +51,72 @@ class Look(NamedTuple):
 
 
 def assign_looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Give each name a look; up to 35 names get different ones."""
-    return dict(zip(sorted(set(labels)), map(Look, itertools.cycle(COLORS), itertools.cycle(DASHES)), strict=False))
+    """Give each name a look, up to 35 names different ones; grids of one solver share its color.
+
+    The place of a solver in the registry decides, so that it has the same color on every page, unless another has it.
+    """
+    colors: dict[str, str] = {}
+    looks: dict[str, Look] = {}
+    for label in sorted(set(labels), key=_place):
+        color = colors.setdefault(_solver_of(label), _pick(COLORS, _place(label)[0], [*colors.values()]))
+        taken = [look.dashes for look in looks.values() if look.color == color]
+        used = [look.dashes for look in looks.values()]
+        free = [dashes for dashes in DASHES if dashes not in taken] or [*DASHES]
+        looks[label] = Look(color, min(free, key=used.count))
+    return looks
+
+
+def _solver_of(label: str) -> str:
+    return label.partition(" (")[0]
+
+
+def _place(label: str) -> tuple[int, str]:
+    names = [*SOLVERS]
+    return names.index(_solver_of(label)) if _solver_of(label) in SOLVERS else len(names), label
+
+
+def _pick(options: Sequence[str], first: int, used: Sequence[str]) -> str:
+    """Return the least used option, of equal ones the next from a place on."""
+    turned = [options[(first + step) % len(options)] for step in range(len(options))]
+    return min(turned, key=used.count)
 
 
 def write_report(
     table: Frame,
     out: Path,
     *,
-    title: str = "Benchmark",
+    title: str | None = None,
     select: str | None = None,
     budgets: str = "",
     commands: Sequence[str] = (),
+    before: Frame | None = None,
 ) -> Path:
     """Write ``index.html``, from all rows of a store, to a folder, and return its path.
 
     `select` is the metric that selects settings; `budgets` says in words what a cell was allowed to use, for a store
-    only knows what was used; `commands` are the lines that make the page again.
+    only knows what was used; `commands` are the lines that make the page again. With the rows of an earlier store in
+    `before` the page compares the two.
     """
     shown = make_sections(table, select)
-    solvers: list[dict[str, Any]] = []
-    looks = assign_looks(one.label for section in shown for one in section.contenders)
-    for name, look in looks.items():
-        dash = ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
-        solvers.append({"place": len(solvers), "name": name, "color": look.color, "dash": dash})
-    names = [*looks]
-    drawings = [_drawing(f"section-{place}", section, names) for place, section in enumerate(shown, start=1)]
+    if before is not None:
+        shown = join_sections(make_sections(before, select), shown)
+    shown = [add_gap(section) for section in shown]
+    labels, looks = order_labels(shown), assign_looks(one.label for section in shown for one in section.contenders)
+    solvers = [_describe_look(place, name, looks[name]) for place, name in enumerate(labels)]
+    names = [f"section-{place}" for place in range(1, len(shown) + 1)]
+    drawings = [draw_section(name, section, labels) for name, section in zip(names, shown, strict=True)]
+    sections = [describe_section(name, section, labels) for name, section in zip(names, shown, strict=True)]
+    for one, section, drawing in zip(sections, shown, drawings, strict=True):
+        one |= {"drawing": drawing, "changes": compare(section) if before is not None else []}
+        one |= {"change_headline": headline(one["changes"]) if before is not None else ""}
+    origins = {"": table} if before is None else {"before, ": before, "after, ": table}
+    facts = [
+        describe_origin(f"{when}{name}", own)
+        for when, rows in origins.items()
+        for name, own in rows.groupby("experiment")
+    ]
+    title = title or f"Benchmark: {', '.join(dict.fromkeys(one.experiment for one in shown))}"
     given = {"title": title, "budgets": budgets, "commands": commands, "line_width": _LINE_WIDTH, "solvers": solvers}
-    sections = [_describe(section) | drawing for section, drawing in zip(shown, drawings, strict=True)]
-    facts = [_facts(str(name), rows) for name, rows in table.groupby("experiment")]
     data = embed_json({"axes": AXES, "solvers": solvers, "sections": drawings})
     page = _render(**given, sections=sections, facts=facts, data=data)
     path = Path(out) / "index.html"
@@ -80,11 +125,21 @@ def write_report(
     return path
 
 
+def _describe_look(place: int, name: str, look: Look) -> dict[str, Any]:
+    dash = ",".join(f"{length * _LINE_WIDTH:.4g}px" for length in look.dashes) or "solid"
+    return {"place": place, "name": name, "color": look.color, "dash": dash}
+
+
 def _render(**data: Any) -> str:
     jinja2 = require("jinja2", "bench")
     options = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(loader=jinja2.PackageLoader("bilevel.bench"), **options)
-    environment.filters |= {"number": _format_number, "count": _format_count}
+    environment.filters |= {
+        "number": format_number,
+        "count": format_count,
+        "short": round_count,
+        "quantity": format_quantity,
+    }
     script, _, _ = environment.loader.get_source(environment, "report.js")
     scripts = {"plotly": require("plotly.offline", "bench").get_plotlyjs(), "script": script}
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts.values()]
@@ -95,85 +150,6 @@ def _render(**data: Any) -> str:
 def embed_json(data: Any) -> Any:
     """Return JSON, marked as safe, that no parser of HTML takes for markup; what is not ASCII is escaped as well."""
     return require("jinja2.utils", "bench").htmlsafe_json_dumps(data, allow_nan=False, separators=(",", ":"))
-
-
-def _format_number(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.3g}" if np.isfinite(value) else "diverged"
-
-
-def _format_count(value: float) -> str:
-    return f"{value:,.0f}" if np.isfinite(value) else "–"
-
-
-def _drawing(name: str, section: Section, solvers: list[str]) -> dict[str, Any]:
-    """Return what the script draws of a section; a solver is known by its place in the list."""
-    curves = []
-    for (metric, axis, solver), curve in section.curves.items():
-        key: dict[str, Any] = {"metric": metric, "axis": axis, "solver": solvers.index(solver)}
-        for part, values in curve._asdict().items():
-            key[part] = [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
-        curves.append(key)
-    metrics: list[dict[str, Any]] = []
-    for one in (section.metrics[name] for name in section.with_curves(0)):
-        positive = all(np.all(curve.median > 0) for key, curve in section.curves.items() if key[0] == one.name)
-        metrics.append({"name": one.name, "label": one.title, "log": one.log_scale and positive})
-    settings = {solvers.index(one.label): textwrap.wrap(one.setting, 44) for one in section.contenders}
-    return {"id": name, "metrics": metrics, "settings": settings, "curves": curves}
-
-
-def _describe(section: Section) -> dict[str, Any]:
-    timed = (one for one in section.contenders if (one.rows["phase"] == TIMING).any())
-    reached = {one.label: one.rows for one in timed if _REACHED in list_metrics(one.rows)}
-    tabled = [name for name, one in section.metrics.items() if one.in_tables and np.isfinite(section.rows[name]).any()]
-    finals = [_final_row(one, tabled, section) for one in section.contenders]
-    return {
-        "heading": f"{section.problem} ({section.experiment})",
-        "arguments": ", ".join(f"{name} {value}" for name, value in section.arguments.items()),
-        "selected_by": describe(section.metric).label,
-        "axes": {axis: AXES[axis] for axis in section.with_curves(1)},
-        "tabled_metrics": [section.metrics[name].label for name in tabled],
-        "finals": sorted(finals, key=lambda row: row["rank"]),
-        "reached": describe(_REACHED).label,
-        "epsilons": [f"≤ {epsilon:.0e}".replace("e-0", "e−") for epsilon in EPSILONS],
-        "calls_to_reach": {solver: first_reach(rows, _REACHED, EPSILONS) for solver, rows in reached.items()},
-        "selected": {one.label: (one.setting, one.edges) for one in section.contenders},
-    }
-
-
-def _final_row(one: Contender, metrics: Sequence[str], section: Section) -> dict[str, Any]:
-    last = one.rows[one.rows["final"].astype(bool)]
-    ends = one.rows.groupby("cell")["status"].last().value_counts() if one.parameters is not None else {}
-    swept = one.swept.groupby("cell")["status"].last()
-    median = quantiles(final_values(one.rows, section.metric))[1]
-    return {
-        "solver": one.label,
-        "rank": np.inf if np.isnan(median) else median * np.sign(worst_value(section.metric)),
-        "spreads": [quantiles(final_values(one.rows, metric)) for metric in metrics],
-        **{name: last[name].median() for name in ("calls", "seconds", "memory_bytes")},
-        "statuses": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ends.items()),
-        "n_swept": len(swept),
-        "n_diverged": int((swept == "diverged").sum()),
-    }
-
-
-def _facts(experiment: str, rows: Frame) -> dict[str, str]:
-    times, phases = sorted(rows["written_at"].dropna()), []
-    for name, own in rows.groupby("phase"):
-        cells, seeds, calls = own["cell"].nunique(), own["seed"].nunique(), _format_count(own["calls"].max())
-        seconds = "" if own["seconds"].isna().all() else f" and {_format_number(own['seconds'].max())} seconds"
-        phases += [f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls} oracle calls{seconds}"]
-    return {
-        "Experiment": experiment,
-        "Cells": "; ".join(phases),
-        "Machine": _join(rows["machine"]),
-        "Versions": ", ".join(f"{label} {_join(rows[label.lower()])}" for label in ("Python", "JAX", "bilevel")),
-        "Revision": _join(rows["revision"]),
-        "Written": " to ".join(dict.fromkeys([*times[:1], *times[-1:]])) or "not recorded",
-    }
-
-
-def _join(column: Any) -> str:
-    return " and ".join(sorted({str(value) for value in column.dropna()} - {""})) or "not recorded"
 
 
 def write_figures(table: Frame, out: Path, *, select: str | None = None, draw: str | None = None) -> list[Path]:
@@ -193,14 +169,17 @@ def write_figures(table: Frame, out: Path, *, select: str | None = None, draw: s
             figure = draw_figure(section, looks, draw)
             for kind, metadata in _METADATA.items():
                 paths.append(Path(out) / f"{name}.{kind}")
+                drawn = io.BytesIO()  # where the disk is full, Matplotlib's own writer of PDF raises something else
+                figure.savefig(drawn, format=kind, dpi=300, metadata=metadata)
                 with replacing(paths[-1]) as file:
-                    figure.savefig(file, format=kind, dpi=300, metadata=metadata)
+                    file.write(drawn.getvalue())
     return paths
 
 
 def file_names(shown: Sequence[Section]) -> list[str]:
     """Return experiment and problem of each section as a file name, with a digest where two would have the same."""
-    slugs = [re.sub(r"[^a-z0-9_]+", "-", f"{one.experiment}-{one.problem}".lower()).strip("-")[:80] for one in shown]
+    names = (re.sub(r"[^a-z0-9_]+", "-", f"{one.experiment}-{one.problem}".lower()) for one in shown)
+    slugs = [name.strip("-")[:80] or "figure" for name in names]  # in another alphabet nothing is left
     keys = (json.dumps([one.experiment, one.problem, one.arguments], sort_keys=True).encode() for one in shown)
     pairs = zip(slugs, (hashlib.sha256(key).hexdigest()[:8] for key in keys), strict=True)
     return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
@@ -213,13 +192,14 @@ def draw_figure(section: Section, looks: dict[str, Look], metric: str | None = N
     known = {axis for name, axis, _ in section.curves if name == metric}
     panels = [axis for axis in ("seconds", "calls") if axis in known]
     solvers = [solver for solver in looks if any(key[0] == metric and key[2] == solver for key in section.curves)]
-    height = _PANEL_HEIGHT * len(panels) + (_LEGEND_ROW_HEIGHT * -(-len(solvers) // _LEGEND_COLUMNS) + 0.25)
+    columns = _LEGEND_COLUMNS if max(map(len, solvers)) <= _LONG_LABEL else _LEGEND_COLUMNS - 1
+    height = _PANEL_HEIGHT * len(panels) + (_LEGEND_ROW_HEIGHT * -(-len(solvers) // columns) + 0.25)
     figure = require("matplotlib.figure", "bench").Figure(figsize=(WIDTH, height), layout="constrained")
     for axes, axis in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
         _panel(axes, section, metric, axis, looks)
     figure.axes[0].set_title(section.problem, parse_math=False)
     handles = [require("matplotlib.lines", "bench").Line2D([], [], **_style(looks[solver])) for solver in solvers]
-    place = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS, "frameon": False, "handlelength": 2.8}
+    place = {"loc": "outside lower center", "ncols": columns, "frameon": False, "handlelength": 2.8}
     for text in figure.legend(handles, solvers, **place).get_texts():
         text.set_parse_math(False)
     return figure

@@ -7,8 +7,8 @@ one that is out of budget; there the curve ends.
 
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -105,11 +105,16 @@ def final_values(rows: Frame, metric: str) -> np.ndarray:
     return last.mask(diverged, worst_value(metric)).to_numpy(np.float64, na_value=np.nan)
 
 
+def reach(rows: Frame, metric: str, target: float, axis: str = "calls") -> Frame:
+    """Return, by cell, the calls or seconds at the first value that is as good as the target, or inf."""
+    there = rows[metric] >= target if worst_value(metric) < 0 else rows[metric] <= target
+    first = rows[there].groupby("cell")[axis].min().astype(float)
+    return first.reindex(rows["cell"].unique(), fill_value=np.inf)
+
+
 def first_reach(rows: Frame, metric: str, epsilons: Sequence[float], axis: str = "calls") -> np.ndarray:
     """Return the median over seeds of the calls, or seconds, at the first value at or below each epsilon, or inf."""
-    cells = rows["cell"].unique()
-    first = (rows[rows[metric] <= epsilon].groupby("cell")[axis].min().astype(float) for epsilon in epsilons)
-    return np.array([np.median(found.reindex(cells, fill_value=np.inf)) for found in first])
+    return np.array([np.median(reach(rows, metric, epsilon, axis)) for epsilon in epsilons])
 
 
 class Contender(NamedTuple):
@@ -139,11 +144,12 @@ class Section:
     metric: str
     rows: Frame
     contenders: tuple[Contender, ...]
+    own: Mapping[str, Metric] = field(default_factory=dict)  # metrics that were made from others for this section
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
         """The metrics that have a number, in the order of the registry."""
-        return {name: describe(name) for name in list_metrics(self.rows)}
+        return {name: self.own.get(name) or describe(name) for name in list_metrics(self.rows)}
 
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Curve]:

@@ -9,12 +9,12 @@ import numpy as np
 
 from bilevel._optional import require
 from bilevel.bench.cells import SWEEP, Pairs, parameter_types
-from bilevel.bench.config import check_selects, suggest
+from bilevel.bench.config import check_selects
+from bilevel.bench.plugins import known_solver, suggest
 from bilevel.bench.store import PARAMETER, Frame, list_metrics
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.metrics import metric as describe
 from bilevel.engine.result import Status
-from bilevel.solvers import SOLVERS
 
 LEVELS = (0.2, 0.5, 0.8)
 SELECTED, DIVERGED = "selected", "diverged"
@@ -58,7 +58,8 @@ def list_settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
 def read_setting(row: dict[str, Any]) -> Pairs:
     """Return the parameters of a row, sorted and of their own types."""
     # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
-    types = parameter_types(SOLVERS[row["solver"]]) if row["solver"] in SOLVERS else {}
+    solver = known_solver(row["solver"])
+    types = {} if solver is None else parameter_types(solver)
     given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
     known = sorted((name, value) for name, value in given.items() if value is not None and value == value)
     return tuple((name, types[name](value) if name in types else value) for name, value in known)

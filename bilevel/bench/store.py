@@ -5,29 +5,33 @@ changed. Names that begin with a dot or an underscore are passed over by pandas 
 written and what is set aside have such names, and both read the folder as it is.
 
 Files need not have the same columns: a metric of a user's own is a column more, and a column that a file lacks is null.
-Reading changes nothing. A file that cannot be parsed is warned of and passed over; `Store.set_aside`, on request alone,
-gives it another name. What may pass (too many open files, no memory) is tried again, and is no damage.
+Each has a digest of its bytes. Reading changes nothing. A file that cannot be parsed, or does not fit its digest, is
+warned of and passed over; `Store.set_aside`, on request alone, gives it another name. What may pass (too many open
+files, no memory) is tried again, and is no damage.
 """
 
 import errno
 import functools
 import hashlib
+import io
 import itertools
+import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel._types import Calls
-from bilevel.bench.cells import SWEEP, TIMING, Cell, parameter_types
-from bilevel.bench.config import Experiment, find_config, load_config
+from bilevel.bench.cells import SIZES, SWEEP, TIMING, Cell, parameter_types
+from bilevel.bench.config import Statement, read_statement
+from bilevel.bench.tables import find_config
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS, SolverBase
@@ -39,8 +43,10 @@ _KEYS = ("cell", "experiment", "phase", "problem", "problem_arguments", "solver"
 _CHOICES = {"phase": (SWEEP, TIMING), "status": tuple(Status)}
 _NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}
 _KINDS: dict[str, Any] = {"string": str, "bool": (bool, np.bool_), "int64": Integral, "double": Real}
-_STALE = 3600.0  # seconds; no write takes that long
 FORMAT, _FORMAT_KEY = 2, b"bilevel_store"  # of a file, in its metadata; files of the first format do not say theirs
+# The pages of a file have checksums; its footer, where names and places of columns are, has none of its own.
+_DIGEST_KEY, _NO_DIGEST = b"bilevel_digest", b"0" * 64
+_DIGEST = re.compile(_DIGEST_KEY + rb".{1,4}?([0-9a-f]{64})", re.DOTALL)
 _PASSING = {getattr(errno, name) for name in ("EAGAIN", "EIO", "ENFILE", "EMFILE", "ENOMEM", "EINTR", "EBUSY")}
 _PASSING_WORDS = ("temporarily unavailable", "too many open files", "cannot allocate", "out of memory")
 _PAUSES = (0.05, 0.2, 0.8)  # seconds between tries
@@ -61,13 +67,20 @@ def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> 
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
         **dict(sorted(parameters.items())),
+        **dict.fromkeys(SIZES, int),
         **{"columns": str, "seed": int, "status": str, "final": bool, "step": int, "seconds": float},
         **dict.fromkeys(("calls", *(f"calls_{kind}" for kind in Calls._fields)), int),
         **dict.fromkeys(("epochs", *metrics, "memory_bytes"), float),
         **dict.fromkeys(("machine", "python", "jax", "bilevel", "revision", "written_at"), str),
     }
-    pa = require("pyarrow", "bench")
-    return pa.schema([(name, pa.type_for_alias(_NAMES[kind])) for name, kind in columns.items()])
+    return require("pyarrow", "bench").schema([(name, column_type(kind)) for name, kind in columns.items()])
+
+
+def column_type(kind: type) -> Arrow:
+    """Return the type of a column of such values."""
+    if kind not in _NAMES:
+        raise ValueError(f"a parameter is a text, a number, or true or false; not of type {kind!r}.")
+    return require("pyarrow", "bench").type_for_alias(_NAMES[kind])
 
 
 def list_metrics(table: Frame) -> list[str]:
@@ -102,17 +115,18 @@ class Store:
             return None
         cells = " ".join(sorted({row["cell"] for row in rows}))
         path = self._free_path(hashlib.sha256(cells.encode()).hexdigest()[:32])
-        table = _stamp(_table(rows))
+        content = _seal(_table(rows))
+        with self._replacing(path) as file:
+            file.write(content)
+        return path
+
+    @contextmanager
+    def _replacing(self, path: Path) -> Iterator[BinaryIO]:
         try:
-            for leftover in self.folder.glob(".*.part"):  # of a killed writer, or still written to
-                with suppress(FileNotFoundError):  # another process was faster
-                    if time.time() - leftover.stat().st_mtime > _STALE:
-                        leftover.unlink()
             with replacing(path) as file:
-                require("pyarrow.parquet", "bench").write_table(table, file, write_page_checksum=True)
+                yield file
         except OSError as error:
             raise type(error)(f"`{self.folder}` cannot be written to: {error.strerror or error}.") from error
-        return path
 
     def _free_path(self, name: str) -> Path:
         """Return a path of this name that no file has: one that is there does not hold these cells, or is damaged."""
@@ -127,29 +141,31 @@ class Store:
         """Rename damaged files to ``_NAME.damaged``, which all readers pass over, and return the new paths."""
         return [path.replace(path.with_name(f"_{path.name}.damaged")) for path in paths]
 
-    def keep(self, path: Path) -> None:
-        """Write the final rows of the sweep and all rows of the timing to one file, which is itself a store's."""
+    def keep(self, path: Path, solver: str | None = None) -> None:
+        """Write final rows of the sweep and all rows of the timing, or those of one solver, to a file of a store."""
         rows = self.read()
         rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["cell", "step"])
+        rows = rows if solver is None else rows[rows["solver"] == solver]
         with np.errstate(over="ignore"):  # seven digits are kept of what was measured
             rows = rows.astype(dict.fromkeys(list_metrics(rows), np.float32))
-        table = _stamp(require("pyarrow", "bench").Table.from_pandas(rows, preserve_index=False))
+        table = require("pyarrow", "bench").Table.from_pandas(rows, preserve_index=False)
         with replacing(path) as file:
-            options = {"compression": "zstd", "compression_level": 19, "write_page_checksum": True}
-            require("pyarrow.parquet", "bench").write_table(table, file, **options)
+            file.write(_seal(table, compression="zstd", compression_level=19))
 
-    def keep_config(self, path: str | Path) -> None:
-        """Put a copy of an experiment's file beside its results."""
-        source = find_config(path)
-        if source.resolve() not in (kept.resolve() for kept in self.configs()):
-            with replacing(self.folder / f"_{source.stem}.toml") as file:
-                file.write(source.read_bytes())
+    def keep_config(self, path: str | Path, content: bytes | None = None) -> None:
+        """Put a copy of an experiment's file beside its results, or this content under the name of such a file."""
+        source = find_config(path) if content is None else Path(path)
+        kept, content = self.folder / f"_{source.stem}.toml", source.read_bytes() if content is None else content
+        if source.resolve() not in (one.resolve() for one in self.configs()) and not _holds(kept, content):
+            with self._replacing(kept) as file:
+                file.write(content)
 
     def configs(self) -> list[Path]:
         return sorted(self.folder.glob("_*.toml"))
 
-    def experiments(self) -> list[Experiment]:
-        return [load_config(path) for path in self.configs()]
+    def experiments(self) -> list[Statement]:
+        """Return what the configs beside the results state; nothing that they name is imported."""
+        return [read_statement(path) for path in self.configs()]
 
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
@@ -181,6 +197,10 @@ class Store:
         return sorted(self.folder.glob("[!._]*.parquet"))
 
 
+def _holds(path: Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content
+
+
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         raise ValueError("`rows` is empty; a task has at least one row.")
@@ -200,12 +220,40 @@ def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
     pa = require("pyarrow", "bench")
     types = {field.name: field.type for field in SCHEMA()}
     names = dict.fromkeys((*types, *(name for row in rows for name in row)))
-    kinds = {name: types.get(name, pa.float64()) for name in names}  # one that is not ours is of a metric
+    kinds = {name: types.get(name) or _kind(name, rows) for name in names}  # of a metric, or a parameter of a plug-in
     return pa.table({name: _column(name, kind, [row.get(name) for row in rows]) for name, kind in kinds.items()})
 
 
-def _stamp(table: Arrow) -> Arrow:
-    return table.replace_schema_metadata({_FORMAT_KEY: str(FORMAT).encode()})
+def _kind(name: str, rows: Sequence[dict[str, Any]]) -> Arrow:
+    kinds = {type(row.get(name)) for row in rows} - {type(None)}
+    return column_type(kinds.pop() if name.startswith(PARAMETER) and len(kinds) == 1 else float)
+
+
+def _seal(table: Arrow, **options: Any) -> bytes:
+    """Return a table as a file with its format and, in its footer, a digest of all its bytes but the digest's own."""
+    parquet, file = require("pyarrow.parquet", "bench"), io.BytesIO()
+    table = table.replace_schema_metadata({_FORMAT_KEY: str(FORMAT).encode()})
+    with parquet.ParquetWriter(file, table.schema, write_page_checksum=True, **options) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_DIGEST_KEY: _NO_DIGEST})
+    content = file.getvalue()
+    begin, end = _find_digest(content)
+    return content[:begin] + hashlib.sha256(content).hexdigest().encode() + content[end:]
+
+
+def _find_digest(content: bytes) -> tuple[int, int]:
+    """Return where the digest of a file begins and ends, (0, 0) in a file that has none."""
+    places = [found.span(1) for found in _DIGEST.finditer(content)]
+    return places[-1] if places else (0, 0)
+
+
+def _verify(content: bytes) -> bool:
+    """Return whether a file has a digest; raise ValueError where it does not fit."""
+    begin, end = _find_digest(content)
+    plain = content[:begin] + _NO_DIGEST + content[end:]
+    if end and hashlib.sha256(plain).hexdigest().encode() != content[begin:end]:
+        raise ValueError("its contents do not fit its digest")
+    return end > 0
 
 
 def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
@@ -246,16 +294,19 @@ class _NewerFormat(ValueError):
 
 
 def _parse(path: Path, columns: list[str] | None) -> Arrow:
-    with path.open("rb") as file:
-        source = require("pyarrow.parquet", "bench").ParquetFile(file, page_checksum_verification=True)
-        version = int((source.schema_arrow.metadata or {}).get(_FORMAT_KEY, 1))
-        if version > FORMAT:
-            problem = f"has the format {version} of stores, and this version of bilevel reads up to {FORMAT}"
-            raise _NewerFormat(f"`{path}` {problem}; upgrade it.")
-        lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
-        if lacking:
-            raise ValueError(f"it lacks {', '.join(lacking)}")
-        return _conform(source.read(columns))
+    content = path.read_bytes()
+    is_verified = _verify(content)
+    source = require("pyarrow.parquet", "bench").ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+    version = int((source.schema_arrow.metadata or {}).get(_FORMAT_KEY, 1))
+    if version > FORMAT:
+        problem = f"has the format {version} of stores, and this version of bilevel reads up to {FORMAT}"
+        raise _NewerFormat(f"`{path}` {problem}; upgrade it.")
+    lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
+    if lacking:
+        raise ValueError(f"it lacks {', '.join(lacking)}")
+    # The pages of an older file are verified as they are read: all of them, or a cell might be done but not there.
+    table = source.read(columns if is_verified else None)
+    return _conform(table if columns is None else table.select(columns))
 
 
 def _is_passing(error: Exception) -> bool:
@@ -272,7 +323,8 @@ def _conform(table: Arrow) -> Arrow:
     fields = []
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
         numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
-        fields.append((name, ours.get(name, pa.float64() if numeric else pa.string())))
+        truth = pa.types.is_boolean(kind) and name.startswith(PARAMETER)
+        fields.append((name, ours.get(name) or (pa.float64() if numeric else kind if truth else pa.string())))
     return table.cast(pa.schema(fields))
 
 

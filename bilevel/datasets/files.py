@@ -4,11 +4,13 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from bilevel._io import replacing
+from bilevel._archives import read_array, read_header
+from bilevel._io import cache_folder, replacing
 from bilevel.datasets.registry import ArraySpec, FileSet
 
 _BLOCK_BYTES = 2**20
@@ -16,13 +18,6 @@ _BLOCK_BYTES = 2**20
 
 class DamagedFileError(ValueError):
     """A file that is not the data set its name promises."""
-
-
-def cache_folder() -> Path:
-    """Return the folder for downloads, which need not exist yet."""
-    if named := os.environ.get("BILEVEL_CACHE"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bilevel"
 
 
 def find(name: str) -> Path | None:
@@ -82,12 +77,9 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _read_member(archive: zipfile.ZipFile, spec: ArraySpec) -> np.ndarray:
     """Check the header of an array, before memory is taken for what it claims, and read the array."""
     with archive.open(f"{spec.name}.npy") as member:
-        if np.lib.format.read_magic(member) != (1, 0):
-            raise ValueError(f"`{spec.name}` is not in version 1.0 of NumPy's format")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        shape, dtype = read_header(member)
         _check_form(spec, dtype, shape)
-        member.seek(0)
-        return np.lib.format.read_array(member, allow_pickle=False)
+        return read_array(member, most=prod(shape) * dtype.itemsize)
 
 
 def _check_form(spec: ArraySpec, dtype: np.dtype, shape: tuple[int, ...]) -> None:

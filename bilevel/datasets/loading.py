@@ -2,20 +2,25 @@
 
 import bz2
 import gzip
+import warnings
 import zlib
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
-from bilevel._optional import progress_bar, require
+from bilevel._io import cache_folder
+from bilevel._optional import require
+from bilevel._progress import progress_bar
 from bilevel.datasets import files
 from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
 
 _CHUNK = 2**16
+_MOST_ADDRESSES = 5  # of one file: the first and those it redirects to
 
 
 class DownloadError(OSError):
@@ -70,8 +75,7 @@ def _find_entry(name: str) -> FileSet | EmbeddedSet:
 
 def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
     """Return the verified arrays of a set from its source, and keep them in the cache."""
-    path = files.cache_folder() / f"{known.name}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = cache_folder() / f"{known.name}.npz"
     try:
         arrays = {name: array for remote in known.files for name, array in _fetch(remote, progress).items()}
         files.verify(arrays, known)
@@ -79,7 +83,10 @@ def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
         reason = error if isinstance(error, DownloadError) else f"its source has changed: {error}"
         text = f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays {known.contents}"
         raise DownloadError(f"{text} into the folder that BILEVEL_DATA names, or into `{path.parent}`.") from error
-    files.write(path, arrays)
+    try:
+        files.write(path, arrays)
+    except OSError as error:  # a full disk must not cost what was downloaded
+        warnings.warn(f"`{path}` cannot be written ({error}); '{known.name}' will be downloaded again.", stacklevel=3)
     return arrays
 
 
@@ -100,9 +107,9 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
 
 
 def _receive(remote: RemoteFile, progress: bool, url: str, output_file: str, store: Any) -> None:
-    """Download over HTTP alone: pooch by itself would take other protocols too, and files of any size."""
-    response = require("requests", "data").get(url, stream=True, timeout=remote.timeout)
-    with response, open(output_file, "wb") as file, progress_bar(url.rpartition("/")[2], progress) as report:
+    """Download over HTTPS alone: pooch by itself would take other protocols too, and files of any size."""
+    bar = progress_bar(url.rpartition("/")[2], progress)
+    with _request(url, remote) as response, open(output_file, "wb") as file, bar as report:
         response.raise_for_status()
         announced = int(response.headers.get("content-length", 0))
         _check_size(announced, remote)
@@ -111,6 +118,21 @@ def _receive(remote: RemoteFile, progress: bool, url: str, output_file: str, sto
             _check_size(size, remote)
             file.write(chunk)
             report(size / (announced or remote.max_bytes), f"{size / 1e6:.1f} MB")
+
+
+def _request(url: str, remote: RemoteFile) -> Any:
+    """Return the response of the last of some redirects, each to an address that is as safe as the first."""
+    requests = require("requests", "data")
+    for _ in range(_MOST_ADDRESSES):
+        parts = urlsplit(url)
+        if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
+            raise OSError(f"`{url}` is not an https address")
+        response = requests.get(url, stream=True, timeout=remote.timeout, allow_redirects=False)
+        if not response.is_redirect:
+            return response
+        response.close()
+        url = urljoin(url, response.headers["location"])
+    raise OSError("too many redirects")
 
 
 def _check_size(size: int, remote: RemoteFile) -> None:

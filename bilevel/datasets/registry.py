@@ -53,7 +53,8 @@ class RemoteFile:
     parse: Callable[[BinaryIO, tuple[ArraySpec, ...]], tuple[np.ndarray, ...]]  # reads `arrays` from the unpacked file
     arrays: tuple[ArraySpec, ...]
     max_bytes: int  # limit of the download, and of what it unpacks to
-    digest: str | None = None  # of the compressed file, as pooch takes it; None where none is published
+    # Of the compressed file, as pooch takes it; None where none is published: then only the contents are checked.
+    digest: str | None = None
     timeout: float = 30.0  # seconds without an answer after which a host is given up
 
 
@@ -122,9 +123,8 @@ def _ijcnn1(file_name: str, part: str, n: int, max_bytes: int) -> RemoteFile:
 
 
 def _mnist(file_name: str, md5: str, array: str, shape: tuple[int, ...], max_bytes: int) -> RemoteFile:
-    hosts = "http://yann.lecun.com/exdb/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"
-    urls = tuple(f"{host}/{file_name}-idx{len(shape)}-ubyte.gz" for host in hosts)
-    return RemoteFile(urls, idx, (ArraySpec(array, "|u1", shape),), max_bytes, f"md5:{md5}")
+    url = f"https://ossci-datasets.s3.amazonaws.com/mnist/{file_name}-idx{len(shape)}-ubyte.gz"
+    return RemoteFile((url,), idx, (ArraySpec(array, "|u1", shape),), max_bytes, f"md5:{md5}")
 
 
 _UCI = "UCI Machine Learning Repository"

@@ -1,17 +1,20 @@
 """The driver of one run, or of all runs of a sweep: how far they go, their evaluations off the clock, how they end."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._optional import Reporter
+from bilevel._progress import Reporter
 from bilevel._types import INT32_MAX, Calls, Point
+from bilevel.engine.checkpoints import Checkpoints
+from bilevel.engine.early import EarlyStopping
 from bilevel.engine.logs import Recorder, warn_user
 from bilevel.engine.loop import Evaluation
 from bilevel.engine.metrics import default_metric, exact_metrics
@@ -20,7 +23,7 @@ from bilevel.engine.steps import Steps
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
 
-_LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, or at the progress bar
+_LOOK_SECONDS = 0.1  # between two looks at a clock that has a limit, the keyboard or the progress bar
 _PER_DOUBLING = 4  # evaluations per doubling of the calls, from 1/64 of an epoch on
 
 
@@ -34,10 +37,14 @@ class Budget:
     tolerance: float | None = None
     certified_tolerance: float | None = None
     eval_every: int | None = None
+    metrics_every: int | None = None
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), 1 if field.name == "eval_every" else 0
+        if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
+            raise ValueError(f"`early_stopping={self.early_stopping!r}`: must be a bilevel.EarlyStopping, or None.")
+        for field in fields(self)[:-1]:
+            value, least = getattr(self, field.name), 1 if field.name.endswith("_every") else 0
             kind, what = (Integral, "an integer") if field.type == int | None else (Real, "a finite number")
             known = isinstance(value, kind) and not isinstance(value, bool)
             if value is not None and not (known and least <= value < math.inf):
@@ -49,14 +56,15 @@ class Budget:
 
     def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
         """Be a `steps.NextEvaluation` once epoch is given. It does not look at the clock, so that histories compare."""
+        multiples = [step - step % n + n - page_first for n in (self.eval_every, self.metrics_every) if n is not None]
         if self.eval_every is not None:
-            return step - step % self.eval_every + self.eval_every - page_first
+            return min(multiples)
         target = epoch / 64
         if calls >= target:
             target *= 2 ** (math.floor(math.log2(calls / target) * _PER_DOUBLING) / _PER_DOUBLING)
         while target <= calls:
             target *= 2 ** (1 / _PER_DOUBLING)
-        return int(np.searchsorted(calls_after, target)) + 1
+        return min([int(np.searchsorted(calls_after, target)) + 1, *multiples])
 
 
 class Driver:
@@ -72,21 +80,33 @@ class Driver:
         self.rows: list[list[list[dict[str, Any]]]] = [[[] for _ in range(n_settings)] for _ in range(n_seeds)]
         self.kept = steps.points()
         self.running, self.diverged, self.converged = (np.full(steps.shape, value) for value in (True, False, False))
-        self.best, self.recorder, self.interrupted = NO_BEST, Recorder(), False
+        self.stopped = np.full(steps.shape, False)  # early, by a metric
+        self.best, self.recorder, self.interrupted, self.failed = NO_BEST, Recorder(), False, False
         self.certifier: Certifier | None = None
+        self.checkpoints, self.early_stopping = Checkpoints(), cast(EarlyStopping | None, None)
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
         own = problem.metrics.items()
         self._compiled_metrics = {} if exact else {name: m for name, m in own if _is_traceable(m, steps.start)}
         self._host_metrics = {name: m for name, m in own if name not in self._compiled_metrics}
 
-    def drive(self, budget: Budget, report: Reporter | None = None, *, watched: bool = False) -> None:
+    def drive(self, budget: Budget, report: Reporter | None = None, stopped: Callable[[], bool] | None = None) -> None:
+        """Go to the end, or until ``stopped`` says so, which is asked every tenth of a second."""
         due = partial(budget.next_evaluation, self.epoch)
         last = INT32_MAX if budget.max_steps is None else int(budget.max_steps)
         max_calls, max_seconds = (math.inf if n is None else n for n in (budget.max_calls, budget.max_seconds))
         self.running[:] = True
-        self._look(self.running, budget)
+        self.steps.max_seconds = max_seconds
+        self.early_stopping = budget.early_stopping
+        # A run that goes on from a checkpoint is evaluated where it would have been without one.
+        if not self.rows[0][0] or self.rows[0][0][-1]["step"] == self.steps.position.step:
+            self._look(self.running, budget)
+        if budget.early_stopping is not None:
+            budget.early_stopping.check_known(self.rows[0][0][0])
         while self.running.any():
+            if stopped is not None and stopped():
+                self.interrupted = True
+                return self.evaluate(self.running)
             _, step, _, seconds = self.steps.position
             is_over = step >= last or seconds >= max_seconds
             lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(max_calls)
@@ -96,52 +116,76 @@ class Driver:
                 self.running &= ~ending
                 continue
             stop = min(last, int(lasts[self.running.any(axis=1)].min()))
-            if watched or max_seconds < math.inf:
+            if stopped is not None or max_seconds < math.inf:
                 seconds = min(_LOOK_SECONDS, max_seconds - self.steps.position.seconds)
                 stop = min(stop, step + max(1, int(self.steps.steps_per_second * seconds)))
-            if self.steps.advance(stop, due) or self.steps.diverged:
-                self._look(self.running, budget)
+            if self.steps.advance(self.checkpoints.cap(step, stop), due) or self.steps.diverged:
+                every = budget.metrics_every
+                self._look(self.running, budget, measure=every is None or self.steps.position.step % every == 0)
+            self.checkpoints.look(self.steps.position.step)
             if report is not None and self.running.any():
                 self._report(report, budget)
 
-    def _look(self, runs: np.ndarray, budget: Budget) -> None:
-        self.evaluate(runs)
+    def _look(self, runs: np.ndarray, budget: Budget, *, measure: bool = True) -> None:
+        self.evaluate(runs, measure=measure)
         limits = {"hypergrad_norm_sq": budget.tolerance, "certified_norm_sq": budget.certified_tolerance}
         for i, j in np.argwhere(runs & ~self.diverged):
             row = self.rows[i][j][-1]
-            self.converged[i, j] = any(limit is not None and row[name] <= limit for name, limit in limits.items())
-        self.running &= ~(self.diverged | self.converged)
+            is_over = self.steps.solver.end(row) is not None
+            reached = any(limit is not None and row[name] <= limit for name, limit in limits.items())
+            self.converged[i, j] = is_over or reached
+            self.stopped[i, j] = budget.early_stopping is not None and budget.early_stopping.is_over(self.rows[i][j])
+        self.running &= ~(self.diverged | self.converged | self.stopped)
 
-    def evaluate(self, runs: np.ndarray) -> None:
-        """Add a row to each of these runs, unless the last one is of this very step, and find who has diverged."""
+    def evaluate(self, runs: np.ndarray, *, measure: bool = True) -> None:
+        """Add a row to each of these runs, unless the last one is of this very step, and find who has diverged.
+
+        The problem's own metrics are in it where ``measure`` is true.
+        """
         step = self.steps.position.step
         new = runs & [[not rows or rows[-1]["step"] != step for rows in of_seed] for of_seed in self.rows]
         if new.any():
-            found, points = self.steps.evaluate(self._compiled_metrics), self.steps.points()
+            found, points = self.steps.evaluate(self._compiled_metrics if measure else {}), self.steps.points()
             # A point may be finite where F overflows.
             parts = [found[0]["outer_value"], found[0]["direction_norm_sq"], *jax.tree.leaves(points)]
             finite = np.all([np.isfinite(part).all(axis=tuple(range(2, part.ndim))) for part in parts], axis=0)
             for i, j in np.argwhere(new & (finite | self.steps.alone)):
-                self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points))
+                self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points), measure)
             for kept, leaf in zip(jax.tree.leaves(self.kept), jax.tree.leaves(points), strict=True):
                 kept[new & finite] = leaf[new & finite]
             self.diverged |= new & ~finite
         self.diverged |= runs & self.steps.diverged
         self.recorder.catch_up(self.rows[0][0])
 
-    def _add_row(self, i: int, j: int, found: Evaluation, point: Point) -> None:
+    def _add_row(self, i: int, j: int, found: Evaluation, point: Point, measure: bool) -> None:
+        costs = self._costs(i)
+        cheap, own, diagnostics = ({name: float(c[i, j]) for name, c in columns.items()} for columns in found)
+        exact = self._exact(point, sound=True) if self.exact else {}
+        measured = {name: self._measure(name, point) for name in self._host_metrics if measure}
+        row = costs | cheap | exact | self.certified(point) | own | measured | diagnostics
+        self.rows[i][j].append(row)
+        self._keep_best(self.rows[i][j], point)
+
+    def _keep_best(self, rows: list[dict[str, Any]], point: Point) -> None:
+        """Remember the last row's point where it is the best by the metric of early stopping, or by its exact value."""
+        here, stopping = len(rows) - 1, self.early_stopping
+        name = "value" if stopping is None else stopping.metric
+        value = rows[here].get(name, np.nan)
+        if value < self.best[1] if stopping is None else stopping.best_row(rows) == here:
+            self.best = trees.to_numpy(point, self.problem.dtype), value, here
+
+    def _costs(self, i: int) -> dict[str, Any]:
         _, step, calls, seconds = self.steps.position
         total, kinds = int(calls[i].sum()), zip(Calls._fields, calls[i].tolist(), strict=True)
         # The seconds of a program of many runs belong to none of them.
         costs: dict[str, Any] = {"step": step} | ({"seconds": seconds} if self.steps.alone else {})
-        costs |= {"calls": total} | {f"calls_{kind}": n for kind, n in kinds} | {"epochs": total / self.epoch}
-        cheap, own, diagnostics = ({name: float(c[i, j]) for name, c in columns.items()} for columns in found)
-        exact = self._exact(point, sound=True) if self.exact else {}
-        measured = {name: self._measure(name, point) for name in self._host_metrics}
-        row = costs | cheap | exact | self.certified(point) | own | measured | diagnostics
-        if row.get("value", np.nan) < self.best[1]:
-            self.best = trees.to_numpy(point, self.problem.dtype), row["value"], len(self.rows[i][j])
-        self.rows[i][j].append(row)
+        return costs | {"calls": total} | {f"calls_{kind}": n for kind, n in kinds} | {"epochs": total / self.epoch}
+
+    def fail(self) -> None:
+        """Add a row of costs alone, at a point that cannot be evaluated."""
+        self.failed = True
+        if not self.rows[0][0] or self.rows[0][0][-1]["step"] != self.steps.position.step:
+            self.rows[0][0].append(self._costs(0))
 
     def _exact(self, point: Point, *, sound: bool) -> dict[str, float]:
         metrics, reference = exact_metrics(self.problem, point, self._reference)
@@ -176,8 +220,12 @@ class Driver:
         return self.rows[i][j]
 
     def status(self, i: int, j: int) -> Status:
-        if self.interrupted or self.diverged[i, j]:
-            return Status.interrupted if self.interrupted else Status.diverged
+        if self.failed or self.interrupted:
+            return Status.failed if self.failed else Status.interrupted
+        if self.diverged[i, j]:
+            return Status.diverged
+        if self.stopped[i, j] and not self.converged[i, j]:
+            return Status.stopped_early
         return Status.converged if self.converged[i, j] else Status.out_of_budget
 
     def _report(self, report: Reporter, budget: Budget) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from bilevel._io import replacing
+from bilevel._io import as_path, replacing
 from bilevel._optional import require
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -33,8 +33,9 @@ class Log(ABC):
     """Base of all logs; derive from it and write `write` to have your own.
 
     A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends, all
-    off its clock; of several processes only the first does. What `open` raises ends the run before it begins. What
-    `write` or `close` raises does not: the run warns, goes on without the log, and `result.history` has every row.
+    off its clock; of several processes only the first does. What `open` raises ends the run before it begins, save an
+    OSError other than FileExistsError. That, and what `write` or `close` raises, does not: the run warns, goes on
+    without the log, and `result.history` has every row.
     After Ctrl-C in the midst of `write`, the same row is handed over once more.
     """
 
@@ -57,7 +58,12 @@ class Recorder:
     def __init__(self, log: Log | None = None, about: About | None = None, past: Sequence[Row] = ()) -> None:
         self._log, self._done = log, len(past)
         if log is not None and about is not None:
-            log.open(about, past)
+            try:
+                log.open(about, past)
+            except FileExistsError:
+                raise
+            except OSError as error:  # a full disk, a folder that is not ours
+                self._let_go(log, error)
 
     def catch_up(self, rows: Sequence[Row], *, closing: bool = False) -> None:
         log = self._log
@@ -70,11 +76,14 @@ class Recorder:
             if closing:
                 log.close()
         except Exception as error:
-            self._log = None
-            with contextlib.suppress(Exception):
-                log.close()
-            how = f"{type(log).__name__} failed ({error!r})"
-            warn_user(f"`log`: {how}. The run goes on without it; `result.history` has every row.")
+            self._let_go(log, error)
+
+    def _let_go(self, log: Log, error: Exception) -> None:
+        self._log = None
+        with contextlib.suppress(Exception):
+            log.close()
+        how = f"{type(log).__name__} failed ({error!r})"
+        warn_user(f"`log`: {how}. The run goes on without it; `result.history` has every row.")
 
     def close(self) -> None:
         self.catch_up((), closing=True)
@@ -101,7 +110,7 @@ class CSVLog(Log):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_path("path", path)
 
     def open(self, about: About, past: Sequence[Row]) -> None:
         if self.path.exists():
@@ -159,7 +168,7 @@ class TensorBoardLog(Log):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = as_path("folder", folder)
 
     def open(self, about: About, past: Sequence[Row]) -> None:
         begun = any(self.folder.glob("events.out.tfevents.*"))

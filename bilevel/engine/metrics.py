@@ -1,10 +1,12 @@
 """What is measured along a run, off its clock and its count of oracle calls."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.scipy.sparse.linalg import cg
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point
@@ -54,6 +56,11 @@ METRICS: dict[str, Metric] = {
         Metric("drift", "drift", better=None, log_scale=False),
         Metric("rollbacks", "rollbacks", better=None, log_scale=False),
         Metric("step_scale", "step size / initial step size", better=None),
+        Metric("h_change", "relative change of h from window to window", better=None),
+        Metric("h_lag", "|F(z, x) − h(x)| / h(x), estimated", better=None),
+        Metric("h_gradient", "first-order gain of moving x by 1 / h(x)", better=None),
+        Metric("quiet_windows", "windows without progress", better=None, log_scale=False),
+        Metric("x_held", "share of passes after which x stood still", better=None, log_scale=False),
         Metric("exact_inner_residual", "residual of z*(x)", better=None),
         Metric("exact_v_residual", "residual of v*(x)", better=None),
     )
@@ -88,6 +95,56 @@ def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
         "v_residual_sq": trees.norm_sq(direction.v),
         "direction_norm_sq": trees.norm_sq(direction.outer_var),
     }
+
+
+_REFIT_PRODUCTS = 5  # of the inner Hessian
+_LEFT_BEHIND = 0.05  # of F: a z that far from z*(x) is told
+_NEGATIVE = 1e-5  # of the largest curvature seen: roundings of float32 stay below
+
+
+@jax.jit
+def refit_outer_value(oracles: Oracles, point: Point) -> Array:
+    """Return F at the same x, with z nearer to z*(x): a few conjugate-gradient steps, as long as G allows."""
+    gradient = trees.scale(-1, oracles.inner_grad(point))
+    move, _ = cg(lambda v: oracles.hvp(point._replace(v=v)), gradient, maxiter=_REFIT_PRODUCTS)
+    moved = [point._replace(inner_var=trees.add(point.inner_var, trees.scale(t, move))) for t in (0, 1 / 16, 1 / 4, 1)]
+    values = jnp.stack([oracles.inner_value(one) for one in moved])
+    # Where z is on its way, G is not the quadratic that it is near z*(x).
+    return jnp.stack([oracles.outer_value(one) for one in moved])[jnp.nanargmin(values)]
+
+
+@jax.jit
+def curvature_along_v(oracles: Oracles, point: Point) -> tuple[Array, Array]:
+    """Return v'Hv / v'v with H = ∇²zz G, and |HHv| / |Hv|, the size of curvatures that v meets."""
+    once = oracles.hvp(point)
+    twice = oracles.hvp(point._replace(v=once))
+    size, largest = trees.norm_sq(point.v), trees.norm_sq(once)
+    return trees.dot(point.v, once) / size, jnp.sqrt(trees.norm_sq(twice) / largest)
+
+
+def _curvature_complaint(oracles: Oracles, point: Point) -> str | None:
+    along, largest = (float(number) for number in curvature_along_v(oracles, point))
+    if not along < -_NEGATIVE * largest:
+        return None
+    return (
+        f"the inner loss is not convex at the end: its curvature along v is {along:.2g}. So z is at no minimum, and x "
+        "did not follow a gradient of h: steps of your own may end far lower. Compare with solvers that follow the "
+        "training, such as SOBA with `inner_optimizer` and a smaller `outer_ratio`."
+    )
+
+
+def inner_complaint(oracles: Oracles, point: Point, row: Mapping[str, float]) -> str | None:
+    """Return a sentence where F(z, x) is not h(x): from the exact value if there is one, or else by a refit of z."""
+    here = row["outer_value"]
+    exact = "value" in row
+    if not exact and (sentence := _curvature_complaint(oracles, point)):
+        return sentence  # a refit by conjugate gradients would mean nothing
+    there = row["value"] if exact else float(refit_outer_value(oracles, point))
+    if not abs(here - there) > _LEFT_BEHIND * max(abs(here), abs(there)):
+        return None
+    how = "at z*(x)" if exact else f"after {_REFIT_PRODUCTS} conjugate-gradient steps of z alone"
+    way = "go on by `resume`, scale the columns of your data, or fit z at this x before you use it"
+    return f"z is far from z*(x) at the end: F is {here:.4g} at z, and {there:.4g} {how}; {way}."
 
 
 def exact_metrics(

@@ -1,7 +1,7 @@
 """What a run returns: shown, saved to one file (a NumPy archive with a JSON text, nothing pickled), and read back."""
 
 import json
-import zipfile
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import numpy as np
 
-from bilevel._io import replacing
-from bilevel._optional import require
+from bilevel._archives import read_stored_arrays
+from bilevel._io import as_path, replacing
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point
-from bilevel.engine import metrics
+from bilevel.engine import metrics, show
 from bilevel.problems import BilevelProblem
+from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certificate, Certifier
 from bilevel.solvers import SOLVERS
 from bilevel.solvers.base import SolverBase, State
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = 1
+_KEYS = {"solver", "parameters", "seed", "columns", "problem", "fingerprint", "probe"}  # that every file has
 # The evaluated point with the smallest exact value h, that value, and its row in the history.
 Best: TypeAlias = tuple[Point | None, float, int]
 NO_BEST: Best = (None, np.inf, -1)  # without exact values
@@ -37,6 +39,8 @@ class Status(StrEnum):
     out_of_budget = "out_of_budget"
     diverged = "diverged"
     interrupted = "interrupted"
+    failed = "failed"
+    stopped_early = "stopped_early"
 
     @property
     def sentence(self) -> str:
@@ -47,6 +51,8 @@ class Status(StrEnum):
             "diverged": "The iterates became non-finite; `point` is the last finite one. A stochastic solver "
             "needs a smaller `step_size` or a larger `outer_ratio`; bounds on the outer variable help any solver.",
             "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",
+            "failed": "A loss raised; `point` is where it did. Save the run, and `resume` with a loss that does not.",
+            "stopped_early": "The metric of `early_stopping` no longer improved; `best_point` has its best one.",
         }[self.value]
 
 
@@ -56,14 +62,16 @@ class RunResult:
 
     Attributes
     ----------
-    status : "converged", "out_of_budget", "diverged" or "interrupted"; ``status.sentence`` explains
+    status : "converged", "out_of_budget", "diverged", "interrupted", "failed" or "stopped_early"; ``status.sentence``
+        explains
     point : the final iterate, NumPy arrays in the problem's dtype
     history : columns, one entry per evaluation: ``step``, ``seconds`` (of steps alone, without compilation and
         evaluation), ``calls`` (all kinds together), ``calls_<kind>``, ``epochs`` = calls / (n + m), and the
         metrics of :mod:`bilevel.engine.metrics`
     best_point, best_value, best_row : the evaluated point with the smallest exact value h, that value, and its row in
-        the history; None, inf and -1 where no exact value is known
+        the history; None, inf and -1 where no exact value is known. With `early_stopping` by its metric
     solver, seed : what ran
+    reason : why it ended, in the words of the solver where it ends by itself
     compile_seconds : spent on compilation, which `seconds` leaves out
     """
 
@@ -78,6 +86,7 @@ class RunResult:
     best_point: Point | None
     best_value: float
     best_row: int
+    reason: str = ""
 
     @property
     def calls(self) -> Calls:
@@ -96,7 +105,7 @@ class RunResult:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.calls._asdict().items() if count)
         lines = [
             f"{type(self.solver).__name__}({parameters}) on {self.problem.name}, seed {self.seed}",
-            f"status   {self.status}: {self.status.sentence}",
+            f"status   {self.status}: {self.reason or self.status.sentence}",
             f"steps    {last['step']:,} in {last['seconds']:.3g} s (compilation {self.compile_seconds:.3g} s apart)",
             f"calls    {last['calls']:,} = {last['epochs']:.4g} epochs ({kinds or 'none'})",
         ]
@@ -104,76 +113,99 @@ class RunResult:
             if (entry.in_tables or entry.in_summary) and name in last:
                 lines.append(f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}")
         if self.problem.exact_solver is None:
-            lines.append("No exact hypergradient: the problem does not say that its inner loss is strongly convex.")
+            unknown = "the problem does not say that its inner loss is strongly convex"
+            lines.append(f"No exact hypergradient: {NOT_SOLVED if self.problem.oracles.is_on_host else unknown}.")
         return "\n".join(lines)
 
     __repr__ = summary
 
+    def _repr_html_(self) -> str:
+        return show.as_html(self)
+
+    def to_dataframe(self) -> Any:
+        """Return the history as a pandas DataFrame, with columns for solver, problem and seed."""
+        return show.as_dataframe(self)
+
     def plot(self, metric: str | None = None) -> "Figure":
         """Draw a metric against calls and against seconds; ‖∇h‖² by default, where it is known."""
-        figure_module = require("matplotlib.figure", "plot")
-        entry = metrics.default_metric(self.history) if metric is None else metrics.metric(metric)
-        if entry.name not in self.history:
-            raise ValueError(f"`metric={metric!r}` is not in the history, which has {', '.join(self.history)}.")
-        values, name = self.history[entry.name], type(self.solver).__name__
-        is_log = entry.log_scale and np.all(values[np.isfinite(values)] > 0)
-        figure: Figure = figure_module.Figure(figsize=(9, 3.6), layout="constrained")
-        for axes, scale in zip(figure.subplots(1, 2, sharey=True), ("calls", "seconds"), strict=True):
-            axes.plot(self.history[scale], values, marker=".", label=name)
-            axes.set(xlabel=scale, yscale="log" if is_log else "linear")
-            axes.grid(alpha=0.3)
-        figure.axes[0].set_ylabel(entry.title)
-        figure.suptitle(f"{name} on {self.problem.name}: {self.status}")
-        return figure
+        return show.plot(self, metric)
 
     def save(self, path: str | Path) -> None:
-        """Write the run to one file, whole or not at all, from which :func:`bilevel.resume` goes on bit for bit."""
-        solver, problem, best = self.solver, self.problem, (self.best_value, self.best_row)
-        about = {"format": _FORMAT, "jax": jax.__version__, "columns": list(self.history), "best": best}
-        about |= {"solver": type(solver).__name__, "parameters": solver.parameters(), "seed": int(self.seed)}
-        about |= {"problem": problem.name, "fingerprint": problem.fingerprint(), "probe": _probe(problem)}
-        groups = {"state": self.state, "history": list(self.history.values()), "best": self.best_point}
-        leaves = {f"{name}_{i}": leaf for name, tree in groups.items() for i, leaf in enumerate(jax.tree.leaves(tree))}
-        arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-        with replacing(Path(path)) as file:
+        """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit.
+
+        Where it cannot be written, what was there before is kept, and an OSError says so.
+        """
+        write(self, as_path("path", path), identify(self.problem, failed=self.status is Status.failed))
+
+
+def identify(problem: BilevelProblem, *, failed: bool = False) -> dict[str, Any]:
+    """Return what a saved run knows its problem by; it takes a pass over all rows."""
+    probe = None if failed else _probe(problem)  # a loss that fails tells nothing
+    return {"problem": problem.name, "fingerprint": problem.fingerprint(), "probe": probe}
+
+
+def write(result: RunResult, path: Path, identity: dict[str, Any], position: tuple[Any, ...] | None = None) -> None:
+    """Write a run to a file; a ``position`` (step, calls by kind, seconds) says where it is beyond its last row."""
+    solver, best = result.solver, (result.best_value, result.best_row)
+    about = {"format": _FORMAT, "jax": jax.__version__, "columns": list(result.history), "best": best}
+    about |= {"solver": type(solver).__name__, "parameters": solver.parameters(), "seed": int(result.seed)}
+    about |= identity | ({} if position is None else {"position": position})
+    groups = {"state": result.state, "history": list(result.history.values()), "best": result.best_point}
+    leaves = {f"{name}_{i}": leaf for name, tree in groups.items() for i, leaf in enumerate(jax.tree.leaves(tree))}
+    about["arrays"] = list(leaves)
+    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    try:
+        with replacing(path) as file:
             np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        kept = "; the older file there is kept" if os.path.exists(path) else ""  # a name too long is nowhere
+        raise type(error)(f"`{path}` cannot be written ({error.strerror or error}){kept}.") from error
 
 
 def load(
     path: Path, problem: BilevelProblem, solver: SolverBase | None = None
-) -> tuple[SolverBase, int, list[np.ndarray], dict[str, np.ndarray], Best]:
-    """Return solver, seed, leaves of the state, history and best of a saved run, refusing one of another problem."""
+) -> tuple[SolverBase, int, list[np.ndarray], dict[str, np.ndarray], Best, tuple[Any, ...]]:
+    """Return solver, seed, state's leaves, history, best and position of a run, refusing one of another problem."""
     about, groups = _read(path)
     name, parameters = about["solver"], about["parameters"]
     if about["fingerprint"] != problem.fingerprint():
         differ = f"saved from another problem ({about['problem']}): data, start, bounds or dtype differ"
         raise ValueError(f"`{path}` was {differ}. Rebuild the problem with the arguments it had.")
     tolerance = 1e3 * np.finfo(problem.dtype).eps
-    if not np.allclose(about["probe"], _probe(problem), rtol=tolerance, atol=tolerance):
+    if about["probe"] is not None and not np.allclose(about["probe"], _probe(problem), rtol=tolerance, atol=tolerance):
         raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
     if solver is None and name not in SOLVERS:
         raise ValueError(f"`{path}` was made by `{name}`, not in SOLVERS; pass it as `solver=`.")
+    if solver is None and any(str(value).startswith("optax ") for value in parameters.values()):
+        raise ValueError(f"`{path}` was made by {name} with a transformation of optax; pass it as `solver=`.")
     if solver is not None and (type(solver).__name__, solver.parameters()) != (name, parameters):
         raise ValueError(f"`{path}` was made by {name} with {parameters}, not by {solver!r}.")
     solver = SOLVERS[name](**parameters) if solver is None else solver
     history, best = dict(zip(about["columns"], groups["history"], strict=True)), NO_BEST
     if groups["best"]:  # there is none in files of older versions
         best = jax.tree.unflatten(jax.tree.structure(problem.start), groups["best"]), *about["best"]
-    return solver, about["seed"], groups["state"], history, best
+    last = {name: column[-1].item() for name, column in history.items()}
+    at_last_row = last["step"], [last[f"calls_{kind}"] for kind in Calls._fields], last["seconds"]
+    return solver, about["seed"], groups["state"], history, best, about.get("position", at_last_row)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
     if not path.exists():
         raise FileNotFoundError(f"`{path}` does not exist; `result.save(path)` writes such a file.")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        about = json.loads(str(arrays.pop("about")))
-        known = about["format"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"`{path}` is not a saved run, or is damaged: {error}") from error
+    with path.open("rb") as file:
+        try:
+            arrays = read_stored_arrays(file)
+            about = json.loads(str(arrays.pop("about")))
+            known = about["format"]
+            if known == _FORMAT and not about.keys() >= _KEYS:
+                raise ValueError(f"it lacks {', '.join(sorted(_KEYS - about.keys()))}")
+        # Damage surfaces in zipfile, struct, NumPy or json, under a dozen types that all mean the same.
+        except Exception as error:
+            raise ValueError(f"`{path}` is not a saved run, or is damaged: {error}") from error
     if known != _FORMAT:
         raise ValueError(f"`{path}` has format {known}; this version reads format {_FORMAT}.")
+    if set(about.get("arrays", arrays)) != set(arrays):  # a file of an older version does not say which it has
+        raise ValueError(f"`{path}` is damaged: it has not the arrays that were saved.")
     counts = {group: sum(name.startswith(f"{group}_") for name in arrays) for group in ("state", "history", "best")}
     return about, {group: [arrays[f"{group}_{i}"] for i in range(count)] for group, count in counts.items()}
 

@@ -10,16 +10,27 @@ import jax
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._optional import progress_bar
+from bilevel._io import as_path
 from bilevel._precision import arithmetic
-from bilevel._types import Calls, Point
+from bilevel._progress import Reporter, compiling_bar
+from bilevel._types import INT32_MAX, Calls, Point, is_number
+from bilevel.engine.checkpoints import Checkpoints, latest
 from bilevel.engine.driver import Budget, Driver
+from bilevel.engine.early import EarlyStopping
 from bilevel.engine.logs import About, Log, Recorder, warn_user
-from bilevel.engine.result import RunResult, Status, load
+from bilevel.engine.metrics import inner_complaint
+from bilevel.engine.result import RunResult, Status, identify, load, write
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
+from bilevel.engine.stopping import StepError, find_failure, first_interrupt_asks
 from bilevel.problems import BilevelProblem
+from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certifier
 from bilevel.solvers.base import Solver, SolverBase, State
+
+_NO_VALUE = (
+    "`value` is NaN: the inner level has no exact solution in float64 at the last point. Scale the columns of the "
+    "data, or bound the outer variable."
+)
 
 
 class Run:
@@ -45,7 +56,7 @@ class Run:
     """
 
     def __init__(self, problem: BilevelProblem, solver: SolverBase, *, seed: int = 0, exact: bool = True) -> None:
-        _check_input(problem, solver, seed)
+        _check_input(problem, solver, seed, exact=exact)
         prepared = prepare(problem, solver)
         self.problem, self.solver, self.seed, self._exact = problem, prepared.solver, seed, exact
         with arithmetic(prepared.dtype):
@@ -56,15 +67,19 @@ class Run:
     @classmethod
     def load(cls, path: str | Path, problem: BilevelProblem, *, solver: SolverBase | None = None) -> Self:
         """Return a run where a saved one stopped; parameters as for `bilevel.resume`."""
-        solver, seed, leaves, history, best = load(Path(path), problem, solver)
+        _check_problem(problem)
+        if solver is not None:
+            _check_solver(solver)
+            solver = prepare(problem, solver).solver  # saved runs know it with its defaults filled in
+        solver, seed, leaves, history, best, position = load(latest(as_path("path", path)), problem, solver)
         run = cls(problem, solver, seed=seed)
         expected, structure = jax.tree.flatten(run.state)
         if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in leaves]:
             raise ValueError("the saved state does not fit this solver and problem.")
         state, columns = jax.tree.unflatten(structure, leaves), [column.tolist() for column in history.values()]
         rows = [dict(zip(history, values, strict=True)) for values in zip(*columns, strict=True)]
-        calls = np.array([[rows[-1][f"calls_{kind}"] for kind in Calls._fields]], np.int64)
-        run._steps.position = Position(state, rows[-1]["step"], calls, rows[-1]["seconds"])
+        step, calls, seconds = position
+        run._steps.position = Position(state, step, np.array([calls], np.int64), seconds)
         run._driver.rows[0][0], run._driver.best = rows, best
         return run
 
@@ -102,8 +117,8 @@ class Run:
 
     def advance(self, n_steps: int) -> None:
         """Take ``n_steps`` steps without an evaluation; fewer where the iterates become non-finite before."""
-        if isinstance(n_steps, bool) or not isinstance(n_steps, Integral) or n_steps < 0:
-            raise ValueError(f"`n_steps={n_steps!r}`: must be an integer of at least 0.")
+        if not is_number(n_steps, Integral) or not 0 <= n_steps <= INT32_MAX - self.step:
+            raise ValueError(f"`n_steps={n_steps!r}`: must be an integer of at least 0, for less than 2**31 in all.")
         stop = self.step + int(n_steps)
         with arithmetic(self._steps.dtype):
             while self.step < stop and not self.diverged:
@@ -117,34 +132,83 @@ class Run:
 
     def result(self) -> RunResult:
         """Return the run as `bilevel.run` does; the point is evaluated if it is not yet."""
-        self.evaluate()
-        rows, best, status = self._driver.rows[0][0], self._driver.best, self._driver.status(0, 0)
-        sentence = self.solver.warning(rows[-1], self.problem.dtype)
-        if sentence and status is not Status.diverged:
+        if not self._driver.failed:
+            self.evaluate()
+        rows, status = self._driver.rows[0][0], self._driver.status(0, 0)
+        ended = status not in (Status.diverged, Status.failed)
+        if ended and (sentence := self.solver.warning(rows[-1], self.problem.dtype)):
             warn_user(sentence)
+        if ended and status is not Status.interrupted and self.solver.may_leave_inner_behind(self.step):
+            with arithmetic(self._steps.dtype):
+                point = self.solver.evaluation_point(self.state)
+                if sentence := inner_complaint(self._steps.oracles, point, rows[-1]):
+                    warn_user(f"{type(self.solver).__name__}: {sentence}")
+        if ended and np.isnan(rows[-1].get("value", 0.0)):
+            warn_user(_NO_VALUE)
+        return self._gather(status)
+
+    def _gather(self, status: Status) -> RunResult:
+        rows, best = self._driver.rows[0][0], self._driver.best
         ran = self.solver, self.seed, self.compile_seconds, self.problem, self.state
         # A metric missing from a row is NaN there.
         names = dict.fromkeys(name for row in rows for name in row)
         history = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-        return RunResult(status, self.point, history, *ran, *best)
+        return RunResult(status, self.point, history, *ran, *best, self._reason(status, rows[-1]))
 
-    def _finish(self, budget: Budget, certifier: Certifier | None, progress: bool, log: Log | None) -> RunResult:
+    def _reason(self, status: Status, row: dict[str, Any]) -> str:
+        """Return why the run ended, in the words of the solver where it has any."""
+        if status is Status.converged:
+            return self.solver.end(row) or status.sentence
+        if status is Status.out_of_budget:
+            return " ".join(filter(None, [status.sentence, self.solver.shortfall(row)]))
+        return status.sentence
+
+    def _checkpoint_to(self, checkpoints: Checkpoints) -> None:
+        """Have the driver write checkpoints; of several processes only the first does."""
+        if checkpoints.folder is None:
+            return
+        identity = identify(self.problem)  # once: it takes a pass over all rows, of all processes
+
+        def save(path: Path) -> None:
+            _, step, calls, seconds = self._steps.position
+            write(self._gather(Status.interrupted), path, identity, (step, calls[0].tolist(), seconds))
+
+        first = self._steps.oracles.n_processes == 1 or jax.process_index() == 0
+        checkpoints.save = save if first else None
+        self._driver.checkpoints = checkpoints
+
+    def _finish(
+        self, budget: Budget, certifier: Certifier | None, report: Reporter, log: Log | None, checkpoints: Checkpoints
+    ) -> RunResult:
+        self._checkpoint_to(checkpoints)
         driver, steps = self._driver, self._steps
         about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
         log = log if steps.oracles.n_processes == 1 or jax.process_index() == 0 else None
         driver.certifier = certifier
-        title, rows = f"{about.solver} on {about.problem}", driver.rows[0][0]
+        rows = driver.rows[0][0]
         with arithmetic(steps.dtype):
-            for row in rows[-1:]:
+            for row in [row for row in rows[-1:] if row["step"] == self.step]:
                 row |= driver.certified(jax.tree.map(lambda leaf: leaf[0, 0], steps.points()))
-            with closing(Recorder(log, about, tuple(rows))) as driver.recorder, progress_bar(title, progress) as report:
+            recorder = closing(Recorder(log, about, tuple(rows)))
+            with recorder as driver.recorder, first_interrupt_asks() as asked:
                 try:
-                    # Looks at the clock would make the processes of one run go apart.
-                    driver.drive(budget, report, watched=progress and steps.oracles.n_processes == 1)
+                    # Looks at a clock or a keyboard would make the processes of one run go apart.
+                    driver.drive(budget, report, asked if steps.oracles.n_processes == 1 else None)
                 except KeyboardInterrupt:
+                    if asked():  # for the second time
+                        raise
                     driver.interrupted = True
                     driver.evaluate(np.ones((1, 1), bool))
-        return self.result()
+                except Exception as error:
+                    blamed, loss = find_failure(steps)
+                    if not blamed:
+                        raise
+                    driver.fail()
+                    raise StepError(loss, self.step, error, self.result()) from error
+                driver.interrupted |= asked()
+        result = self.result()
+        checkpoints.write(self.step)
+        return result
 
 
 def run(
@@ -158,36 +222,57 @@ def run(
     tolerance: float | None = None,
     certified_tolerance: float | None = None,
     eval_every: int | None = None,
+    metrics_every: int | None = None,
+    early_stopping: EarlyStopping | None = None,
     exact: bool = True,
     progress: bool = False,
     log: Log | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | float | None = None,
+    keep: int = 3,
 ) -> RunResult:
     """Run a solver on a problem until a budget is used up or a tolerance is reached.
 
-    There is a result also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted").
+    There is a result also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted"), which
+    ends the run after the step that it is in; pressed twice, it raises KeyboardInterrupt at once. Where a loss raises,
+    `bilevel.StepError` names it and the step, and has the result so far.
 
     Parameters
     ----------
     problem, solver : what to solve, and how
     seed : of all random draws
-    max_steps, max_calls, max_seconds : budgets, at least one. Oracle calls never exceed theirs (save by the last step
-        of a `HostSolver`, whose cost is known once it is taken). Seconds leave compilation and evaluation out
+    max_steps, max_calls, max_seconds : budgets, at least one, save for a solver that ends by itself, such as
+        ``SRBA("auto")``, after 300 000 steps at the latest. Oracle calls never exceed theirs (save by the last step
+        of a `HostSolver`, whose cost is known once it is taken). Seconds leave compilation and evaluation out,
+        and a step of a `HostSolver` that is not done by twice the limit is given up
     tolerance : on ‖∇h‖²: stop at the first evaluation where it is at most this; needs a problem with exact solutions
     certified_tolerance : on ‖∇h‖² too, but proved without an exact solve (:mod:`bilevel.problems.certificate`); adds
         the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and ``certified_norm_sq``, that of ‖∇h‖². Needs a
         problem whose constants are known
     eval_every : evaluate each so many steps; by default four times per doubling of the calls
+    metrics_every : evaluate the problem's own metrics, as those of held-out rows, each so many steps, at the start and
+        at the end; by default at each evaluation
+    early_stopping : a :class:`bilevel.EarlyStopping`: stop where a metric has not improved for some evaluations
     exact : evaluate h and its gradient too, by an exact solution at each evaluation, which may cost seconds
-    progress : show a bar
+    progress : show a bar with the time left; plain lines where there is no terminal, as in a log
     log : gets each row of the history as soon as it is evaluated, off the clock: :class:`bilevel.CSVLog`,
         :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. Should it fail, the run warns and goes on
+    checkpoint : folder to write the run to as it goes on, and at its end; `bilevel.resume` goes on from its last file
+    checkpoint_every : steps where it is an integer, seconds where it is a float, as 60.0
+    keep : how many of the files stay
     """
-    budget = Budget(max_steps, max_calls, max_seconds, tolerance, certified_tolerance, eval_every)
-    _check_input(problem, solver, seed)
+    checkpoints = Checkpoints(checkpoint, checkpoint_every, keep)
+    checkpoints.check_owner()
+    _check_input(problem, solver, seed, exact=exact, progress=progress)
+    if max_steps is None and max_calls is None and max_seconds is None:
+        max_steps = solver.own_max_steps()
+    limits = max_steps, max_calls, max_seconds, tolerance, certified_tolerance
+    budget = Budget(*limits, eval_every, metrics_every, early_stopping)
     certifier = _check_limits(problem, budget, log)
     if tolerance is not None and not exact:
         raise ValueError("`tolerance` needs `exact=True`: it is a bound on the exact gradient.")
-    return Run(problem, solver, seed=seed, exact=exact)._finish(budget, certifier, progress, log)
+    with compiling_bar(f"{type(solver).__name__} on {problem.name}", progress) as report:
+        return Run(problem, solver, seed=seed, exact=exact)._finish(budget, certifier, report, log, checkpoints)
 
 
 def resume(
@@ -197,32 +282,51 @@ def resume(
     solver: SolverBase | None = None,
     progress: bool = False,
     log: Log | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | float | None = None,
+    keep: int = 3,
     **limits: Any,
 ) -> RunResult:
     """Go on with a saved run, as if it had never stopped.
 
     Parameters
     ----------
-    path : written by ``result.save``
+    path : written by ``result.save``, or a folder of checkpoints, of which the latest counts
     problem : the same problem; data, start and values of the losses are compared
-    solver : needed only for a solver that is not in ``bilevel.SOLVERS``
+    solver : needed only for one that is not in ``bilevel.SOLVERS``, or that has a transformation of optax
     progress, log : as for `run`; the log of the saved run goes on, a new one gets the rows of the saved run first
-    **limits : budgets, tolerances and ``eval_every``, as for `run`; budgets count the whole run
+    checkpoint, checkpoint_every, keep : as for `run`; the folder may be that of the saved run
+    **limits : budgets, tolerances, ``eval_every``, ``metrics_every``, ``early_stopping``, as for `run`; budgets count
+        the whole run
     """
     unknown = limits.keys() - {field.name for field in fields(Budget)}
     if unknown:
         raise TypeError(f"`{min(unknown)}`: unknown; limits are {', '.join(field.name for field in fields(Budget))}.")
     budget = Budget(**limits)
-    certifier = _check_limits(problem, budget, log)
-    return Run.load(path, problem, solver=solver)._finish(budget, certifier, progress, log)
+    _check_problem(problem)
+    certifier, checkpoints = _check_limits(problem, budget, log), Checkpoints(checkpoint, checkpoint_every, keep)
+    checkpoints.check_owner(as_path("path", path))
+    with compiling_bar(f"{path} on {problem.name}", progress) as report:
+        return Run.load(path, problem, solver=solver)._finish(budget, certifier, report, log, checkpoints)
 
 
-def _check_input(problem: BilevelProblem, solver: SolverBase, seed: int) -> None:
+def _check_problem(problem: Any) -> None:
     if not isinstance(problem, BilevelProblem):
         raise TypeError(f"`problem` must be a BilevelProblem, got {type(problem).__name__}.")
+
+
+def _check_solver(solver: Any) -> None:
     if not isinstance(solver, SolverBase):
         raise TypeError(f"`solver` must be a solver such as bilevel.SRBA(), got {solver!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+
+
+def _check_input(problem: Any, solver: Any, seed: Any, **flags: Any) -> None:
+    _check_problem(problem)
+    _check_solver(solver)
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"`{name}={value!r}`: must be True or False.")
+    if not is_number(seed, Integral) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
 
 
@@ -232,6 +336,8 @@ def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> C
     if budget.max_seconds is not None and problem.oracles.n_processes > 1:
         given = f"`max_seconds={budget.max_seconds!r}`"
         raise ValueError(f"{given}: each process has its own clock; use `max_steps` or `max_calls`.")
+    if budget.tolerance is not None and problem.oracles.is_on_host:
+        raise ValueError(f"`tolerance={budget.tolerance!r}`: {NOT_SOLVED}; leave it out.")
     if budget.tolerance is not None and problem.exact_solver is None:
         raise ValueError("`tolerance` needs exact hypergradients: strongly_convex=True, where the inner loss is.")
     certifier = None if budget.certified_tolerance is None else Certifier(problem)

@@ -15,10 +15,11 @@ from bilevel.estimators.regressors import (  # noqa: E402
     BilevelPoissonRegressor,
 )
 from bilevel.estimators.sparse import BilevelElasticNet, BilevelSparseLogisticRegression  # noqa: E402
+from bilevel.estimators.survival import BilevelCoxPH  # noqa: E402
 
 __all__ = ["BilevelGammaRegressor", "BilevelHuberRegressor", "BilevelLogisticRegression", "BilevelPoissonRegressor"]
 __all__ += ["BilevelElasticNet", "BilevelSparseLogisticRegression"]
-__all__ += ["BilevelRidge", "DataCleaningClassifier"]
+__all__ += ["BilevelCoxPH", "BilevelRidge", "DataCleaningClassifier"]
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,12 @@
 """What all estimators share: parameters refused in scikit-learn's words, scores of a linear model, classes."""
 
+import sys
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_array
@@ -12,10 +14,14 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
+from bilevel import _html
+
+_LARGEST = 1e150
 _INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" where the lower end is left out
     "epsilon": (Real, "(", 0.0, np.inf),
     "tol": (Real, "[", 0.0, np.inf),
     "max_iter": (Integral, "[", 1, np.inf),
+    "verbose": (Integral, "[", 0, np.inf),
 }
 
 
@@ -34,9 +40,18 @@ def check_parameters(estimator: Any) -> None:
             refuse(estimator, name, "an instance of 'bool'")
         if name in _INTERVALS:
             kind, left, low, high = _INTERVALS[name]
-            is_number = isinstance(value, kind) and not isinstance(value, bool)
-            if not is_number or not low <= value < high or (left == "(" and value == low):
+            is_number = isinstance(value, kind) and (name == "verbose" or not isinstance(value, bool))
+            too_large = kind is Real and is_number and value > sys.float_info.max
+            if not is_number or too_large or not low <= value < high or (left == "(" and value == low):
                 refuse(estimator, name, f"{'a float' if kind is Real else 'an int'} in the range {left}{low}, {high})")
+
+
+def check_range(**tables: Any) -> None:
+    """Refuse numbers whose squares overflow: means and variances would be no numbers."""
+    for name, table in tables.items():
+        numbers = np.asarray(table.data if sp.issparse(table) else table)
+        if numbers.dtype.kind == "f" and numbers.size and (most := np.abs(numbers).max()) > _LARGEST:
+            raise ValueError(f"{name} holds {most:.3g}, whose square overflows; scale it.")
 
 
 def check_validation_rows(
@@ -52,6 +67,7 @@ def check_validation_rows(
     y_val = check_array(y_val, ensure_2d=False, dtype=np.float64 if y_numeric else None, input_name="y_val")
     y_val = y_val if many_outputs and y_val.ndim == 2 else column_or_1d(y_val, warn=True)
     check_consistent_length(X_val, y_val)
+    check_range(X_val=X_val, y_val=y_val)
     return X_val, y_val
 
 
@@ -62,6 +78,7 @@ class LinearEstimator(BaseEstimator):
     fit_intercept: bool = True
     standardize: bool = True
     random_state: Any = None
+    verbose: int = 0
 
     coef_: np.ndarray = field(init=False)
     intercept_: Any = field(init=False)
@@ -70,6 +87,21 @@ class LinearEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+    def _learned(self) -> tuple[dict[str, str], np.ndarray]:
+        """Return what was learned, by name, and the objective from first to last."""
+        return {}, np.zeros(0)
+
+    def _html_repr(self) -> str:  # what scikit-learn shows in a notebook, and below it what was learned
+        plain: str = super()._html_repr()
+        if not hasattr(self, "coef_"):
+            return plain
+        rows, values = self._learned()
+        return plain + _html.table(f"{type(self).__name__}, fitted", rows, ("loss of held-out rows", values.tolist()))
+
+    def _say(self, text: str) -> None:
+        if self.verbose:
+            print(f"{type(self).__name__}: {text}", flush=True)
 
     def _score(self, X: Any) -> np.ndarray:
         check_is_fitted(self)

@@ -1,28 +1,27 @@
 """How many penalties: one is searched for, then structures are learned without a fold and compared on it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from bilevel.estimators.comparison import OUTER_FOLDS, Comparison, Race, join_losses
 from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.jackknife import jackknife_losses
-from bilevel.estimators.losses import Loss, Squared
+from bilevel.estimators.losses import Squared
 from bilevel.estimators.selection import Arena, Fits, Folds, InnerModel, Learned, Objective, Structure, learn
 from bilevel.estimators.surrogate import can_compress, compress
 
-_OUTER_FOLDS = 5
 _TELLING = 0.1  # a penalty per row that tells features apart
-_MARGIN = 0.5  # standard errors by which many penalties must be ahead of one
-_LEAST_GAIN = 2.0  # nats by which they must be ahead at least
 _DOUBT = 1.0  # of all labels, how many may be wrong: what was told apart by chance is no merit
 _ROUNDS = 2
 _MISMATCH = 1.0  # nats by which few rows may mistake the loss of many
 _DECADE = float(np.log(10.0))
 _GIVE_UP = 3.0  # nats above the best penalty so far, where a search goes no further
-_WORK = 5e10  # multiplications that a comparison may take, about
+_WORK = 1e10  # multiplications that a comparison may take, about
 _QUICK = 2e9
-_EVALUATIONS = 10  # that a structure takes, about
+_EVALUATIONS = 6  # that a structure takes, about
+_ROUGH = 10.0  # times the tolerance, for penalties that are only compared: nats are what matters there
+_MANY_ROWS = 5  # for each coefficient, where the jackknife is not too hopeful
 _MOST_MOVES = 30  # penalties of a structure that the jackknife can tell from chance
 
 
@@ -57,47 +56,50 @@ class Search:
         return Objective(self.arena.model, self.arena.folds, structure, start)
 
     def learn_single(self, start: float) -> Learned:
-        """Walk by decades, down or else up, as long as that may help, and refine the best of them."""
+        """Walk by decades, down and up, as long as that may help, and refine the best of them."""
         values: dict[int, float] = {}
         fits: Fits | None = None
+        first = near = fits
         for step in (-1, 1):
-            decade, worse = max(step, 0), 0
+            decade, worse, fits = max(step, 0), 0, first
             while worse < 2 and self.bounds[0] <= start + decade * _DECADE <= self.bounds[1]:
                 self._move(np.full(self.model.n_penalties, start + decade * _DECADE))
                 objective = self._objective(self.single, None if self.compresses else fits)
                 values[decade] = objective.value(np.array([start + decade * _DECADE]))
                 fits, best = objective.fits, min(values.values())
+                first, near = first or fits, fits if values[decade] == best else near
                 worse = 0 if values[decade] == best else worse + 1 + (values[decade] > best + _GIVE_UP)
                 decade += step
-            if values[0] > best:
-                break
-        found = self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]))
+        found = self.polish(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]), near)
         if self.compresses and abs(self._mismatch) > _MISMATCH:
             self.compresses, self.arena = False, self._exact_arena()
             if self.model.work(len(self.folds.fitted)) * _EVALUATIONS <= _QUICK:
                 return self.polish(self.single, found.log_penalties)
         return found
 
-    def polish(self, structure: Structure, start: np.ndarray) -> Learned:
-        """Learn a structure; where few rows stand about for many, that is made exact to first order and repeated."""
+    def polish(self, structure: Structure, start: np.ndarray, near: Fits | None = None) -> Learned:
+        """Learn a structure, with fits near the start where there are some.
+
+        Where few rows stand about for many, that is made exact to first order and repeated.
+        """
         about = self.compresses and not isinstance(self.model.loss, Squared)
         exact = Objective(self.model, self.folds, structure)
         for _ in range(_ROUNDS if about else 1):
             self._move(start[structure.groups])
             exact.fits = exact.fits or self._whole
-            objective = self._objective(structure)
+            objective = self._objective(structure, None if self.compresses else near)
             if about:
                 self._mismatch = objective.correct(start, *exact(start))
             found = self._learn(objective, start)
             start = found.log_penalties
         return found
 
-    def _learn(self, objective: Objective, start: np.ndarray) -> Learned:
+    def _learn(self, objective: Objective, start: np.ndarray, *, rough: float = 1.0) -> Learned:
         """Minimize from a start; a single penalty stays near it."""
         low, high = self.bounds
         if objective.structure.size == 1:
             low, high = max(low, start[0] - _DECADE), min(high, start[0] + _DECADE)
-        return learn(objective, start, (low, high), tol=self.tol, max_iter=self.max_iter)
+        return learn(objective, start, (low, high), tol=rough * self.tol, max_iter=self.max_iter)
 
     def learn_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
         """Learn the single penalty near the start, then each structure, after the one of the same name before it.
@@ -108,79 +110,70 @@ class Search:
         single = self._learn(Objective(self.arena.model, folds, self.single), np.array([start]))
         found = [single]
         for structure in structures:
-            level, last = np.full(structure.size, single.log_penalties[0]), found[-1]
-            starts = [(level, single), (np.maximum(level, self.telling), single)]
+            level, last = single.log_penalties[0], found[-1]
+            starts = [np.full(structure.size, at) for at in sorted({level, max(level, self.telling)})]
             if last.structure.name == structure.name:
-                starts = [(last.log_penalties, last)]
-            runs = [self._learn(Objective(self.arena.model, folds, structure, near.fits), at) for at, near in starts]
+                starts = [last.log_penalties]
+            runs = [self._learn(Objective(self.arena.model, folds, structure, last.fits), at) for at in starts]
             found.append(min(runs, key=lambda run: run.value))
         return found
 
-    def nested_losses(self, structures: Sequence[Structure], start: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the losses of rows, (structures, rows), under penalties learned without them, and their weights."""
-        losses, weights = [], []
-        for held in self._outer_folds():
-            inner, outer = self.arena.folds.without(held), self.arena.folds.join(held)
-            rows = self.folds.join(held).held_out[0]
-            path = self.learn_path(inner, structures, start)
-            fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in path]
-            losses.append([self._row_losses(fit)[rows > 0] for fit in fits])
-            weights.append(rows[rows > 0])
-        return np.concatenate(losses, axis=1), np.concatenate(weights)
+    def _nested_losses(self, folds: Folds, rows: Folds, path: Sequence[Learned]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the losses of rows, (structures, rows), under penalties learned without them, and their weights.
 
-    def _outer_folds(self) -> list[np.ndarray]:
-        """Return numbers of folds to leave out together, as long as that leaves rows to fit on."""
-        n_folds = len(self.folds.fitted)
-        parts = np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds))
-        return [held for held in parts if len(self.folds.without(held).fitted) and self.folds.join(held).fitted.any()]
+        Each is learned anew from what was learned with them: a start decides nothing but the time.
+        """
+        losses, whole = [], [outer for _, outer in rows.nested(OUTER_FOLDS)]
+        for (inner, outer), rows_outer in zip(folds.nested(OUTER_FOLDS), whole, strict=True):
+            found = [
+                self._learn(objective, item.log_penalties, rough=_ROUGH)
+                for item in path
+                for objective in [Objective(self.arena.model, inner, item.structure, item.fits)]
+            ]
+            fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in found]
+            losses.append(np.array([self._row_losses(fit, rows_outer) for fit in fits]))
+        return join_losses(losses, [outer.held_out[0] for outer in whole])
 
-    def _row_losses(self, fits: Fits) -> np.ndarray:
-        return self.model.loss.value(self._targets, self.arena.predict(fits))[0]
+    def _row_losses(self, fits: Fits, fold: Folds) -> np.ndarray:
+        """Return the losses of all rows that the fit without a fold gives them; those that it holds out count."""
+        predictor = self.arena.predict(fits)
+        return self.model.loss.held_out(self._targets, predictor, fold.fitted, fold.held_out)[0][0]
 
-    def _affordable(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure]]:
-        """Return how to compare, and those of the structures for which that is not too much work."""
-        work = self.arena.model.work(len(self.folds.fitted)) * _EVALUATIONS
-        if work * _OUTER_FOLDS * len(structures) <= _WORK and self._outer_folds():
-            return "nested folds", structures
+    def _affordable(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure], int]:
+        """Return how to compare, those of the structures for which that is not too much work, and on how many shuffles.
+
+        Where not all are affordable, those with the strictest prior are tried, and last the simplest of them.
+        """
+        first = self.folds.by_shuffle()[0]
+        work = self.arena.model.work(len(first.fitted)) * _EVALUATIONS
+        strictest = list({item.name: item for item in structures}.values())
+        for tried in (structures, strictest, strictest[:1]) if first.nested(OUTER_FOLDS) else ():
+            most = _WORK / (work * OUTER_FOLDS * len(tried))
+            if most >= 1:
+                return "nested folds", tried, int(most)
+        if len(self.model.y) < _MANY_ROWS * self.model.n_penalties * self.model.y.shape[1]:
+            return "too much work", [], 0
         within = [item for item in structures if item.size <= _MOST_MOVES]
-        return "jackknife", [item for item in within if work * (1 + item.size / _EVALUATIONS) <= _WORK]
+        return "jackknife", [item for item in within if work * (1 + item.size / _EVALUATIONS) <= _WORK], 1
 
-    def compare(self, structures: Sequence[Structure], start: float, *, against_single: bool) -> "Comparison":
-        """Compare structures with each other, or with a single penalty, which then comes first."""
-        how, affordable = self._affordable(structures)
+    def compare(
+        self, structures: Sequence[Structure], start: float, *, against_single: bool
+    ) -> tuple[Comparison, Learned | None]:
+        """Compare structures with each other, or with a single penalty, which then comes first.
+
+        Return the one to take too, as it was learned on the first shuffle.
+        """
+        how, affordable, most = self._affordable(structures)
         if not affordable:
-            return Comparison([self.single], "too much work", np.full(1, np.nan), np.zeros(1), np.zeros(1), 0)
-        if how == "nested folds":
-            losses, weights = self.nested_losses(affordable, start)
-        else:
-            path = self.learn_path(self.arena.folds, affordable, start)
-            losses, weights = jackknife_losses(self.arena, self.folds, path, self.bounds, self._row_losses)
-        candidates = [self.single, *affordable]
-        if not against_single:
-            candidates, losses = candidates[1:], losses[1:]
-        return compare(candidates, how, losses, weights, self.model.loss)
-
-
-class Comparison(NamedTuple):
-    """Structures, their summed losses, differences from the first with standard errors, and which one to take."""
-
-    structures: Sequence[Structure]
-    how: str
-    losses: np.ndarray
-    differences: np.ndarray
-    standard_errors: np.ndarray
-    chosen: int
-
-
-def compare(
-    structures: Sequence[Structure], how: str, losses: np.ndarray, weights: np.ndarray, loss: Loss
-) -> Comparison:
-    """Compare the losses of rows in nats; the first structure is kept unless another is ahead by the margin."""
-    if loss.has_scale:
-        losses = losses / max(2 * np.average(losses[0], weights=weights), loss.least_scale)
-    differences = losses - losses[0]
-    sums = differences @ weights
-    spread = np.sqrt(((differences - (sums / weights.sum())[:, None]) ** 2) @ weights)
-    ahead = np.flatnonzero(sums < -np.maximum(_MARGIN * spread, _LEAST_GAIN))
-    chosen = int(ahead[np.argmin(sums[ahead])]) if len(ahead) else 0
-    return Comparison(structures, how, losses @ weights, sums, spread, chosen)
+            return Comparison([self.single], "too much work", np.full(1, np.nan), np.zeros(1), np.zeros(1), 0), None
+        shuffles = list(zip(self.arena.folds.by_shuffle(), self.folds.by_shuffle(), strict=True))
+        path = self.learn_path(shuffles[0][0], affordable, start)[0 if against_single else 1 :]
+        race = Race([item.structure for item in path], self.model.loss)
+        for folds, rows in shuffles[:most]:
+            if how == "jackknife":
+                arena = self.arena._replace(folds=folds)
+                race.add(*jackknife_losses(arena, rows, path, self.bounds, self._row_losses))
+            elif not race.decided:
+                race.add(*self._nested_losses(folds, rows, [path[k] for k in race.open]))
+        result = race.result(how)
+        return result, path[result.chosen]

@@ -9,10 +9,11 @@ import scipy.sparse as sp
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from bilevel.estimators.base import LinearClassifier, check_parameters, check_validation_rows, refuse
+from bilevel.estimators.base import LinearClassifier, check_parameters, check_range, check_validation_rows, refuse
 from bilevel.estimators.crossfit import CrossFit, CrossFitter, Softmax
 from bilevel.estimators.folds import Scaling, split
 from bilevel.estimators.noise import count_confident, estimate, spread_evenly, weigh
+from bilevel.estimators.threads import one_thread_if_small
 
 _LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of fits without a fold, and of the last one
 _MARGIN = 0.5  # standard errors by which a noise matrix must be ahead of an even one
@@ -50,6 +51,7 @@ class DataCleaningClassifier(LinearClassifier):
     max_iter : most rounds of fits and noise matrix
     tol : stop where a round gains less than this, in nats per row
     random_state : of the folds
+    verbose : print what is done, line by line, where this is not 0
 
     Attributes
     ----------
@@ -90,6 +92,7 @@ class DataCleaningClassifier(LinearClassifier):
         if isinstance(self.cv, bool) or not isinstance(self.cv, int | np.integer) or self.cv < 2:
             refuse(self, "cv", "an int of at least 2")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
+        check_range(X=X)
         X_val, y_val = check_validation_rows(self, X_val, y_val, y_numeric=False)
         y, y_val = self._encode_classes(y, y_val)
         if y_val is None:
@@ -98,7 +101,8 @@ class DataCleaningClassifier(LinearClassifier):
             X, y = _stack(X, X_val), np.concatenate([y, y_val])
         trusted = np.arange(len(y)) >= len(y) - (0 if y_val is None else len(y_val))
         scaling = Scaling.fit(X, np.ones(len(y)), center=self.fit_intercept, divide=self.standardize)
-        coef = self._clean(scaling.transform(X), y, trusted)
+        with one_thread_if_small(X):
+            coef = self._clean(scaling.transform(X), y, trusted)
         self.coef_, self.intercept_ = scaling.unscale(coef[:-1].T, coef[-1])
         return self
 
@@ -117,6 +121,11 @@ class DataCleaningClassifier(LinearClassifier):
         weights[rows] = right
         coef = exact.fit(X, np.eye(len(matrix))[y], weights, found.penalty, np.mean(found.coefs, axis=0))
         return coef[:, 1:] - coef[:, :1] if len(matrix) == 2 else coef
+
+    def _learned(self) -> tuple[dict[str, str], np.ndarray]:
+        wrong = float(np.mean(1 - self.sample_weights_))
+        rows = {"labels that are wrong": f"{100 * wrong:.2g} % expected, of {len(self.sample_weights_)} rows"}
+        return rows | {"rounds": str(self.n_iter_)}, np.asarray(self.history_)
 
     def _choose(self, fitter: CrossFitter, y: np.ndarray, trusted: np.ndarray) -> Cleaned:
         """Return models with an even noise matrix, unless any other is ahead by more than the margin."""
@@ -150,6 +159,8 @@ class DataCleaningClassifier(LinearClassifier):
             if best is not None and -logs.mean() >= history[-1]:
                 break
             history.append(-float(logs.mean()))
+            kind = "one rate of wrong labels" if even else "a rate for each pair of classes"
+            self._say(f"{kind}, round {len(history) - 1}: {history[-1]:.4g} nats per row")
             best = Cleaned(found, matrix, posterior, -logs, history)
             if len(history) > 2 and history[-2] - history[-1] < self.tol:
                 break

@@ -15,6 +15,7 @@ from scipy.linalg import cholesky, solve_triangular
 _FREE = 1e-9
 _JITTER = 1e-12
 _MOST_KERNEL_ENTRIES = 2e7
+_SPARED = 8  # a sum of kernels reads them once, and is worth while where features are so many times as many
 
 
 class Data:
@@ -31,6 +32,11 @@ class Data:
         self.ZT: Any = sp.csr_array(self.Z.T) if sp.issparse(X) else self.Z.T
 
     @cached_property
+    def single(self) -> tuple[Any, Any]:
+        """Z and its transpose in single precision."""
+        return to_single(self.Z)
+
+    @cached_property
     def X(self) -> Any:
         """The penalized columns."""
         return self.Z[:, self.penalized]
@@ -40,15 +46,18 @@ class Data:
         return self.n_rows < len(self.penalized)
 
     def kernel(self, log_penalties: np.ndarray) -> np.ndarray:
-        """Return X P⁻¹ X', where P are the penalties; a kernel of each group of equal ones is kept."""
+        """Return X P⁻¹ X', where P are the penalties; kernels of a few groups of equal ones are kept."""
         values, first, groups = np.unique(log_penalties, return_index=True, return_inverse=True)
-        if len(values) * self.n_rows**2 > _MOST_KERNEL_ENTRIES:
+        size = len(values) * self.n_rows**2
+        if _SPARED * len(values) > len(groups) or size > _MOST_KERNEL_ENTRIES:
             return _outer(self.X, np.exp(-log_penalties))
         order = np.argsort(first)  # groups keep their numbers when their penalties change places
         groups = np.argsort(order)[groups]
         if (key := groups.tobytes()) not in self._kernels:
-            kernels = [_outer(self.X, (groups == group).astype(float)) for group in range(len(values))]
-            self._kernels = {key: np.array(kernels)}
+            if size + sum(kept.size for kept in self._kernels.values()) > _MOST_KERNEL_ENTRIES:
+                self._kernels = {}
+            ones = [(groups == group).astype(float) for group in range(len(values))]
+            self._kernels[key] = np.array([_outer(self.X, one) for one in ones])
         return np.tensordot(np.exp(-values[order]), self._kernels[key], axes=1)
 
     def columns(self, numbers: np.ndarray) -> np.ndarray:
@@ -64,6 +73,12 @@ def _outer(X: Any, weights: np.ndarray) -> np.ndarray:
     )
 
 
+def to_single(Z: Any) -> tuple[Any, Any]:
+    """Return Z and its transpose in single precision."""
+    Z = Z.astype(np.float32)
+    return Z, sp.csr_array(Z.T) if sp.issparse(Z) else Z.T
+
+
 def times(matrix: Any, array: np.ndarray) -> np.ndarray:
     """Multiply along the first axis."""
     columns = array.reshape(len(array), math.prod(array.shape[1:]))
@@ -76,6 +91,10 @@ class Coordinates(Protocol):
     Z: Any
     ZT: Any
     ridge: np.ndarray
+
+    @property
+    def single(self) -> tuple[Any, Any]:
+        """Z and its transpose in single precision."""
 
     def restart(self, w: np.ndarray, predictor: np.ndarray) -> np.ndarray:
         """Return coefficients to start from that predict about so; w were those of other penalties."""
@@ -97,6 +116,10 @@ class Primal:
         self.data, self.Z, self.ZT = data, data.Z, data.ZT
         self.ridge = np.full(self.Z.shape[1], _FREE)
         self.ridge[data.penalized] = np.exp(log_penalties)
+
+    @property
+    def single(self) -> tuple[Any, Any]:
+        return self.data.single
 
     def restart(self, w: np.ndarray, predictor: np.ndarray) -> np.ndarray:
         return w
@@ -128,6 +151,10 @@ class Dual:
         self.Z = np.hstack([self.factor, free])
         self.ZT = self.Z.T
         self.ridge = np.concatenate([np.ones(data.n_rows), np.full(free.shape[1], _FREE)])
+
+    @cached_property
+    def single(self) -> tuple[Any, Any]:
+        return to_single(self.Z)
 
     def _represent(self, w: np.ndarray) -> np.ndarray:
         """Return the weights of rows whose combination the penalized coefficients are, times the penalties."""

@@ -39,11 +39,11 @@ class Softmax:
 
         def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
             coef = flat.reshape(shape)
-            value, slope = self._loss(self.score(X, coef), evidence, weights)
-            gradient = np.vstack([X.T @ slope, self.intercept * slope.sum(axis=0, keepdims=True)]) + ridge * coef
+            value, slope = self._loss(np.ascontiguousarray(self.score(X, coef).T), by_class, weights)
+            gradient = np.vstack([X.T @ slope.T, self.intercept * slope.sum(axis=1)]) + ridge * coef
             return (value + np.sum(ridge * coef**2) / 2) / total, gradient.ravel() / total
 
-        total = weights.sum()
+        total, by_class = weights.sum(), np.ascontiguousarray(evidence.T)
         options = {"maxiter": self.max_iter, "ftol": self.tol, "gtol": self.tol}
         first = np.zeros(shape) if start is None else start
         return minimize(objective, first.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
@@ -53,11 +53,11 @@ class Softmax:
 
     @staticmethod
     def _loss(scores: np.ndarray, evidence: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the summed loss and its derivative in the scores."""
-        prior = np.exp(scores - scores.max(axis=1, keepdims=True))
+        """Return the summed loss and its derivative in the scores; classes come first, so that sums run along rows."""
+        prior = np.exp(scores - scores.max(axis=0))
         joint = prior * evidence
-        all_of_it, seen = prior.sum(axis=1), np.maximum(joint.sum(axis=1), _TINY)
-        slope = prior * (weights / all_of_it)[:, None] - joint * (weights / seen)[:, None]
+        all_of_it, seen = prior.sum(axis=0), np.maximum(joint.sum(axis=0), _TINY)
+        slope = prior * (weights / all_of_it) - joint * (weights / seen)
         return float(weights @ np.log(all_of_it / seen)), slope
 
 

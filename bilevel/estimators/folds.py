@@ -12,6 +12,7 @@ from sklearn.utils.sparsefuncs import mean_variance_axis
 from bilevel.estimators.selection import Folds
 
 _PARTS = 5  # of the rows of a single split
+_MANY_ROWS, _MOST_SHUFFLES = 1000, 5
 
 
 class Scaling(NamedTuple):
@@ -42,30 +43,47 @@ class Scaling(NamedTuple):
 
 
 def split(
-    cv: Any, X: Any, y: np.ndarray, groups: Any, random_state: Any, *, classes: bool
+    cv: Any, X: Any, y: np.ndarray, groups: Any, random_state: Any, *, classes: bool, shuffles: int = 1
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return numbers of rows to fit on and to hold out, for an int, a splitter of scikit-learn, or such pairs."""
+    """Return numbers of rows to fit on and to hold out, for an int, a splitter of scikit-learn, or such pairs.
+
+    Rows are shuffled into a number of folds so many times.
+    """
     if isinstance(cv, int | np.integer) and not isinstance(cv, bool):
         if cv < 2:
             raise ValueError(f"`cv={cv}`: must be at least 2, a splitter of scikit-learn, or an iterable of splits.")
         most = np.unique(y, return_counts=True)[1].max() if classes else len(y)
         if most < 2:
             raise ValueError("y has one row of each class, and folds need two of some; give more rows.")
-        kind = StratifiedKFold if classes else KFold
-        cv = kind(min(int(cv), int(most)), shuffle=True, random_state=check_random_state(random_state))
-        if classes:  # the warning of small classes does not concern a loss, which every row has
-            return list(_split_classes(cv, y))
-    return [(np.asarray(train, int), np.asarray(test, int)) for train, test in check_cv(cv).split(X, y, groups)]
+        kind, rng = StratifiedKFold if classes else KFold, check_random_state(random_state)
+        cv = kind(min(int(cv), int(most)), shuffle=True, random_state=rng)
+        return [pair for _ in range(shuffles) for pair in _split_rows(cv, y)]
+    return [(_rows(train), _rows(test)) for train, test in check_cv(cv).split(X, y, groups)]
 
 
-def _split_classes(cv: StratifiedKFold, y: np.ndarray) -> Any:
-    with warnings.catch_warnings():
+def _rows(numbers: Any) -> np.ndarray:
+    rows = np.asarray(numbers, int)
+    if rows.ndim != 1:
+        raise ValueError(f"`cv` has {numbers!r} where the numbers of a fold's rows are due; give pairs of arrays.")
+    return rows
+
+
+def _split_rows(cv: Any, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    with warnings.catch_warnings():  # a loss is one of every row: small classes are no matter
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        yield from cv.split(np.zeros(len(y)), y)
+        return list(cv.split(np.zeros(len(y)), y))
+
+
+def count_shuffles(n_rows: int) -> int:
+    """Return how often rows are shuffled into folds: where they are few, which rows meet in a fold decides much."""
+    return int(np.clip(np.ceil(_MANY_ROWS / max(1, n_rows)), 1, _MOST_SHUFFLES))
 
 
 def make_folds(splits: list[tuple[np.ndarray, np.ndarray]], weights: np.ndarray) -> Folds:
-    """Return the weights of rows in each fold; rows of a single split are held out in parts."""
+    """Return the weights of rows in each fold; a row that several folds hold out counts once.
+
+    Rows of a single split are held out in parts.
+    """
     if len(splits) == 1:
         train, test = splits[0]
         splits = [(train, test[k::_PARTS]) for k in range(min(_PARTS, len(test)))] or splits
@@ -75,4 +93,17 @@ def make_folds(splits: list[tuple[np.ndarray, np.ndarray]], weights: np.ndarray)
     used = fitted.any(axis=1) & held_out.any(axis=1)
     if not used.any():
         raise ValueError("`cv` leaves no fold with rows to fit on and rows to hold out; give more rows or other folds.")
-    return Folds.of_rows(fitted[used], held_out[used])
+    fitted, held_out = fitted[used], held_out[used]
+    times = np.count_nonzero(held_out, axis=0)
+    return Folds.of_rows(fitted, held_out / np.maximum(1, times), find_shuffles(held_out > 0))
+
+
+def find_shuffles(held_out: np.ndarray) -> np.ndarray:
+    """Return the number of the shuffle of each fold: every one holds out the same rows, and each row once; else 0."""
+    numbers, seen = np.zeros(len(held_out), int), [np.zeros_like(held_out[0])]
+    for k, rows in enumerate(held_out):
+        if (seen[-1] & rows).any():
+            seen.append(np.zeros_like(rows))
+        seen[-1] = seen[-1] | rows
+        numbers[k] = len(seen) - 1
+    return numbers if (np.array(seen) == seen[0]).all() else np.zeros_like(numbers)

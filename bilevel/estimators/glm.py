@@ -6,6 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevel.estimators.coordinates import Coordinates, Data, coordinates, times
+from bilevel.estimators.cox import Cox
 from bilevel.estimators.hessian import Blocks, Hessian
 from bilevel.estimators.losses import Loss, Softmax, Squared
 from bilevel.estimators.selection import Fits
@@ -46,7 +47,7 @@ class RidgeGLM:
         self,
         X: Any,
         y: np.ndarray,
-        loss: Loss,
+        loss: Loss | Cox,
         *,
         penalized: np.ndarray | None = None,
         intercept: bool = True,
@@ -97,7 +98,7 @@ class RidgeGLM:
         """Return coefficients to start from, and blocks of an older Hessian where they still serve."""
         if state is None:
             w = np.zeros((at.Z.shape[1], len(weights), self.y.shape[1]))
-            if self.data.intercept:
+            if self.data.intercept and isinstance(self.loss, Loss):
                 mean = weights @ self.y / np.maximum(weights.sum(axis=1), 1e-300)[:, None]
                 w[-1] = self.loss.link(mean)
             return w, None
@@ -121,7 +122,7 @@ class RidgeGLM:
         value = self._values(at, weights, w, eta)
         gain, slow = np.full(w.shape[1], np.inf), False
         for _ in range(_MOST_STEPS):
-            gradient = times(at.ZT, weights[:, :, None] * loss.derivative(y, eta)) + ridge * w
+            gradient = times(at.ZT, loss.total_derivative(y, eta, weights)) + ridge * w
             hessian = Hessian(loss, y, at, weights, eta, blocks)
             solve = hessian.solve if slow else hessian.approximate
             step, last = solve(gradient, min(1e-2, max(1e-10, gain.max()) ** 0.5)), gain
@@ -130,7 +131,7 @@ class RidgeGLM:
             stalls = gain.max() < _NOISE and gain.max() > last.max() / 2
             if gain.max() <= self.tol or stalls or (hessian.constant and hessian.exact):
                 break
-            blocks = None if hessian.outdated or slow else hessian.blocks
+            blocks = None if hessian.blocks.outdated or slow else hessian.blocks
             slow |= y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
         if isinstance(loss, Softmax):  # what all classes share is undetermined but for rounding
             w, eta = (part - part.mean(axis=-1, keepdims=True) for part in (w, eta))
@@ -153,5 +154,5 @@ class RidgeGLM:
         return *new, found
 
     def _values(self, at: Coordinates, weights: np.ndarray, w: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        losses = np.sum(weights * self.loss.value(self.y[:, None, :], eta), axis=0)
+        losses = self.loss.total(self.y[:, None, :], eta, weights)
         return losses + np.einsum("p,pfc->f", at.ridge, w**2) / 2

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +34,12 @@ def find_groups(X: Any, names: Any, groups: Any, unpenalized: Any) -> Groups:
     penalized = np.setdiff1d(np.arange(size), find_features(names, unpenalized, size))
     if groups is None:
         return Groups(penalized, np.zeros(len(penalized), int), np.array([""], dtype=object))
-    labels = np.array(_label(X, names, groups, size), dtype=object)[penalized]
-    known = {label: number for number, label in enumerate(dict.fromkeys(labels.tolist()))}
+    every = _label(X, names, groups, size)
+    labels = [every[number] for number in penalized]
+    try:
+        known = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    except TypeError as error:  # lists, masked entries
+        raise ValueError(f"`groups` must have strings or numbers as labels: {error}.") from error
     return Groups(penalized, np.array([known[label] for label in labels], int), np.array(list(known), dtype=object))
 
 
@@ -45,14 +50,15 @@ def find_features(names: Any, wanted: Any, size: int) -> np.ndarray:
     places = {} if names is None else {name: number for number, name in enumerate(names)}
     numbers = [places.get(item, item) if isinstance(item, str) else item for item in _as_list(wanted)]
     for item in numbers:
-        if isinstance(item, str) or not 0 <= item < size:
+        if isinstance(item, bool) or not isinstance(item, Integral) or not 0 <= int(item) < size:
             known = f"a name of a column or a number below {size}" if names is not None else f"a number below {size}"
             raise ValueError(f"`unpenalized` has {item!r}, which must be {known}.")
     return np.unique(np.array(numbers, int))
 
 
-def _as_list(wanted: Any) -> Iterable[Any]:
-    return [wanted] if isinstance(wanted, str | int) else list(wanted)
+def _as_list(wanted: Any) -> list[Any]:
+    alone = isinstance(wanted, str) or (isinstance(wanted, np.ndarray) and wanted.ndim == 0)
+    return list(wanted) if isinstance(wanted, Iterable) and not alone else [wanted]
 
 
 def _label(X: Any, names: Any, groups: Any, size: int) -> list[Any]:
@@ -62,9 +68,10 @@ def _label(X: Any, names: Any, groups: Any, size: int) -> list[Any]:
         if names is None:
             raise ValueError("`groups` needs names of columns; give X as a DataFrame, or a label for each feature.")
         return prefixes(X, list(names)) if isinstance(groups, str) else _look_up(list(names), groups)
-    if (shape := np.shape(groups)) != (size,):
-        raise ValueError(f"`groups` must name the group of each of the {size} features, got {shape}.")
-    return list(groups)
+    labels = _as_list(groups)
+    if len(labels) != size:
+        raise ValueError(f"`groups` must name the group of each of the {size} features, got {len(labels)}.")
+    return labels
 
 
 def _look_up(names: list[str], groups: dict[str, Any]) -> list[Any]:

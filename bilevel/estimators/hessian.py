@@ -3,23 +3,30 @@
 Coefficients are (coordinates, fits, outputs), predictors (rows, fits, outputs), weights (rows, fits).
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg.lapack import dpotrf, dpotrs
+from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
 
 from bilevel.estimators.coordinates import Coordinates, times
-from bilevel.estimators.losses import Loss, Softmax, Squared
+from bilevel.estimators.cox import Cox
+from bilevel.estimators.losses import Bender, Loss, Softmax, Squared
 
 _MOST_STEPS = 1000  # of conjugate gradients
-_FEW_STEPS = 2  # for each digit of the solution; with more, the preconditioner is made anew
 _MOST_ENTRIES = 5e7  # of the dense matrices of one preconditioner
 ROWS_PER_COORDINATE = 20  # with more, fits without a fold have about the same curvature of each row
 _SMALL = 150  # coefficients of a softmax regression that one matrix serves
+_MOST_SQUARES = 1e6  # products of two columns, of all rows
 _SMALL_SHARED = 400  # the same, where one matrix serves every fit
-_TINY = np.finfo(float).tiny
+_TINY = np.finfo(np.float32).tiny
+_SINGLE_TOL = 1e-4  # of systems that single precision solves
+_MILD = 1e4  # a condition of blocks that it allows
+
+Linear = Callable[[np.ndarray], np.ndarray]
 
 
 def conjugate_gradients(
@@ -49,24 +56,41 @@ def _dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.einsum("pfc,pfc->f", a, b)
 
 
-class Blocks(NamedTuple):
+class Blocks:
     """Z' D Z, (fits, outputs, coordinates, coordinates), or its diagonal; one fit or output may stand for all.
 
-    Where outputs are coupled, blocks may be over coordinates times outputs.
+    Where outputs are coupled, blocks may be over coordinates times outputs. Blocks are outdated once they have cost
+    conjugate gradients as many steps, beyond those that they took when they were new, as making them would.
     """
 
-    entries: np.ndarray
-    dense: bool
-    flat: bool = False
+    def __init__(self, entries: np.ndarray, *, dense: bool = True, flat: bool = False) -> None:
+        self.entries, self.dense, self.flat = entries, dense, flat
+        self.outdated, self._rate, self._excess = False, 0.0, 0.0
+        self._solver: tuple[np.ndarray, Linear] | None = None
 
-    def solver(self, ridge: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    def solver(self, ridge: np.ndarray) -> Linear:
         """Return what solves with these blocks and the ridge."""
+        if self._solver is None or not np.array_equal(self._solver[0], ridge):
+            self._solver = ridge, self._make_solver(ridge)
+        return self._solver[1]
+
+    def _make_solver(self, ridge: np.ndarray) -> Linear:
         if not self.dense:
             diagonal = np.moveaxis(self.entries, -1, 0) + ridge[:, None, None]
             return lambda rhs: rhs / diagonal
         ridge = np.repeat(ridge, self.entries.shape[-1] // len(ridge))
         factors = [[_factor(block, ridge) for block in row] for row in self.entries]
-        return lambda rhs: _solve_flat(factors, rhs) if self.flat else _solve_blocks(factors, rhs)
+        if self.flat:
+            return lambda rhs: _solve_flat(factors, rhs)
+        if len(factors) == 1 and len(factors[0]) > 1:  # one block serves several fits, at many steps
+            return Inverses([_invert(factor) for factor in factors[0]], self.entries[0], ridge)
+        return lambda rhs: _solve_blocks(factors, rhs)
+
+    def note(self, steps: int, digits: float, price: float) -> None:
+        """Note how many steps a solution took, and how many of them new blocks would cost."""
+        self._rate = self._rate or steps / digits
+        self._excess += steps - self._rate * digits
+        self.outdated = self._excess > price
 
 
 def _factor(block: np.ndarray, ridge: np.ndarray) -> np.ndarray:
@@ -77,6 +101,29 @@ def _factor(block: np.ndarray, ridge: np.ndarray) -> np.ndarray:
         matrix[diagonal] += 1e-10 * np.trace(matrix) / len(matrix)
         factor, failed = dpotrf(matrix, lower=1)
     return factor
+
+
+class Inverses:
+    """Inverses of the blocks of each output, which solve by products, also in single precision."""
+
+    def __init__(self, inverses: list[np.ndarray], blocks: np.ndarray, ridge: np.ndarray) -> None:
+        self.inverses = np.array(inverses)
+        sizes = np.diagonal(blocks, axis1=1, axis2=2) + ridge
+        self.mild = bool(np.max(sizes * np.diagonal(self.inverses, axis1=1, axis2=2)) <= _MILD)
+
+    @cached_property
+    def _single(self) -> np.ndarray:
+        return self.inverses.astype(np.float32)
+
+    def __call__(self, rhs: np.ndarray) -> np.ndarray:
+        inverses = self._single if rhs.dtype == np.float32 else self.inverses
+        return np.matmul(inverses, rhs.transpose(2, 0, 1)).transpose(1, 2, 0)
+
+
+def _invert(factor: np.ndarray) -> np.ndarray:
+    """Return the inverse of the matrix that has this Cholesky factor."""
+    lower = np.tril(dpotri(factor, lower=1)[0])
+    return lower + np.tril(lower, -1).T
 
 
 def _solve_blocks(factors: list[list[np.ndarray]], rhs: np.ndarray) -> np.ndarray:
@@ -113,12 +160,12 @@ def gram(Z: Any, curvature: np.ndarray) -> np.ndarray:
     return product.toarray() if sp.issparse(product) else product
 
 
-def flat_gram(Z: Any, weight: np.ndarray, bend: Callable[[np.ndarray], np.ndarray], outputs: int) -> np.ndarray:
+def flat_gram(Z: Any, bend: Bender, outputs: int) -> np.ndarray:
     """Return the matrix over coefficients of features and outputs, features first."""
     size = Z.shape[1]
     out = np.empty((size, outputs, size, outputs))
     for d, move in enumerate(np.eye(outputs)):
-        curvature = weight[:, None] * bend(np.broadcast_to(move, (len(weight), outputs)))
+        curvature = bend(np.broadcast_to(move, (Z.shape[0], outputs)))
         for c in range(d + 1):
             block = Z.T @ scale_rows(Z, curvature[:, c])
             out[:, c, :, d] = out[:, d, :, c] = block.toarray() if sp.issparse(block) else block
@@ -129,8 +176,8 @@ def _blocks(Z: Any, curvature: np.ndarray) -> Blocks:
     """Return Z' D Z for each fit and output of the curvature, (rows, fits, outputs), or its diagonal if too large."""
     _, fits, outputs = curvature.shape
     if fits * outputs * Z.shape[1] ** 2 > _MOST_ENTRIES:
-        return Blocks(np.moveaxis(times((Z.multiply(Z) if sp.issparse(Z) else Z**2).T, curvature), 0, -1), False)
-    return Blocks(np.array([[gram(Z, curvature[:, f, c]) for c in range(outputs)] for f in range(fits)]), True)
+        return Blocks(np.moveaxis(times((Z.multiply(Z) if sp.issparse(Z) else Z**2).T, curvature), 0, -1), dense=False)
+    return Blocks(np.array([[gram(Z, curvature[:, f, c]) for c in range(outputs)] for f in range(fits)]))
 
 
 def find_patterns(*weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,21 +190,29 @@ def find_patterns(*weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _shared_blocks(Z: Any, weights: np.ndarray, curvature: np.ndarray) -> Blocks:
     """Return blocks with the mean curvature over fits: rows of one fold are read once, for all fits that use them."""
     first, pattern = find_patterns(weights)
+    if len(first) > 2 * weights.shape[1]:  # rows were shuffled into folds more than once
+        return _blocks(Z, weights[:, :, None] * curvature)
     shared = (weights.max(axis=1)[:, None] * curvature.mean(axis=1))[:, None, :]
     parts = [_blocks(Z[pattern == k], shared[pattern == k]).entries[0] for k in range(len(first))]
-    return Blocks(np.einsum("kf,kc...->fc...", (weights[first] > 0).astype(float), np.array(parts)), True)
+    return Blocks(np.einsum("kf,kc...->fc...", (weights[first] > 0).astype(float), np.array(parts)))
 
 
 class Hessian:
     """The Hessian at some predictors, solved by blocks that may be older than these."""
 
     def __init__(
-        self, loss: Loss, y: np.ndarray, at: Coordinates, weights: np.ndarray, eta: np.ndarray, blocks: Blocks | None
+        self,
+        loss: Loss | Cox,
+        y: np.ndarray,
+        at: Coordinates,
+        weights: np.ndarray,
+        eta: np.ndarray,
+        blocks: Blocks | None,
     ) -> None:
         self.loss, self.y, self.at, self.weights = loss, y, at, weights
-        self._bend = loss.bender(y, eta)
+        self.move(eta)
         rows, size = at.Z.shape
-        self.constant, self.outdated = isinstance(loss, Squared), False
+        self.constant = isinstance(loss, Squared)
         self.tall = rows > ROWS_PER_COORDINATE * size and y.shape[-1] * weights.shape[1] * size**2 <= _MOST_ENTRIES
         self.small = isinstance(loss, Softmax) and size * y.shape[-1] <= _SMALL
         self.exact = self.constant or self.small or (y.shape[-1] == 1 and not self.tall)
@@ -169,36 +224,70 @@ class Hessian:
         if self.constant:
             return _blocks(self.at.Z, self.weights[:, :, None])
         if self.small:
-            flat = [[self._flat(self.weights[:, f], eta[:, f])] for f in range(eta.shape[1])]
-            return Blocks(np.array(flat), True, True)
+            return Blocks(self._flat_of_each(eta)[:, None], flat=True)
         if self.tall and isinstance(self.loss, Softmax) and self.at.Z.shape[1] * eta.shape[-1] <= _SMALL_SHARED:
-            return Blocks(self._flat(self.weights.mean(axis=1), eta.mean(axis=1))[None, None], True, True)
+            return Blocks(self._flat(self.weights.mean(axis=1), eta.mean(axis=1))[None, None], flat=True)
+        if isinstance(self.loss, Cox):
+            return self._risk_blocks(self.loss, eta)
         curvature = self.loss.curvature(self.y, eta)
+        if isinstance(self.loss, Softmax):  # with blocks that serve every fit, conjugate gradients take few steps more
+            return _blocks(self.at.Z, np.mean(self.weights[:, :, None] * curvature, axis=1, keepdims=True))
         if self.tall:
             return _shared_blocks(self.at.Z, self.weights, curvature)
         return _blocks(self.at.Z, self.weights[:, :, None] * curvature)
 
     def _flat(self, weights: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        return flat_gram(self.at.Z, weights, self.loss.bender(self.y[:, 0], eta), eta.shape[-1])
+        return flat_gram(self.at.Z, self.loss.total_bender(self.y[:, 0], eta, weights), eta.shape[-1])
+
+    def _risk_blocks(self, loss: Cox, eta: np.ndarray) -> Blocks:
+        """Return the matrix of each fit, or of their mean where rows are many, or the diagonal where columns are."""
+        Z, weights = self.at.Z, self.weights
+        if self.tall:
+            eta, weights = eta.mean(axis=1, keepdims=True), weights.mean(axis=1, keepdims=True)
+        blocks = _blocks(Z, loss.diagonal(self.y, eta, weights))
+        if blocks.dense:
+            for row, outer in zip(blocks.entries, loss.outer_means(Z, self.y, eta, weights), strict=True):
+                row[0] -= outer
+        return blocks
+
+    def _flat_of_each(self, eta: np.ndarray) -> np.ndarray:
+        """Return a matrix of each fit: where they are small, all are one product with the squares of rows."""
+        (rows, size), (_, fits, outputs) = self.at.Z.shape, eta.shape
+        if sp.issparse(self.at.Z) or rows * size**2 > _MOST_SQUARES:
+            return np.array([self._flat(self.weights[:, f], eta[:, f]) for f in range(fits)])
+        bend, moves = self.loss.total_bender(self.y, eta, self.weights), np.eye(outputs)
+        curvature = np.stack([bend(np.broadcast_to(move, eta.shape)) for move in moves], axis=-1)
+        squares = (self.at.Z[:, :, None] * self.at.Z[:, None, :]).reshape(rows, -1)
+        product = (squares.T @ curvature.reshape(rows, -1)).reshape(size, size, fits, outputs, outputs)
+        return product.transpose(2, 0, 3, 1, 4).reshape(fits, size * outputs, size * outputs)
 
     @property
     def reusable(self) -> bool:
         """Whether the blocks serve at other penalties: those of a few outputs are made anew for less than they cost."""
-        return self.constant or not (self.exact or self.outdated or self.y.shape[-1] == 1)
+        return self.constant or not (self.exact or self.blocks.outdated or self.y.shape[-1] == 1)
 
     def move(self, eta: np.ndarray) -> None:
         """Let products be those at other predictors; the blocks stay."""
-        self._bend = self.loss.bender(self.y, eta)
+        self._eta = eta
+        self._products: dict[Any, Linear] = {}
 
     def product(self, v: np.ndarray) -> np.ndarray:
-        bent = self._bend(times(self.at.Z, v))
-        return times(self.at.ZT, self.weights[:, :, None] * bent) + self.at.ridge[:, None, None] * v
+        """Multiply, in the precision of v."""
+        if v.dtype not in self._products:
+            self._products[v.dtype] = self._make_product(v.dtype)
+        return self._products[v.dtype](v)
+
+    def _make_product(self, dtype: Any) -> Linear:
+        Z, ZT = self.at.single if dtype == np.float32 else (self.at.Z, self.at.ZT)
+        eta, weights, ridge = (part.astype(dtype, copy=False) for part in (self._eta, self.weights, self.at.ridge))
+        bend = self.loss.total_bender(self.y, eta, weights)
+        return lambda v: times(ZT, bend(times(Z, v))) + ridge[:, None, None] * v
 
     def precondition(self, rhs: np.ndarray) -> np.ndarray:
         if not isinstance(self.loss, Softmax):
             return self._precondition(rhs)
         # What all classes share does not change the loss, so that blocks of one class mistake its curvature.
-        return _center(self._precondition(_center(rhs)))
+        return _center(self._precondition(rhs))
 
     def approximate(self, rhs: np.ndarray, tol: float) -> np.ndarray:
         """Solve about, without a product where blocks are about the Hessian."""
@@ -209,9 +298,20 @@ class Hessian:
         """Solve one system per fit, to a relative norm of the residual."""
         if self.exact:
             return self._precondition(rhs)
-        x, steps = conjugate_gradients(self.product, self.precondition, rhs, tol)
-        self.outdated |= steps > _FEW_STEPS * -np.log10(tol)
-        return x
+        if isinstance(self.loss, Softmax):
+            rhs = _center(rhs)
+        single = tol >= _SINGLE_TOL and isinstance(self._precondition, Inverses) and self._precondition.mild
+        right = rhs.astype(np.float32 if single else float, copy=False)
+        x, steps = conjugate_gradients(self.product, self.precondition, right, tol)
+        self.blocks.note(steps, -np.log10(tol), self._price())
+        return x.astype(float, copy=False)
+
+    def _price(self) -> float:
+        """Return how many steps of conjugate gradients cost about as much as new blocks."""
+        Z, entries = self.at.Z, self.blocks.entries
+        used, size = Z.nnz if sp.issparse(Z) else Z.size, entries.shape[-1]
+        step = self.weights.shape[1] * self.y.shape[-1] * (2 * used + Z.shape[1] ** 2)
+        return math.prod(entries.shape[:2]) * (used * size / 2 + size**3 / 3) / step if self.blocks.dense else 0.0
 
 
 def _center(rhs: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ def jackknife_losses(
     rows: Folds,
     path: Sequence[Learned],
     bounds: tuple[float, float],
-    row_losses: Callable[[Fits], np.ndarray],
+    row_losses: Callable[[Fits, Folds], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the losses of rows, (structures, rows), at penalties chosen about without them, and their weights."""
     held = [np.flatnonzero(weights) for weights in rows.held_out]
@@ -25,7 +25,7 @@ def jackknife_losses(
         each = []
         for k, log_penalties in enumerate(moved):
             fits = arena.model.fit(arena.folds.fitted[k : k + 1], log_penalties[learned.structure.groups])
-            each.append(row_losses(fits)[held[k]])
+            each.append(row_losses(fits, rows.take(np.array([k])))[held[k]])
         losses.append(np.concatenate(each))
     return np.array(losses), np.concatenate([weights[of] for weights, of in zip(rows.held_out, held, strict=True)])
 
@@ -49,8 +49,8 @@ def gauss_newton(arena: Arena, learned: Learned) -> np.ndarray:
     moves = [
         model.push_forward(learned.fits, (structure.groups == group).astype(float)) for group in range(structure.size)
     ]
-    bend, factor = model.loss.bender(model.y, learned.fits.predictor), _nats(arena, folds, learned)
-    bent = [factor * folds.held_out[..., None] * bend(move) for move in moves]
+    bend = model.loss.held_out_bender(model.y, learned.fits.predictor, folds.fitted, folds.held_out)
+    bent = [_nats(arena, folds, learned) * bend(move) for move in moves]
     return np.einsum("gfrc,hfrc->fgh", np.array(moves), np.array(bent), optimize=True)
 
 
@@ -59,6 +59,7 @@ def _nats(arena: Arena, folds: Folds, learned: Learned) -> float:
     loss = arena.model.loss
     if not loss.has_scale:
         return 1.0
-    total = np.sum(folds.held_out * loss.value(arena.model.y, learned.fits.predictor))
-    size = folds.sizes.sum() * arena.model.y.shape[-1]
+    losses, _ = loss.held_out(arena.model.y, learned.fits.predictor, folds.fitted, folds.held_out)
+    total = np.sum(folds.held_out * losses)
+    size = folds.sizes.sum() * loss.count(arena.model.y)
     return float(1 / max(2 * total / size, loss.least_scale))

@@ -7,10 +7,18 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.class_weight import compute_class_weight
 
-from bilevel.estimators.base import LinearClassifier
+from bilevel.estimators.base import LinearClassifier, refuse
+from bilevel.estimators.choice import Search
 from bilevel.estimators.folds import Scaling
+from bilevel.estimators.glm import RidgeGLM
+from bilevel.estimators.groups import Groups
+from bilevel.estimators.kernels import DEVICES, DTYPES, KernelRidge, find_arrays, find_gpu, find_model
 from bilevel.estimators.losses import Logistic, Loss, Softmax, Squared
-from bilevel.estimators.penalties import PenaltySelector
+from bilevel.estimators.penalties import PenaltySelector, Rows
+from bilevel.estimators.selection import InnerModel, Learned
+
+_MANY_TARGETS = 10
+_FEW_TARGETS = 32  # combinations of many, by which penalties are learned about
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -27,18 +35,22 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     Parameters
     ----------
     structure : "auto", or "single", "per_group", "per_feature"; "auto" takes many penalties only where they are ahead
-        of a single one by half a standard error and 2 nats, on rows that did not choose them
+        of a single one by a standard error and 2 nats, on rows that did not choose them
     groups : of features: a label for each; a dict from names of columns to labels; "prefix", the names of columns up to
         the last separator, where one-hot columns of one source are one group; None for none
     unpenalized : names or numbers of features without penalty
     prior_scale : how far log penalties spread around their mean, or "auto" for the best of 0.5, 1 and 2
-    cv : number of folds (shuffled, stratified), a splitter of scikit-learn, or pairs of numbers of rows
+    cv : number of folds (stratified; fewer than 1000 rows are shuffled into them up to five times), a splitter of
+        scikit-learn, or pairs of numbers of rows
+    scoring : a name or scorer of scikit-learn, which then chooses the common level of the learned penalties: all are
+        multiplied by what scores best over the folds, from 0.01 to 100; None leaves them as they are
     class_weight : None, "balanced" or a dict, as in scikit-learn
     fit_intercept : whether to fit an intercept, without penalty
     standardize : whether penalties act on features of deviation 1; coefficients are given in the units of X
     max_iter : most iterations of L-BFGS-B, for each set of penalties that is learned
     tol : stop where an iteration gains less than so many nats in all
     random_state : of the folds
+    verbose : print what is done, line by line, where this is not 0
 
     Attributes
     ----------
@@ -90,36 +102,8 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
         self.coef_, self.intercept_ = coef, intercept
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class BilevelRidge(RegressorMixin, PenaltySelector):
-    """Ridge regression with one penalty, one for each group of features or one for each feature, all learned.
-
-    Fits minimize sum ½ error² + ½ sum penalty_k coef_k², as `Ridge` does with one alpha. Penalties minimize n/2 log of
-    the mean squared error of held-out rows, and their prior, as in `BilevelLogisticRegression`. Several targets share
-    the penalties, and count alike.
-
-    Parameters
-    ----------
-    structure, groups, unpenalized, prior_scale, fit_intercept, standardize : as in `BilevelLogisticRegression`
-    cv : number of folds (shuffled), a splitter of scikit-learn, or pairs of numbers of rows
-    max_iter, tol, random_state : as in `BilevelLogisticRegression`
-
-    Attributes
-    ----------
-    coef_ : (features,), or (targets, features)
-    intercept_ : float, or (targets,)
-    penalties_, penalty_structure_, prior_scale_, candidates_, penalty_table_, history_ : as there
-    n_iter_, n_features_in_, feature_names_in_ : as in scikit-learn
-
-    Examples
-    --------
-    >>> from sklearn.datasets import load_diabetes
-    >>> from bilevel.estimators import BilevelRidge
-    >>> X, y = load_diabetes(return_X_y=True)
-    >>> model = BilevelRidge(random_state=0).fit(X, y)
-    >>> model.coef_.shape
-    (10,)
-    """
+class LeastSquares(RegressorMixin, PenaltySelector):
+    """A regressor of one target or several, all of deviation 1, by squared errors."""
 
     _many_outputs = True
 
@@ -146,3 +130,93 @@ class BilevelRidge(RegressorMixin, PenaltySelector):
     def predict(self, X: Any) -> np.ndarray:
         """Return the prediction of each row."""
         return self._score(X)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class BilevelRidge(LeastSquares):
+    """Ridge regression with one penalty, one for each group of features or one for each feature, all learned.
+
+    Fits minimize sum ½ error² + ½ sum penalty_k coef_k², as `Ridge` does with one alpha. Penalties minimize n/2 log of
+    the mean squared error of held-out rows, and their prior, as in `BilevelLogisticRegression`. Several targets share
+    the penalties, and count alike: the mean is that over rows and targets, which have deviation 1, and n is the number
+    of both. From 10 targets on, fewer rows than features are handled by kernels of the groups, at a cost that hardly
+    depends on how many features and targets there are; "auto" then means one penalty for each group, or a single one.
+
+    Parameters
+    ----------
+    structure, groups, unpenalized, prior_scale, cv, scoring : as in `BilevelLogisticRegression`
+    fit_intercept, standardize, max_iter, tol, random_state, verbose : as there; tol is for each target
+    device : "cpu", or "gpu" to compute with JAX on the first GPU, always by kernels
+    dtype : "float64", or "float32", in which kernels take half the time and memory
+
+    Attributes
+    ----------
+    coef_ : (features,), or (targets, features)
+    intercept_ : float, or (targets,)
+    penalties_, penalty_structure_, prior_scale_, candidates_, penalty_table_, history_ : as there
+    n_iter_, n_features_in_, feature_names_in_ : as in scikit-learn
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from bilevel.estimators import BilevelRidge
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = BilevelRidge(random_state=0).fit(X, y)
+    >>> model.coef_.shape
+    (10,)
+    """
+
+    device: str = "cpu"
+    dtype: str = "float64"
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
+            given = getattr(self, name)
+            if not isinstance(given, str) or given not in known:
+                refuse(self, name, f"a str among {known}")
+        if self.structure == "per_feature" and (self.device != "cpu" or self.dtype != "float64"):
+            raise ValueError("`structure='per_feature'` needs device='cpu' and dtype='float64'; kernels are of groups.")
+        if self.device == "gpu":
+            find_gpu()
+
+    def _learn(self, rows: Rows, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+        wanted = self.device != "cpu" or self.dtype != "float64"
+        many = rows.y.shape[1] >= _MANY_TARGETS and len(rows.y) < len(groups.penalized)
+        self._by_kernels = self.structure != "per_feature" and len(groups.penalized) > 0 and (wanted or many)
+        if not self._by_kernels:
+            return super()._learn(rows, groups)
+        arrays = find_arrays(self.device, self.dtype)
+        with arrays.scope():
+            model = find_model(self.device)(rows.X, rows.y, groups, intercept=self.fit_intercept, arrays=arrays)
+            return self._learn_by_kernels(model, rows, groups)
+
+    def _learn_by_kernels(self, model: KernelRidge, rows: Rows, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+        """Learn from a few combinations of targets, then from all, and fit."""
+        tied = groups._replace(penalized=np.arange(model.n_penalties), numbers=np.arange(model.n_penalties))
+        few = model.sketch(_FEW_TARGETS)
+        learned = self._search(few, rows, tied)
+        assert learned is not None
+        if few is not model:
+            learned = self._make_search(model, rows).polish(learned.structure, learned.log_penalties)
+            self._note(learned)
+        log_penalties = learned.log_penalties[learned.structure.groups]
+        self._groups, self.penalties_ = groups, np.zeros(rows.X.shape[1])
+        if self.scoring is not None:
+            glm = RidgeGLM(rows.X, rows.y, Squared(), penalized=groups.penalized, intercept=self.fit_intercept)
+            log_penalties = log_penalties + self._choose_level(glm, rows, log_penalties[groups.numbers])
+        self.penalties_[groups.penalized] = np.exp(log_penalties[groups.numbers])
+        return model.refit(rows.weights, log_penalties)
+
+    def _make_search(self, model: InnerModel, rows: Rows) -> Search:
+        search = super()._make_search(model, rows)
+        search.tol *= model.loss.count(model.y)
+        return search
+
+    def _select(self, search: Search, groups: Groups, start: float) -> Learned:
+        learned = super()._select(search, groups, start)
+        if self._by_kernels and self._comparison is not None and self._comparison.how == "too much work":
+            # Many targets tell few groups apart: what is safe is the strictest prior, not a single penalty.
+            strictest = self._list_structures(groups)[-1:]
+            return search.learn_path(search.arena.folds, strictest, float(learned.log_penalties[0]))[-1]
+        return learned

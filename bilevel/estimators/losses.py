@@ -4,27 +4,63 @@ Targets are (rows, outputs) and predictors (…, rows, outputs). Values are half
 predicted perfectly.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit, log_softmax, logit, softmax, xlogy
+from scipy.special import expit, logit, xlogy
 
+Bender = Callable[[np.ndarray], np.ndarray]
 _LEAST = 1e-6  # probability or count, in a start
 
 
-class Loss:
-    """A convex loss; `has_scale` where its unit is unknown, so that n/2 log of its mean counts in nats.
+class SummedLoss:
+    """A convex loss of rows under weights; `has_scale` where its unit is unknown, so that n/2 log of its mean counts.
 
     The unit, twice the mean, is at least `least_scale`: counts vary by chance as much as their mean, and often more.
+    Predictors are (rows, fits, outputs) and weights (rows, fits), of held-out rows the other way around.
     """
 
     has_scale = False
     least_scale = 1e-12
 
+    def count(self, y: np.ndarray) -> int:
+        """Return how many targets a row has."""
+        return y.shape[-1]
+
     def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
         """Return targets of which a part may be of any class; numbers stay as they are."""
         return y
+
+    @abstractmethod
+    def total(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return the loss of each fit, (fits,)."""
+
+    @abstractmethod
+    def total_derivative(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return its derivative in the predictors."""
+
+    @abstractmethod
+    def total_bender(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> Bender:
+        """Return what multiplies a move of the predictors by its second derivative."""
+
+    @abstractmethod
+    def held_out(
+        self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the losses of rows, (fits, rows), and the derivative of their weighted sum in the predictors.
+
+        `fitted` are the weights of rows in each fit, `weights` those of the rows held out of it.
+        """
+
+    @abstractmethod
+    def held_out_bender(self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray) -> Bender:
+        """Return what multiplies a move by about the second derivative of that sum; it is not negative."""
+
+
+class Loss(SummedLoss):
+    """A loss that each row has by itself."""
 
     @abstractmethod
     def link(self, mean: np.ndarray) -> np.ndarray:
@@ -42,16 +78,40 @@ class Loss:
     def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
         """Return the second derivative in each output of the predictor, (…, rows, outputs)."""
 
-    def bender(self, y: np.ndarray, eta: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    def bender(self, y: np.ndarray, eta: np.ndarray) -> Bender:
         """Return what multiplies a move of the predictor by the second derivative."""
         curvature = self.curvature(y, eta)
         return lambda move: curvature * move
 
+    def total(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return np.sum(weights * self.value(y, eta), axis=0)
+
+    def total_derivative(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return weights[..., None] * self.derivative(y, eta)
+
+    def total_bender(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> Bender:
+        bend = self.bender(y, eta)
+        return lambda move: weights[..., None] * bend(move)
+
+    def held_out(
+        self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self.value(y, eta), self.total_derivative(y, eta, weights)
+
+    def held_out_bender(self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray) -> Bender:
+        return self.total_bender(y, eta, weights)
+
 
 class Squared(Loss):
-    """½ error², summed over outputs."""
+    """½ error², summed over outputs, which may stand for more or fewer targets than they are."""
 
     has_scale = True
+
+    def __init__(self, targets: int | None = None) -> None:
+        self.targets = targets
+
+    def count(self, y: np.ndarray) -> int:
+        return y.shape[-1] if self.targets is None else self.targets
 
     def link(self, mean: np.ndarray) -> np.ndarray:
         return mean
@@ -97,18 +157,34 @@ class Softmax(Loss):
         return logs - logs.mean(axis=-1, keepdims=True)
 
     def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        return -np.sum(y * log_softmax(eta, axis=-1), axis=-1)
+        shifted = eta - _largest(eta)
+        return (np.log(_total(np.exp(shifted))) - _total(y * shifted))[..., 0]
 
     def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        return softmax(eta, axis=-1) - y
+        return _softmax(eta) - y
 
     def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        p = softmax(eta, axis=-1)
+        p = _softmax(eta)
         return p * (1 - p)
 
-    def bender(self, y: np.ndarray, eta: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        p = softmax(eta, axis=-1)
-        return lambda move: p * (move - np.sum(p * move, axis=-1, keepdims=True))
+    def bender(self, y: np.ndarray, eta: np.ndarray) -> Bender:
+        p = _softmax(eta)
+        return lambda move: p * (move - _total(p * move))
+
+
+def _softmax(eta: np.ndarray) -> np.ndarray:
+    p = np.exp(eta - _largest(eta))
+    return p / _total(p)
+
+
+def _largest(x: np.ndarray) -> np.ndarray:
+    """Return the maximum over the last axis, which stays; few outputs are quicker one by one than as an axis."""
+    return functools.reduce(np.maximum, [x[..., c] for c in range(x.shape[-1])])[..., None]
+
+
+def _total(x: np.ndarray) -> np.ndarray:
+    """Return the sum over the last axis, which stays, as a product for the same reason."""
+    return (x.reshape(-1, x.shape[-1]) @ np.ones(x.shape[-1], x.dtype)).reshape(*x.shape[:-1], 1)
 
 
 class Poisson(Loss):

@@ -9,32 +9,38 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from bilevel.estimators.base import LinearEstimator, check_parameters, check_validation_rows, refuse
-from bilevel.estimators.choice import Comparison, Search
-from bilevel.estimators.folds import Scaling, make_folds, split
+from bilevel.estimators.base import LinearEstimator, check_parameters, check_range, check_validation_rows, refuse
+from bilevel.estimators.choice import Search
+from bilevel.estimators.comparison import Comparison
+from bilevel.estimators.folds import Scaling, count_shuffles, make_folds, split
 from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.groups import Groups, find_groups
 from bilevel.estimators.losses import Loss
-from bilevel.estimators.selection import Folds, Learned, Structure
+from bilevel.estimators.scoring import choose_level
+from bilevel.estimators.selection import Folds, InnerModel, Learned, Structure
 from bilevel.estimators.tables import candidates, penalty_table, plot
+from bilevel.estimators.threads import one_thread_if_small
 
 STRUCTURES = ("auto", "single", "per_group", "per_feature")
 PRIOR_SCALES = (2.0, 1.0, 0.5)
 # Of columns of deviation 1, per row: a smaller penalty is as good as none, a larger one leaves the feature out.
 _LEAST, _MOST = 1e-6, 1e3
 _REFIT_TOL = 1e-14
+_MOST_WEIGHT = 1e9  # rows
 _FEW_ENTRIES = 2e5  # of sparse rows that are handled faster as an array
 
 
 class Rows(NamedTuple):
-    """Rows to learn from, those to validate on last: features, encoded targets, weights, and folds."""
+    """Rows to learn from, those to validate on last: features, encoded targets, weights, folds, targets as given."""
 
     X: Any
     y: np.ndarray
     weights: np.ndarray
     folds: Folds
+    targets: np.ndarray
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -46,6 +52,7 @@ class PenaltySelector(LinearEstimator):
     unpenalized: Any = None
     prior_scale: Any = "auto"
     cv: Any = 5
+    scoring: Any = None
     max_iter: int = 100
     tol: float = 0.01
 
@@ -98,6 +105,9 @@ class PenaltySelector(LinearEstimator):
             multi_output=self._many_outputs,
             y_numeric=not self._classifies,
         )
+        if not self._classifies:
+            assert_all_finite(y, input_name="y")  # None among objects has become NaN unseen
+        check_range(X=X, y=y)
         if sp.issparse(X) and X.shape[0] * X.shape[1] <= _FEW_ENTRIES:
             X = X.toarray()
         groups = find_groups(X, getattr(self, "feature_names_in_", None), self.groups, self.unpenalized)
@@ -105,23 +115,28 @@ class PenaltySelector(LinearEstimator):
         scaling = Scaling.fit(rows.X, rows.weights, center=self.fit_intercept, divide=self.standardize)
         scaled = scaling.transform(rows.X)
         rows = rows._replace(X=scaled, y=self._prepare(scaled, rows.y, rows.weights))
-        coef, intercept = self._learn(rows, groups)
+        with one_thread_if_small(scaled):
+            coef, intercept = self._learn(rows, groups)
         self._scale = scaling.scale
         self._set_model(*scaling.unscale(coef.T, intercept))
         return self
 
     def _check_parameters(self) -> None:
         check_parameters(self)
-        if self.structure not in STRUCTURES:
+        if not isinstance(self.structure, str) or self.structure not in STRUCTURES:
             refuse(self, "structure", f"a str among {STRUCTURES}")
         if self.structure == "per_group" and self.groups is None:
             raise ValueError("`structure='per_group'` needs `groups`: a label for each feature, a dict, or 'prefix'.")
         scale = self.prior_scale
-        if scale != "auto" and (not isinstance(scale, Real) or isinstance(scale, bool) or not float(scale) > 0):
-            refuse(self, "prior_scale", "'auto' or a float above 0")
+        is_word, is_number = isinstance(scale, str), isinstance(scale, Real) and not isinstance(scale, bool)
+        if scale != "auto" if is_word else not (is_number and 1e-100 <= scale <= 1e100):
+            refuse(self, "prior_scale", "'auto' or a float from 1e-100 to 1e100")
 
     def _make_rows(self, X: Any, y: np.ndarray, sample_weight: Any, X_val: Any, y_val: Any, cv_groups: Any) -> Rows:
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if weights.max() > _MOST_WEIGHT:
+            told = f"`sample_weight` holds {weights.max():.3g}, but 2 means a row twice"
+            raise ValueError(f"{told}; divide the weights by their mean, at most {_MOST_WEIGHT:g} is taken.")
         if not weights.any():
             raise ValueError("`sample_weight` is zero for every row; give a positive weight to some.")
         X_val, y_val = check_validation_rows(
@@ -133,53 +148,77 @@ class PenaltySelector(LinearEstimator):
             splits = [(np.arange(len(y)), len(y) + np.arange(len(targets_val)))]
             X = sp.vstack([X, X_val], format="csr") if sp.issparse(X) or sp.issparse(X_val) else np.vstack([X, X_val])
             targets, weights = np.vstack([targets, targets_val]), np.append(weights, np.ones(len(targets_val)))
+            y = np.concatenate([y, y_val])
         weights = weights * self._weigh(targets)
         folds, used = make_folds(splits, weights), weights > 0
-        folds = Folds(folds.fitted[:, used], folds.held_out[:, used], folds.sizes)
-        return Rows(X[used], targets[used], weights[used], folds)
+        folds = folds._replace(fitted=folds.fitted[:, used], held_out=folds.held_out[:, used])
+        return Rows(X[used], targets[used], weights[used], folds, y[used])
 
     def _split(self, X: Any, y: np.ndarray, weights: np.ndarray, cv_groups: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the splits of `cv`; a number of folds is one of rows that count."""
         if not isinstance(self.cv, int | np.integer):
             return split(self.cv, X, y, cv_groups, self.random_state, classes=self._classifies)
         used = np.flatnonzero(weights)
-        pairs = split(self.cv, X[used], y[used], None, self.random_state, classes=self._classifies)
+        options: dict[str, Any] = {"classes": self._classifies, "shuffles": count_shuffles(len(used))}
+        pairs = split(self.cv, X[used], y[used], None, self.random_state, **options)
         return [(used[train], used[test]) for train, test in pairs]
 
+    def _make_ridge(self, rows: Rows, groups: Groups) -> RidgeGLM:
+        loss = self._make_loss()
+        return RidgeGLM(rows.X, rows.y, loss, penalized=groups.penalized, intercept=self.fit_intercept)
+
     def _learn(self, rows: Rows, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
-        model = RidgeGLM(rows.X, rows.y, self._make_loss(), penalized=groups.penalized, intercept=self.fit_intercept)
-        total = np.log(rows.weights.sum())
-        self.penalties_ = np.zeros(rows.X.shape[1])
-        log_penalties, self._comparison = np.zeros(0), None
-        self.penalty_structure_, self.prior_scale_, self.n_iter_ = "none", np.inf, 1
-        self.history_ = {"value": np.zeros(0)}
-        self._groups = groups
-        if len(groups.penalized):
-            bounds = total + np.log(_LEAST), total + np.log(_MOST)
-            search = Search(model, rows.folds, bounds, tol=self.tol, max_iter=self.max_iter)
-            learned = self._select(search, groups, float(total))
+        model = self._make_ridge(rows, groups)
+        self._groups, self.penalties_ = groups, np.zeros(rows.X.shape[1])
+        log_penalties = np.zeros(0)
+        if (learned := self._search(model, rows, groups)) is not None:
             log_penalties = learned.log_penalties[learned.structure.groups]
-            self._note(learned)
+            log_penalties = log_penalties + self._choose_level(model, rows, log_penalties)
         model.tol = _REFIT_TOL
         fits = model.fit(rows.weights[None], log_penalties)
         self.penalties_[groups.penalized] = np.exp(log_penalties)
         return fits.coef[0], fits.intercept[0]
 
+    def _search(self, model: InnerModel, rows: Rows, groups: Groups) -> Learned | None:
+        """Learn the penalties of a model over folds, and note how; return None where it has none."""
+        self._comparison = None
+        self.penalty_structure_, self.prior_scale_, self.n_iter_ = "none", np.inf, 1
+        self.history_ = {"value": np.zeros(0)}
+        if not len(groups.penalized):
+            return None
+        size = f"{len(groups.penalized)} features on {len(rows.y)} rows, {len(rows.folds.fitted)} folds"
+        self._say(f"learning the penalties of {size}")
+        learned = self._select(self._make_search(model, rows), groups, float(np.log(rows.weights.sum())))
+        self._note(learned)
+        return learned
+
+    def _make_search(self, model: InnerModel, rows: Rows) -> Search:
+        total = np.log(rows.weights.sum())
+        bounds = total + np.log(_LEAST), total + np.log(_MOST)
+        return Search(model, rows.folds, bounds, tol=self.tol, max_iter=self.max_iter)
+
+    def _choose_level(self, model: InnerModel, rows: Rows, log_penalties: np.ndarray) -> float:
+        """Return what `scoring` adds to all log penalties."""
+        if self.scoring is None:
+            return 0.0
+        return choose_level(self, model, rows.folds, log_penalties, rows.X, rows.targets)
+
     def _select(self, search: Search, groups: Groups, start: float) -> Learned:
         """Return the penalties of the structure that is asked for, or of the best one."""
         single = search.learn_single(start)
+        self._say(f"a single penalty: {np.exp(single.log_penalties[0]):.4g}, {single.value:.6g} nats")
         structures = self._list_structures(groups)
-        first = float(single.log_penalties[0])
-        chosen: Structure | None = structures[0] if len(structures) == 1 and self.structure != "auto" else None
-        if structures and chosen is None:
-            self._comparison = search.compare(structures, first, against_single=self.structure == "auto")
-            chosen = self._comparison.structures[self._comparison.chosen]
-            if self.structure not in ("auto", chosen.name):  # too much work to compare: the strictest prior is safe
-                chosen = structures[-1]
-        if chosen is None or chosen.name == "single":
+        if not structures:
             return single
-        path = [item for item in structures if item.name == chosen.name and item.prior_scale >= chosen.prior_scale]
-        return search.polish(chosen, search.learn_path(search.arena.folds, path, first)[-1].log_penalties)
+        start, found = float(single.log_penalties[0]), None
+        if self.structure == "auto" or len(structures) > 1:
+            self._say(f"comparing {', '.join(f'{one.name} ({one.prior_scale:g})' for one in structures)}")
+            self._comparison, found = search.compare(structures, start, against_single=self.structure == "auto")
+        if found is None and self.structure != "auto":  # nothing was compared: the strictest prior is safe
+            found = search.learn_path(search.arena.folds, structures, start)[-1]
+        if found is None or found.structure.name == "single":
+            return single
+        return search.polish(found.structure, found.log_penalties, found.fits)
 
     def _list_structures(self, groups: Groups) -> list[Structure]:
         """Return the structures with more than one penalty that come into question."""
@@ -195,9 +234,18 @@ class PenaltySelector(LinearEstimator):
         self.penalty_structure_, self.prior_scale_ = learned.structure.name, learned.structure.prior_scale
         self.history_ = {"value": np.array(learned.values)}
         self.n_iter_ = max(1, len(learned.values))
+        self._say(f"{learned.structure.name}, {learned.value:.6g} nats after {self.n_iter_} evaluations")
         if not learned.converged:
             message = f"{type(self).__name__} took max_iter={self.max_iter} iterations and the loss of held-out rows "
             warnings.warn(message + "was still falling. Increase max_iter or tol.", ConvergenceWarning, stacklevel=4)
+
+    def _learned(self) -> tuple[dict[str, str], np.ndarray]:
+        of_features = self.penalties_[self._groups.penalized]
+        rows = {"structure": f"{self.penalty_structure_}, prior_scale {self.prior_scale_:g}"}
+        if len(of_features):
+            least, most = of_features.min(), of_features.max()
+            rows["penalties"] = f"{least:.4g} to {most:.4g}, {len(np.unique(of_features))} different"
+        return rows | {"evaluations": str(self.n_iter_)}, self.history_["value"]
 
     @property
     def candidates_(self) -> Any:

@@ -51,7 +51,8 @@ class BilevelPoissonRegressor(_LogLink):
 
     Parameters
     ----------
-    structure, groups, unpenalized, prior_scale, cv, fit_intercept, standardize, max_iter, tol, random_state : as there
+    structure, groups, unpenalized, prior_scale, cv, scoring, fit_intercept, standardize : as there
+    max_iter, tol, random_state, verbose : as there
     """
 
     def _check_targets(self, name: str, y: np.ndarray) -> None:
@@ -70,7 +71,8 @@ class BilevelGammaRegressor(_LogLink):
 
     Parameters
     ----------
-    structure, groups, unpenalized, prior_scale, cv, fit_intercept, standardize, max_iter, tol, random_state : as there
+    structure, groups, unpenalized, prior_scale, cv, scoring, fit_intercept, standardize : as there
+    max_iter, tol, random_state, verbose : as there
     """
 
     def _check_targets(self, name: str, y: np.ndarray) -> None:
@@ -91,7 +93,8 @@ class BilevelHuberRegressor(_OneTarget):
     Parameters
     ----------
     epsilon : in deviations
-    structure, groups, unpenalized, prior_scale, cv, fit_intercept, standardize, max_iter, tol, random_state : as there
+    structure, groups, unpenalized, prior_scale, cv, scoring, fit_intercept, standardize : as there
+    max_iter, tol, random_state, verbose : as there
 
     Attributes
     ----------

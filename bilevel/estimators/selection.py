@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.optimize import minimize
 
-from bilevel.estimators.losses import Loss
+from bilevel.estimators.losses import SummedLoss
 
 # How many of all held-out labels may be wrong. Else many penalties, where classes are told apart perfectly, go to zero
 # until a row that is not there would cost them more than all the others.
@@ -28,8 +28,11 @@ class InnerModel(Protocol):
     """A model whose coefficients minimize sum weight_i loss_i + its penalties, all of which are exp(log_penalties)."""
 
     n_penalties: int
-    loss: Loss
     y: np.ndarray  # (rows, outputs), as the loss takes them
+
+    @property
+    def loss(self) -> SummedLoss:
+        """The loss of rows."""
 
     def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
         """Fit once for each row of `weights`, (fits, rows); a start has as many fits, at other penalties."""
@@ -50,29 +53,48 @@ class InnerModel(Protocol):
 class Folds(NamedTuple):
     """Weights of the rows in each fit, and in the loss on the rows held out of it; both (folds, rows).
 
-    Where a row stands for several, `sizes` is the weight that each fold holds out.
+    Where a row stands for several, `sizes` is the weight that each fold holds out. Rows may have been shuffled into
+    folds several times; `shuffles` says which of them a fold is of.
     """
 
     fitted: np.ndarray
     held_out: np.ndarray
     sizes: np.ndarray
+    shuffles: np.ndarray
 
     @classmethod
-    def of_rows(cls, fitted: np.ndarray, held_out: np.ndarray) -> "Folds":
-        return cls(fitted, held_out, held_out.sum(axis=1))
+    def of_rows(cls, fitted: np.ndarray, held_out: np.ndarray, shuffles: np.ndarray | None = None) -> "Folds":
+        shuffles = np.zeros(len(fitted), int) if shuffles is None else shuffles
+        return cls(fitted, held_out, held_out.sum(axis=1), shuffles)
+
+    def take(self, folds: np.ndarray) -> "Folds":
+        """Return some of the folds."""
+        return Folds(*(part[folds] for part in self))
+
+    def by_shuffle(self) -> list["Folds"]:
+        """Return the folds of each shuffle, with weights as if it were the only one."""
+        numbers = np.unique(self.shuffles)
+        parts = [self.take(self.shuffles == number) for number in numbers]
+        factor = float(len(numbers))
+        return [part._replace(held_out=factor * part.held_out, sizes=factor * part.sizes) for part in parts]
 
     def without(self, folds: np.ndarray) -> "Folds":
         """Return the other folds, with the rows that these hold out taken from both."""
-        held_out, others = self.held_out[folds].any(axis=0), np.setdiff1d(np.arange(len(self.fitted)), folds)
-        rest = Folds(self.fitted[others] * ~held_out, self.held_out[others] * ~held_out, self.sizes[others])
-        used = rest.held_out.any(axis=1) & rest.fitted.any(axis=1)
-        return Folds(*(part[used] for part in rest))
+        held_out, rest = self.held_out[folds].any(axis=0), self.take(np.setdiff1d(np.arange(len(self.fitted)), folds))
+        rest = rest._replace(fitted=rest.fitted * ~held_out, held_out=rest.held_out * ~held_out)
+        return rest.take(np.flatnonzero(rest.held_out.any(axis=1) & rest.fitted.any(axis=1)))
 
     def join(self, folds: np.ndarray) -> "Folds":
         """Return one fold that holds out what any of these does."""
         held_out = self.held_out[folds].max(axis=0)
         fitted = self.fitted[folds].min(axis=0) * (held_out == 0)
-        return Folds(fitted[None], held_out[None], self.sizes[folds].sum(keepdims=True))
+        return Folds(fitted[None], held_out[None], self.sizes[folds].sum(keepdims=True), self.shuffles[folds[:1]])
+
+    def nested(self, most: int) -> list[tuple["Folds", "Folds"]]:
+        """Return the folds without a part of them, and that part as one fold, for at most so many parts."""
+        parts = np.array_split(np.arange(len(self.fitted)), min(most, len(self.fitted)))
+        found = [(self.without(held), self.join(held)) for held in parts]
+        return [(inner, outer) for inner, outer in found if len(inner.fitted) and outer.fitted.any()]
 
 
 class Arena(NamedTuple):
@@ -106,17 +128,17 @@ class Structure(NamedTuple):
         return float(centered @ centered) / (2 * self.prior_scale**2), centered / self.prior_scale**2
 
 
-def held_out_loss(loss: Loss, y: np.ndarray, folds: Folds, predictor: np.ndarray) -> tuple[float, np.ndarray]:
+def held_out_loss(loss: SummedLoss, y: np.ndarray, folds: Folds, predictor: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the loss on held-out rows in nats, and its derivative in the predictors.
 
     Where the loss has a scale of its own, that is n/2 log of twice its mean, as far as this is not too small.
     """
-    total, cotangent = float(np.sum(folds.held_out * loss.value(y, predictor))), loss.derivative(y, predictor)
-    scale, size = 1.0, float(folds.sizes.sum()) * y.shape[-1]
+    losses, cotangent = loss.held_out(y, predictor, folds.fitted, folds.held_out)
+    total, scale, size = float(np.sum(folds.held_out * losses)), 1.0, float(folds.sizes.sum()) * loss.count(y)
     if loss.has_scale:
         scale = max(2 * total / size, loss.least_scale)
         total = size / 2 * float(np.log(scale) - 1) + total / scale
-    return total, folds.held_out[..., None] * cotangent / scale
+    return total, cotangent / scale
 
 
 class Objective:

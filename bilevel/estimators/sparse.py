@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from bilevel.estimators.base import refuse
-from bilevel.estimators.choice import Comparison
+from bilevel.estimators.comparison import Comparison
 from bilevel.estimators.groups import Groups
-from bilevel.estimators.linear import BilevelLogisticRegression, BilevelRidge
+from bilevel.estimators.linear import BilevelLogisticRegression, LeastSquares
 from bilevel.estimators.penalties import PenaltySelector, Rows
 from bilevel.estimators.selection import Learned, Structure
 from bilevel.estimators.sparse_models import ElasticNetModel, GroupLassoModel, SparseModel
@@ -44,6 +44,7 @@ class SparsePenalties(PenaltySelector):
             learned = self._select(search, groups)
             self._note(learned)
             log_strengths, start = learned.log_penalties[learned.structure.groups], learned.fits
+            log_strengths = log_strengths + self._choose_level(model, rows, log_strengths)
             norms = model.n_penalties - len(groups.penalized)
             log_strengths[:norms] += _adapt(rows)
             self.penalties_[groups.penalized] = np.exp(log_strengths[norms:])
@@ -99,7 +100,7 @@ def _adapt(rows: Rows) -> float:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class BilevelElasticNet(SparsePenalties, BilevelRidge):
+class BilevelElasticNet(SparsePenalties, LeastSquares):
     """Least squares with absolute values and squares of coefficients, both strengths learned.
 
     Fits minimize sum ½ error² + sum l1_k |coef_k| + ½ sum penalty_k coef_k², with targets of deviation 1. Strengths
@@ -109,10 +110,11 @@ class BilevelElasticNet(SparsePenalties, BilevelRidge):
     Parameters
     ----------
     structure : "single", "per_group" or "per_feature", the strengths of either kind; "auto" takes many only where they
-        are ahead of two by half a standard error and 2 nats, on rows that did not choose them
+        are ahead of two by a standard error and 2 nats, on rows that did not choose them
     sparsity : "features", for absolute values of coefficients, or "groups", for the norm of each group of them
     prior_scale : how far the log strengths of a kind spread around their mean; "auto" means 0.5
-    groups, unpenalized, cv, fit_intercept, standardize, max_iter, tol, random_state : as in `BilevelRidge`
+    groups, unpenalized, cv, scoring, fit_intercept, standardize : as in `BilevelRidge`
+    max_iter, tol, random_state, verbose : as there
 
     Attributes
     ----------
@@ -144,8 +146,8 @@ class BilevelSparseLogisticRegression(SparsePenalties, BilevelLogisticRegression
     Parameters
     ----------
     structure, sparsity, prior_scale : as in `BilevelElasticNet`
-    groups, unpenalized, cv, class_weight, fit_intercept, standardize : as in `BilevelLogisticRegression`
-    max_iter, tol, random_state : as there
+    groups, unpenalized, cv, scoring, class_weight, fit_intercept, standardize : as in `BilevelLogisticRegression`
+    max_iter, tol, random_state, verbose : as there
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bilevel.estimators.losses import Loss
+from bilevel.estimators.losses import Loss, Softmax
 from bilevel.estimators.nonsmooth import Absolute, GroupNorm, Penalty
 from bilevel.estimators.quadratic import group_norms, solve_positive
 from bilevel.estimators.selection import Fits
@@ -62,7 +62,9 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         if moved[0] is w:  # rounding allows no descent
             break
         w, intercept, eta = moved
-    return Solution(w, intercept, eta, left, int(np.count_nonzero((w != 0) | (residuals != 0))))
+    shared = intercept.mean() if isinstance(loss.loss, Softmax) else 0.0  # by all classes, which the loss does not see
+    size = int(np.count_nonzero((w != 0) | (residuals != 0)))
+    return Solution(w, intercept - shared, eta - shared, left, size)
 
 
 def _reduce(loss: WeightedLoss, penalty: Penalty, eta: np.ndarray, chosen: np.ndarray) -> Reduced:

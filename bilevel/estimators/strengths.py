@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from bilevel.estimators.choice import Comparison, compare
+from bilevel.estimators.comparison import OUTER_FOLDS, Comparison, Race, join_losses
 from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure
 from bilevel.estimators.sparse_models import SparseModel
 
@@ -21,7 +21,6 @@ _RISES, _CLEAR = 2, 5.0  # a path ends after so many rises in a row, or so many 
 _ROUGH, _FINE = 1e-3, 1e-6  # tolerance of fits along a path, and where derivatives are taken
 _ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
 _FIRST_STEP = 0.5  # of a log strength
-_OUTER_FOLDS = 5
 _FACTORS = np.log([[1e-5, 1.5], [1e-6, 1e3]])  # bounds of both strengths in their units
 _MOST_NONZERO = 1500  # coefficients; strengths that leave more of them are not searched
 
@@ -159,19 +158,21 @@ class StrengthSearch:
 
     def compare(self, structures: Sequence[Structure], single: Learned) -> Comparison | None:
         """Compare structures with shared strengths on rows that neither were learned by; None with too few folds."""
-        losses, weights, n_folds = [], [], len(self.folds.fitted)
-        for held in np.array_split(np.arange(n_folds), min(_OUTER_FOLDS, n_folds)):
-            inner, outer = self.folds.without(held), self.folds.join(held)
-            rows = outer.held_out[0]
-            if len(inner.fitted) and outer.fitted.any():
-                shared = self.learn(self.single, single.log_penalties, single, inner)
-                found = [shared, *(self.learn_structure(structure, shared, inner) for structure in structures)]
-                losses.append([self._row_losses(learned, outer.fitted)[rows > 0] for learned in found])
-                weights.append(rows[rows > 0])
-        if not losses:
-            return None
-        together = np.concatenate(losses, axis=1), np.concatenate(weights)
-        return compare([self.single, *structures], "nested folds", *together, self.model.loss)
+        race = Race([self.single, *structures], self.model.loss)
+        for folds in self.folds.by_shuffle():
+            pairs = folds.nested(OUTER_FOLDS)
+            if pairs and not race.decided:
+                losses = [
+                    self._nested_losses(*pair, [race.structures[k] for k in race.open.tolist()], single)
+                    for pair in pairs
+                ]
+                race.add(*join_losses(losses, [outer.held_out[0] for _, outer in pairs]))
+        return race.result("nested folds") if pairs else None
+
+    def _nested_losses(self, inner: Folds, outer: Folds, structures: Sequence[Structure], near: Learned) -> np.ndarray:
+        shared = self.learn(self.single, near.log_penalties, near, inner)
+        found = [shared, *(self.learn_structure(structure, shared, inner) for structure in structures[1:])]
+        return np.array([self._row_losses(learned, outer.fitted) for learned in found])
 
     def _row_losses(self, learned: Learned, weights: np.ndarray) -> np.ndarray:
         fits = self.model.fit(weights, learned.log_penalties[learned.structure.groups], learned.fits)

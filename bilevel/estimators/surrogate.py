@@ -13,7 +13,7 @@ from scipy.linalg import cholesky, solve_triangular
 from bilevel.estimators.coordinates import times
 from bilevel.estimators.glm import RidgeGLM, State
 from bilevel.estimators.hessian import ROWS_PER_COORDINATE, find_patterns, flat_gram, gram
-from bilevel.estimators.losses import Softmax, Squared
+from bilevel.estimators.losses import Loss, Softmax, Squared
 from bilevel.estimators.selection import Arena, Fits, Folds
 
 _MOST_COEFFICIENTS = 600
@@ -55,45 +55,47 @@ class Surrogate:
 
 def can_compress(model: Any, folds: Folds) -> bool:
     """Tell whether rows are so many that a surrogate is about exact, and much smaller."""
-    if not isinstance(model, RidgeGLM):
+    if not isinstance(model, RidgeGLM) or not isinstance(model.loss, Loss):  # rows have a loss only together
         return False
     rows, size = model.data.n_rows, model.data.Z.shape[1]
     copies = model.y.shape[1] if isinstance(model.loss, Softmax) else 1
     size *= copies
-    if isinstance(model.loss, Squared):
-        return size <= _MOST_COEFFICIENTS and rows > 2 * len(folds.fitted) * size
-    return size <= _MOST_COEFFICIENTS and rows > ROWS_PER_COORDINATE * size and rows * size > _MANY_ENTRIES
+    if size > _MOST_COEFFICIENTS or rows <= 2 * len(find_patterns(folds.fitted.T, folds.held_out.T)[0]) * size:
+        return False
+    return isinstance(model.loss, Squared) or (rows > ROWS_PER_COORDINATE * size and rows * size > _MANY_ENTRIES)
 
 
 def compress(model: RidgeGLM, folds: Folds, fits: Fits) -> Arena:
     """Return a surrogate around the mean of some fits."""
     weights = np.concatenate([folds.fitted, folds.held_out]).T
     first, pattern = find_patterns(weights)
-    weight, used = weights.max(axis=1), weights[first] > 0
+    weight = weights.max(axis=1)
+    shares = weights[first] / weight[first, None]
     state: State = fits.state
     w0 = state.w.mean(axis=1)
     parts = [_compress_rows(model, pattern == k, weight, w0) for k in range(len(first))]
     X, targets = (np.concatenate(part) for part in zip(*parts, strict=True))
-    used = np.repeat(used, len(X) // len(first), axis=0).T.astype(float)
+    shares = np.repeat(shares, len(X) // len(first), axis=0).T
     surrogate = Surrogate(model, X, targets, X.shape[1] // model.data.Z.shape[1])
-    small = Folds(used[: len(folds.fitted)], used[len(folds.fitted) :], folds.sizes)
+    small = folds._replace(fitted=shares[: len(folds.fitted)], held_out=shares[len(folds.fitted) :])
     return Arena(surrogate, small, surrogate.predict)
 
 
 def _compress_rows(
     model: RidgeGLM, rows: np.ndarray, weight: np.ndarray, w0: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    Z, y, weight = model.data.Z[rows], model.y[rows], weight[rows]
+    Z, y, weight, loss = model.data.Z[rows], model.y[rows], weight[rows], model.loss
+    assert isinstance(loss, Loss)
     eta = Z @ w0
-    gradient = Z.T @ (weight[:, None] * model.loss.derivative(y, eta))
-    if isinstance(model.loss, Softmax):
-        hessian = flat_gram(Z, weight, model.loss.bender(y, eta), w0.shape[1])
+    gradient = Z.T @ loss.total_derivative(y, eta, weight)
+    if isinstance(loss, Softmax):
+        hessian = flat_gram(Z, loss.total_bender(y, eta, weight), w0.shape[1])
         gradient, w0 = gradient.reshape(-1, 1), w0.reshape(-1, 1)
     else:
-        hessian = gram(Z, weight * model.loss.curvature(y, eta)[:, 0])
+        hessian = gram(Z, weight * loss.curvature(y, eta)[:, 0])
     hessian[np.diag_indices_from(hessian)] += _JITTER * np.trace(hessian) / len(hessian) + np.finfo(float).tiny
     root = cholesky(hessian)
     back = solve_triangular(root, gradient, trans=1)
-    constant = 2 * weight @ model.loss.value(y, eta) - np.sum(back**2)
+    constant = 2 * weight @ loss.value(y, eta) - np.sum(back**2)
     last = np.sqrt(max(constant, 0.0) / w0.shape[1])
     return np.vstack([root, np.zeros(len(root))]), np.vstack([root @ w0 - back, np.full(w0.shape[1], last)])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from bilevel._optional import require
-from bilevel.estimators.choice import Comparison
+from bilevel.estimators.comparison import Comparison
 from bilevel.estimators.groups import Groups
 
 

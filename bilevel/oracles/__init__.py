@@ -2,8 +2,22 @@
 
 from bilevel.oracles.autodiff import AutodiffOracles
 from bilevel.oracles.base import Oracles, join
+from bilevel.oracles.differences import DifferenceOracles
+from bilevel.oracles.host_data import HostData
+from bilevel.oracles.host_samples import HostSamples
 from bilevel.oracles.rowwise import RowwiseOracles
 from bilevel.oracles.samples import SAMPLINGS, Samples
 from bilevel.oracles.sharding import ShardedOracles
 
-__all__ = ["SAMPLINGS", "AutodiffOracles", "Oracles", "RowwiseOracles", "Samples", "ShardedOracles", "join"]
+__all__ = [
+    "SAMPLINGS",
+    "AutodiffOracles",
+    "DifferenceOracles",
+    "HostData",
+    "HostSamples",
+    "Oracles",
+    "RowwiseOracles",
+    "Samples",
+    "ShardedOracles",
+    "join",
+]

@@ -15,9 +15,11 @@ from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
+from bilevel.oracles.host_samples import HostSamples, recorded
 from bilevel.oracles.samples import Samples
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
+_LOSS_STREAM = 3  # solvers draw lengths and coins from 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Oracles(ABC):
     wide_bounds: ClassVar[tuple[float, float] | None] = None  # of x, beyond which the model hardly changes
     is_sharded: ClassVar[bool] = False  # do the rows lie on several devices?
     holds_only_rows: ClassVar[bool] = False  # is nothing that they hold beside their rows of a size with the rows?
+    shares_rows: ClassVar[bool] = False  # are the rows of both levels the same, so that one batch serves both?
 
     @abstractmethod
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
@@ -106,6 +109,16 @@ class Oracles(ABC):
         if self.diagonal_passes > 1:
             return trees.zeros_like(point.inner_var)
         return estimate(partial(self._row_diagonals, power=2, majorize=True), point, self.inner_samples, None)
+
+    def majorized_hvp(self, point: Point) -> PyTree:
+        """Return the product with v of a matrix whose diagonal is the majorizer; ∇²zz G where none is known."""
+        if self.diagonal_passes > 1:
+            return self.hvp(point)
+        return estimate(self._majorized_product, point, self.inner_samples, None)
+
+    def _majorized_product(self, point: Point, data: PyTree, weights: Array) -> PyTree:
+        """Return the same on weighted rows; asked only in closed form."""
+        return self._inner(point, data, weights).hvp
 
     def _diagonal(self, point: Point, index: Count, majorize: bool) -> PyTree:
         if self.diagonal_passes > 1:
@@ -174,16 +187,60 @@ class Oracles(ABC):
         return self.outer_samples.draw(_threefry.fold_in(key, _OUTER_STREAM), index, count)
 
     def draw(self, key: Array, index: Array) -> Rows:
-        """Draw one batch on each level."""
-        return Rows(inner=self.draw_inner(key, index), outer=self.draw_outer(key, index))
+        """Draw one batch on each level, or one for both where they share their rows."""
+        inner = self.draw_inner(key, index)
+        return Rows(inner, inner if self.shares_rows else self.draw_outer(key, index))
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether rows of a level stay on the host, and are read as they are needed."""
+        return self.inner_samples.stays_on_host or self.outer_samples.stays_on_host
+
+    def recording(self) -> Self:
+        """Return the same oracles, which remember what is drawn of rows on the host."""
+
+        def change(samples: Samples) -> Samples:
+            return replace(samples, drawn=[]) if isinstance(samples, HostSamples) else samples
+
+        levels = change(self.inner_samples), change(self.outer_samples)
+        return replace(self, inner_samples=levels[0], outer_samples=levels[1])
+
+    def recorded(self) -> Rows:
+        """Return what was drawn of each level since `recording`, along one axis; None of rows on the device."""
+        return Rows(recorded(self.inner_samples), recorded(self.outer_samples))
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether a loss is random, and asks for a key."""
+        return self.inner_samples.key_words is not None or self.outer_samples.key_words is not None
+
+    def step_key(self, key: Array, index: Array) -> Array | None:
+        """Return the words of the key that losses get in step ``index``; None where they take none."""
+        if not self.takes_keys:
+            return None
+        return jax.random.key_data(_threefry.fold_in(_threefry.fold_in(key, _LOSS_STREAM), index))
+
+    def with_key(self, words: Array | None) -> Self:
+        """Return the same oracles, whose losses get their keys from these words."""
+        if words is None:
+            return self
+
+        def change(samples: Samples, level: int) -> Samples:
+            # Levels whose rows have the same numbers must not have the same keys.
+            own = words ^ jnp.array([0, level], jnp.uint32)
+            return samples if samples.key_words is None else replace(samples, key_words=own)
+
+        return replace(self, inner_samples=change(self.inner_samples, 0), outer_samples=change(self.outer_samples, 1))
 
     def project(self, outer_var: PyTree) -> PyTree:
         """Return the outer variable clipped to its bounds."""
         return outer_var if self.outer_bounds is None else jax.tree.map(jnp.clip, outer_var, *self.outer_bounds)
 
-    def with_batches(self, batch_size: int, sampling: str) -> Self:
-        """Return the same oracles, drawing batches of this size in this way."""
-        inner, outer = (each.with_batches(batch_size, sampling) for each in (self.inner_samples, self.outer_samples))
+    def with_batches(self, batch_size: int, sampling: str, outer_batch_size: int | None = None) -> Self:
+        """Return the same oracles, drawing batches of this size in this way; on the outer level of its own size."""
+        outer_size = batch_size if outer_batch_size is None else outer_batch_size
+        inner = self.inner_samples.with_batches(batch_size, sampling)
+        outer = inner if self.shares_rows else self.outer_samples.with_batches(outer_size, sampling)
         return replace(self, inner_samples=inner, outer_samples=outer)
 
     def astype(self, dtype: DTypeLike) -> Self:

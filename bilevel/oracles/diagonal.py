@@ -23,17 +23,20 @@ N_PROBES = 8  # a power of two
 
 def probe_diagonal(product: Callable[[PyTree], PyTree], like: PyTree, index: Count) -> PyTree:
     """Return the diagonal of the symmetric matrix with these products; ``index`` chooses the signs."""
-    from scipy.linalg import hadamard
-
     flat, unravel = ravel_pytree(like)
-    # The same in every run.
-    flip_key, deal_key = jax.random.split(jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), index))
-    columns = jax.random.permutation(deal_key, np.arange(flat.size, dtype=np.int32) % N_PROBES)
-    flips = 2 * jax.random.bernoulli(flip_key, shape=(flat.size,)).astype(jnp.int32) - 1
-    signs = jnp.asarray(hadamard(N_PROBES, np.int32))[:, columns] * flips
 
     def one(probe: Array) -> Array:
         return probe * ravel_pytree(product(unravel(probe)))[0]
 
     # One after the other: together they would take the memory of as many full-batch passes.
-    return unravel(jnp.mean(jax.lax.map(one, signs.astype(flat.dtype)), axis=0))
+    return unravel(jnp.mean(jax.lax.map(one, probe_signs(flat.size, index).astype(flat.dtype)), axis=0))
+
+
+def probe_signs(size: int, index: Count) -> Array:
+    """Return the signs of the probes, a row each; the same in every run."""
+    from scipy.linalg import hadamard
+
+    flip_key, deal_key = jax.random.split(jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), index))
+    columns = jax.random.permutation(deal_key, np.arange(size, dtype=np.int32) % N_PROBES)
+    flips = 2 * jax.random.bernoulli(flip_key, shape=(size,)).astype(jnp.int32) - 1
+    return jnp.asarray(hadamard(N_PROBES, np.int32))[:, columns] * flips

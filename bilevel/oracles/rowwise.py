@@ -12,7 +12,7 @@ from typing import Any
 
 from bilevel import _tree as trees
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree, Rows
-from bilevel.oracles.base import Oracles, join
+from bilevel.oracles.base import Oracles, estimate, join
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,33 @@ class RowwiseOracles(Oracles):
         total = self._inner_sum(self._inner_terms(point, data), data, weights, point)
         return trees.add(total, self.inner_regularization(point))
 
+    def _inner_apart(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
+        """Return the same in such a way that of a derivative asked for alone nothing else is computed."""
+        return self._inner(point, data, weights)
+
+    def inner_grad(self, point: Point, rows: Any = None) -> PyTree:
+        return estimate(self._inner_apart, point, self.inner_samples, rows).grad
+
+    def hvp(self, point: Point, rows: Any = None) -> PyTree:
+        return estimate(self._inner_apart, point, self.inner_samples, rows).hvp
+
+    def cross(self, point: Point, rows: Any = None) -> PyTree:
+        return estimate(self._inner_apart, point, self.inner_samples, rows).cross
+
     def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
-        return self._outer_sum(self._outer_terms(point, data), data, weights, point)
+        total = self._outer_sum(self._outer_terms(point, data), data, weights, point)
+        return trees.add(total, self.outer_regularization(point))
 
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
         # Subtracted row by row, so that each level is summed once.
         train, weights = self.inner_samples.take(rows.inner)
         validation, outer_weights = self.outer_samples.take(rows.outer)
         inner = self._inner_sum(self._inner_changes(point, previous, train), train, weights, point)
+        outer_changes = self._outer_changes(point, previous, validation)
+        outer = self._outer_sum(outer_changes, validation, outer_weights, point)
         regularization = trees.subtract(self.inner_regularization(point), self.inner_regularization(previous))
-        changes = self._outer_changes(point, previous, validation)
-        return join(trees.add(inner, regularization), self._outer_sum(changes, validation, outer_weights, point))
+        outer_term = trees.subtract(self.outer_regularization(point), self.outer_regularization(previous))
+        return join(trees.add(inner, regularization), trees.add(outer, outer_term))
 
     def inner_terms(self, point: Point, rows: Any) -> PyTree:
         """Return the terms of each drawn inner row."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ SAMPLINGS = ("blocks", "iid", "reshuffle", "full")
 STATIC = {"static": True}  # metadata of a field that is no pytree of arrays: part of what a program is compiled for
 NARROW = 64  # up to this many numbers per row the sample axis goes last, so that XLA's loops run along samples
 
-_PIECE = 2048  # rows read at a time in a pass over many
+PIECE = 2048  # rows read at a time in a pass over many
 _ROUNDS = 16  # of the Feistel network; with 4 the orders of few blocks are visibly uneven, with 8 hardly
 
 
@@ -73,7 +73,11 @@ class Samples:
     batch_size, sampling : how `draw` draws
     blocks : the rows once more, block after block, the last one padded; None where a block is a slice of the leaves
     row_weights : weights of the rows of each block in its estimate, block after block; None where all are 1/b
+    key_words : of the random key of a step, two words, where the loss takes keys: rows are then taken with one each
+    piece : rows read at a time in a pass over many; None leaves the choice to the layout
     """
+
+    stays_on_host: ClassVar[bool] = False  # are rows read as they are needed?
 
     leaves: PyTree
     n: int = field(metadata=STATIC)
@@ -83,6 +87,8 @@ class Samples:
     sampling: str = field(default="full", metadata=STATIC)
     blocks: PyTree | None = None
     row_weights: Array | None = None
+    key_words: Array | None = None
+    piece: int | None = field(default=None, metadata=STATIC)
 
     @classmethod
     def from_rows(
@@ -106,8 +112,15 @@ class Samples:
         return replace(unordered, leaves=unordered._map(lay_out))
 
     def one(self) -> PyTree:
-        """Return the first row."""
-        return self._map(lambda leaf, axis: jnp.take(leaf, 0, axis=axis))
+        """Return the first row, with its key where there are keys."""
+        row = self._map(lambda leaf, axis: jnp.take(leaf, 0, axis=axis))
+        return row if self.key_words is None else (row, self.key_words)
+
+    @property
+    def row_axes(self) -> PyTree:
+        """The sample axis of all that `take` returns, as a tree like it."""
+        axes = jax.tree.unflatten(jax.tree.structure(self.leaves), self.axes)
+        return axes if self.key_words is None else (axes, 0)
 
     @property
     def n_blocks(self) -> int:
@@ -188,6 +201,20 @@ class Samples:
 
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return the data of the rows, and weights such that sum(weights * values) is their estimate."""
+        data, weights = self._take(rows)
+        return (data if self.key_words is None else (data, self._row_keys(rows, weights.size))), weights
+
+    def _row_keys(self, rows: Any, count: int) -> Array:
+        """Return the key of each taken row: the same for the same rows in the same step, wherever they are taken."""
+        assert self.key_words is not None, "asked only of losses that take keys"
+        key = jax.random.wrap_key_data(self.key_words, impl="threefry2x32")
+        # Batches of a step differ in their rows, and then in their keys too.
+        drawn = jnp.ravel(jnp.asarray(0 if rows is None else rows + 1, jnp.uint32))
+        places = 2 * jnp.arange(drawn.size, dtype=jnp.uint32) + 1
+        number = jnp.sum(drawn * places * jnp.uint32(0x9E3779B1), dtype=jnp.uint32)
+        return jax.random.key_data(jax.random.split(_threefry.fold_in(key, number), count))
+
+    def _take(self, rows: Any) -> tuple[PyTree, Array]:
         if rows is None:
             return trees.cast(self.leaves, self.dtype), jnp.full(self.n, 1 / self.n, self.dtype)
         equal = jnp.full(self.batch_size, 1 / self.batch_size, self.dtype)
@@ -220,7 +247,7 @@ class Samples:
 
     def mean(self, function: Callable[[PyTree, Array], PyTree]) -> PyTree:
         """Return the function of all rows, read in pieces: it sums over rows with the weights it is given."""
-        pieces = self.with_slices(min(_PIECE, self.n), "blocks")
+        pieces = self.with_slices(min(self.piece or PIECE, self.n), "blocks")
 
         def with_piece(index: Array, total: PyTree) -> PyTree:
             return trees.add(total, trees.scale(pieces.share(index), function(*pieces.take(index))))
@@ -231,7 +258,8 @@ class Samples:
     @property
     def is_read_in_pieces(self) -> bool:
         """Whether a pass reads few rows at a time: many long ones for the cache, those cast when taken for memory."""
-        return self.is_cast_when_taken or (not any(self.axes) and self.n > _PIECE)
+        by_layout = self.is_cast_when_taken or (not any(self.axes) and self.n > PIECE)
+        return by_layout or (self.piece is not None and self.piece < self.n)
 
     def share(self, rows: Array) -> Array:
         """Return (rows of the block)/n, the weight of a block in a table's mean."""

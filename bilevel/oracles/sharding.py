@@ -7,6 +7,7 @@ the estimate, in which terms that are no sum over rows count once. A process tou
 """
 
 import hashlib
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,11 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles.base import Oracles
+from bilevel.oracles.host_samples import HostSamples, call_host, check_batches, draw_in_window, reader_of
 from bilevel.oracles.samples import STATIC, Samples
 
 AXIS = "rows"
@@ -45,7 +48,7 @@ class Shard(Samples):
             scale: Any = 1 / self.n
             taken, wanted = self.leaves, row < self.n
         elif self.sampling == "iid":
-            taken = self._map(lambda leaf, axis: jnp.take(leaf, rows // self.n_devices, axis=axis))
+            taken = self._at(rows // self.n_devices)
             scale, wanted = 1 / self.batch_size, rows % self.n_devices == jax.lax.axis_index(AXIS)
         else:
             taken, row = self._window(rows)
@@ -63,10 +66,88 @@ class Shard(Samples):
         before = block * self.batch_size - jax.lax.axis_index(AXIS)
         first = (before + self.n_devices - 1) // self.n_devices
         begin = jnp.minimum(first, -(-self.n // self.n_devices) - size)
-        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=begin, slice_size=size)
-        taken = self._map(lambda leaf, axis: cut(leaf, axis=axis))
         places = begin + jnp.arange(size, dtype=jnp.int32)
-        return taken, places * self.n_devices + jax.lax.axis_index(AXIS)
+        return self._stretch(begin, size), places * self.n_devices + jax.lax.axis_index(AXIS)
+
+    def _at(self, places: Array) -> PyTree:
+        """Return this device's rows at these places."""
+        return self._map(lambda leaf, axis: jnp.take(leaf, places, axis=axis))
+
+    def _stretch(self, begin: Array, size: int) -> PyTree:
+        """Return this device's rows from a place on."""
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=begin, slice_size=size)
+        return self._map(lambda leaf, axis: cut(leaf, axis=axis))
+
+    def specs(self) -> "Shard":
+        """Return the same tree, of how each array lies on the devices."""
+        return replace(self, leaves=self._map(lambda _, axis: _split_along(axis)))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HostShard(Shard):
+    """Rows of one level on several hosts; each reads those of its own devices, as they are taken.
+
+    Attributes
+    ----------
+    tokens : of the reader of each device's host, one on each device
+    n_owners : processes that hold a part of the rows each; 1 where every one can read all
+    window : rows that batches are drawn from, until it moves on; None for all
+    """
+
+    stays_on_host = True
+
+    tokens: Any = None
+    n_owners: int = field(default=1, metadata=STATIC)
+    window: int | None = field(default=None, metadata=STATIC)
+
+    @property
+    def is_read_in_pieces(self) -> bool:
+        return True
+
+    def with_batches(self, batch_size: int, sampling: str) -> "HostShard":
+        check_batches(batch_size, sampling, self.window)
+        return replace(self, batch_size=batch_size, sampling=sampling)
+
+    def with_slices(self, batch_size: int, sampling: str) -> "HostShard":
+        return replace(self, batch_size=batch_size, sampling=sampling)
+
+    def draw(self, key: Array, index: Array, count: int | None = None) -> Any:
+        if self.window is None:
+            return Samples.draw(self, key, index, count)
+        return draw_in_window(self, self.window, key, index, count)
+
+    def astype(self, dtype: DTypeLike) -> "HostShard":
+        return replace(self, dtype=np.dtype(dtype))
+
+    def in_float64(self) -> "HostShard":
+        return self.astype(np.float64)
+
+    def _at(self, places: Array) -> PyTree:
+        def shape(leaf: Array, axis: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*leaf.shape[:axis], *places.shape, *leaf.shape[axis + 1 :]), leaf.dtype)
+
+        owners, stride = self.n_owners, self.n_devices // self.n_owners
+
+        def read(tokens: Any, device: Any, places: Any) -> list[np.ndarray]:
+            reader = reader_of(np.asarray(tokens)[0])
+            numbers = int(device) // owners + np.asarray(places, np.int64) * stride
+            # Where a device has one row less than others, a real row fills up, and weighs nothing.
+            return reader.batch(np.where(numbers < reader.data.n, numbers, 0))
+
+        shapes = jax.tree.leaves(self._map(shape))
+        here = self.tokens, jax.lax.axis_index(AXIS), places
+        return jax.tree.unflatten(jax.tree.structure(self.leaves), call_host(read, shapes, *here))
+
+    def _stretch(self, begin: Array, size: int) -> PyTree:
+        return self._at(begin + jnp.arange(size, dtype=jnp.int32))
+
+    def specs(self) -> "HostShard":
+        return replace(self, leaves=self._map(lambda *_: PartitionSpec()), tokens=PartitionSpec(AXIS))
+
+    def probe(self) -> PyTree:
+        """Return what tells the rows of this process from others."""
+        return reader_of(np.asarray(self.tokens.addressable_shards[0].data)[0]).probe()
 
 
 def _split_along(axis: int) -> PartitionSpec:
@@ -84,7 +165,7 @@ def _on_devices(kind: str) -> Callable[..., Any]:
             return jax.lax.pmean(getattr(local, kind)(*arguments), AXIS)
 
         def spec(samples: Samples) -> Samples:
-            return replace(samples, leaves=samples._map(lambda _, axis: _split_along(axis)))
+            return samples.specs() if isinstance(samples, Shard) else samples  # the rule's hold nothing
 
         everywhere = PartitionSpec()
         specs = oracles._map(spec, lambda _: everywhere), *[everywhere] * len(arguments)
@@ -119,11 +200,16 @@ class ShardedOracles(Oracles):
     difference = _on_devices("difference")
     inner_diagonal = _on_devices("inner_diagonal")
     diagonal_majorizer = _on_devices("diagonal_majorizer")
+    majorized_hvp = _on_devices("majorized_hvp")
     squared_diagonals = _on_devices("squared_diagonals")
 
     @property
     def diagonal_passes(self) -> int:  # type: ignore[override]
         return self.rule.diagonal_passes
+
+    @property
+    def shares_rows(self) -> bool:  # type: ignore[override]
+        return self.rule.shares_rows
 
     @property
     def wide_bounds(self) -> tuple[float, float] | None:  # type: ignore[override]
@@ -162,8 +248,11 @@ def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> 
 def digest(tree: PyTree, prefix: str = "") -> bytes:
     """Return a digest of types, shapes and contents of the leaves; all processes that hold parts of them must ask."""
     found = hashlib.sha256(prefix.encode())
-    for leaf in jax.tree.leaves(tree):
+    for leaf in jax.tree.leaves(tree, is_leaf=_is_on_host):
         array = leaf
+        if isinstance(leaf, HostSamples | HostShard):
+            rows = np.frombuffer(digest(leaf.probe(), f"{leaf.n} {leaf.window}"), np.uint8)
+            array = rows if isinstance(leaf, HostSamples) else _gather(rows)
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in leaf.addressable_shards]
             array = _gather(np.frombuffer(b"".join(own), np.uint8))
@@ -171,6 +260,10 @@ def digest(tree: PyTree, prefix: str = "") -> bytes:
         found.update(f"{array.dtype}{array.shape}".encode())
         found.update(array.data)
     return found.digest()
+
+
+def _is_on_host(part: Any) -> bool:
+    return isinstance(part, Samples) and part.stays_on_host
 
 
 def _gather(array: np.ndarray) -> np.ndarray:
@@ -214,11 +307,29 @@ def _split(oracles: Oracles, mesh: Mesh, n_owners: int, sizes: tuple[int, int]) 
     # In NumPy: an array of one process's device could not meet those of all processes.
     rule = trees.to_numpy(replace(oracles, inner_samples=inner, outer_samples=outer))
     with arithmetic(inner.dtype):
-        inner, outer = (_place(level, mesh, n_owners, size) for level, size in zip(levels, sizes, strict=True))
+        inner = _place(levels[0], mesh, n_owners, sizes[0])
+        outer = inner if oracles.shares_rows else _place(levels[1], mesh, n_owners, sizes[1])
         return ShardedOracles(inner, outer, rule.outer_bounds, rule=rule, mesh=mesh)
 
 
+def _place_readers(samples: HostSamples, mesh: Mesh, n_owners: int, n: int) -> HostShard:
+    """Tell each device the reader of its host; no row is read."""
+    along = NamedSharding(mesh, PartitionSpec(AXIS))
+    tokens = jax.make_array_from_callback((mesh.size,), along, lambda _: samples.token[None])
+    weakref.finalize(tokens, id, samples.token)  # keeps the reader, whose life is that of its token
+    return HostShard(
+        *(samples.leaves, n, samples.axes, samples.dtype),
+        piece=samples.piece,
+        n_devices=mesh.size,
+        tokens=tokens,
+        n_owners=n_owners,
+        window=samples.window,
+    )
+
+
 def _place(samples: Samples, mesh: Mesh, n_owners: int, n: int) -> Shard:
+    if isinstance(samples, HostSamples):
+        return _place_readers(samples, mesh, n_owners, n)
     n_held = -(-n // mesh.size)
 
     def spread(leaf: Array, axis: int) -> Array:

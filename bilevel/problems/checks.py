@@ -1,5 +1,6 @@
-"""Checks: input of a problem, refused with a sentence before any work is done, and its derivatives."""
+"""Checks: input of a problem, refused with a sentence before any work is done."""
 
+import os
 from numbers import Integral
 from typing import Any
 
@@ -8,10 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Array, Point, PyTree
-from bilevel.oracles import Oracles
+from bilevel._types import INT32_MAX, Array, PyTree, as_float, is_number
+from bilevel.oracles import HostData
+from bilevel.oracles.host_data import head
+
+
+def as_array(name: str, given: Any) -> np.ndarray:
+    """Return what NumPy makes of a value, refusing lists of unequal lengths, masks and what has no array."""
+    if np.ma.is_masked(given):
+        raise ValueError(f"`{name}` has masked values; remove or impute those rows.")
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"`{name}` is no array of numbers: {error}") from error
 
 
 def _arrays(name: str, tree: PyTree, kinds: str, encode: str, way_out: str) -> tuple[list[np.ndarray], Any]:
@@ -19,7 +29,7 @@ def _arrays(name: str, tree: PyTree, kinds: str, encode: str, way_out: str) -> t
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"`{name}` holds no array; give an array or a pytree of arrays.")
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays = [as_array(name, leaf) for leaf in leaves]
     for array in arrays:
         if array.dtype.kind not in kinds:
             raise ValueError(f"`{name}` has a leaf of dtype {array.dtype}; {encode}.")
@@ -28,8 +38,16 @@ def _arrays(name: str, tree: PyTree, kinds: str, encode: str, way_out: str) -> t
     return arrays, structure
 
 
-def check_data(name: str, data: PyTree) -> PyTree:
-    """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite."""
+def check_data(name: str, data: PyTree, *, on_host: bool = False) -> PyTree:
+    """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite.
+
+    Rows that stay on the host, where a problem takes such, are returned as they are, unread.
+    """
+    if isinstance(data, HostData):
+        if not on_host:
+            takers = "`from_losses`, `logistic_selection` and `ridge_selection` do"
+            raise ValueError(f"`{name}`: this problem does not take a `HostData`; {takers}. Give arrays.")
+        return data
     arrays, structure = _arrays(name, data, "fiub", "encode it as numbers first", "remove or impute those rows")
     if any(array.ndim == 0 for array in arrays):
         raise ValueError(f"`{name}` has a leaf without axes; the first axis of each leaf is the samples.")
@@ -44,7 +62,11 @@ def check_data(name: str, data: PyTree) -> PyTree:
 def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     """Return the variable in ``dtype``, refusing integers and what is not finite."""
     arrays, structure = _arrays(name, variable, "f", "variables are real: use floats", "give a finite start")
-    return jax.tree.unflatten(structure, [array.astype(dtype) for array in arrays])
+    with np.errstate(over="ignore"):
+        cast = [array.astype(dtype) for array in arrays]
+    if not all(np.isfinite(array).all() for array in cast):
+        raise ValueError(f"`{name}` overflows {np.dtype(dtype)}; give a smaller start.")
+    return jax.tree.unflatten(structure, cast)
 
 
 def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
@@ -53,7 +75,7 @@ def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None
         return None
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise ValueError("`outer_bounds` must be a pair (lower, upper), each None, a number or like `outer_var`.")
-    if any(np.asarray(leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(tuple(bounds))):
+    if any(as_array("outer_bounds", leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(tuple(bounds))):
         raise ValueError(f"`outer_bounds={bounds!r}`: bounds are numbers, or None for no bound.")
     lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
     for low, high, start in zip(*map(jax.tree.leaves, (lower, upper, outer_var)), strict=True):
@@ -74,46 +96,58 @@ def _spread(bound: Any, x: PyTree, missing: float) -> PyTree:
         raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
 
 
-def check_table(features_name: str, features: Any, targets_name: str, targets: Any) -> tuple[np.ndarray, np.ndarray]:
+def check_table(
+    features_name: str, features: Any, targets_name: str, targets: Any, *, on_host: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Return features, (samples, features), and targets, one per row; what targets hold is not looked at."""
-    rows, column = check_data(features_name, features), np.asarray(targets)
-    if not isinstance(rows, np.ndarray) or rows.ndim != 2:
-        raise ValueError(f"`{features_name}` must be an array with two axes, rows and features, got {np.shape(rows)}.")
-    if rows.shape[1] == 0:
+    rows, column = check_data(features_name, features, on_host=on_host), as_array(targets_name, targets)
+    table = head(rows)
+    if not isinstance(table, np.ndarray) or table.ndim != 2:
+        got = f"shape {table.shape}" if isinstance(table, np.ndarray) else f"a {type(table).__name__}"
+        raise ValueError(f"`{features_name}` must be an array with two axes, rows and features, got {got}.")
+    if table.shape[1] == 0:
         raise ValueError(f"`{features_name}` has no column; at least one feature is needed.")
     if column.ndim != 1:
         raise ValueError(f"`{targets_name}` must have one axis, got shape {column.shape}.")
     if len(rows) != len(column):
         raise ValueError(f"`{features_name}` has {len(rows)} rows and `{targets_name}` {len(column)}.")
-    return rows, column
+    return rows, targets if isinstance(targets, np.memmap) and isinstance(rows, HostData) else column
 
 
-def check_tables(X_train: Any, y_train: Any, X_val: Any, y_val: Any) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+def check_tables(
+    X_train: Any, y_train: Any, X_val: Any, y_val: Any, *, on_host: bool = False
+) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     """Return features and targets of both levels, with the same number of columns."""
-    train, validation = check_table("X_train", X_train, "y_train", y_train), check_table("X_val", X_val, "y_val", y_val)
+    train = check_table("X_train", X_train, "y_train", y_train, on_host=on_host)
+    validation = check_table("X_val", X_val, "y_val", y_val, on_host=on_host)
     check_same_features(("X_train", "X_val"), (train[0], validation[0]))
     return train, validation
 
 
 def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.ndarray]) -> None:
     """Refuse two tables with different numbers of columns."""
-    widths = [table.shape[1] for table in tables]
+    widths = [head(table).shape[1] for table in tables]
     if widths[0] != widths[1]:
         raise ValueError(f"`{names[0]}` has {widths[0]} features and `{names[1]}` {widths[1]}; they must agree.")
 
 
 def check_signs(name: str, labels: np.ndarray) -> np.ndarray:
     """Return labels ±1 as float64."""
-    if not np.all(np.isin(labels, (-1, 1))):
-        seen = np.unique(labels)[:5].tolist()
+    if labels.dtype.kind not in "fiub" or not np.all(np.isin(labels, (-1, 1))):
+        seen = _first(labels)
         raise ValueError(f"`{name}` must hold labels -1 and 1, got {seen}; map classes with np.where(y == c, 1, -1).")
     return labels.astype(np.float64)
+
+
+def _first(labels: np.ndarray) -> list[Any]:
+    """Return a few of the labels; objects may have no order."""
+    return (labels if labels.dtype.kind == "O" else np.unique(labels))[:5].tolist()
 
 
 def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -> np.ndarray:
     """Return classes 0, 1, … as int32, refusing others and those not below ``n_classes``."""
     if labels.dtype.kind not in "iub" or labels.min() < 0:
-        seen = np.unique(labels)[:5].tolist()
+        seen = _first(labels)
         raise ValueError(f"`{name}` must hold classes 0, 1, 2, …, got {seen}; see np.unique(y, return_inverse=True).")
     if n_classes is not None and labels.max() >= n_classes:
         raise ValueError(f"`{name}` holds the class {labels.max()}, but `y_train` only classes 0 to {n_classes - 1}.")
@@ -124,93 +158,96 @@ def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[
     """Return the group of each feature (or other member), and their number; groups are 0, 1, … and none is empty."""
     if groups is None:
         return None, n_members
-    numbers = np.asarray(groups)
+    numbers, n_groups = _check_numbers("groups", groups, n_members, member)
+    return jnp.asarray(numbers), n_groups
+
+
+def check_folds(folds: Any, n_rows: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Return the fold of each row, as given or dealt out at random to so many folds of equal size, and their number."""
+    if is_number(folds, Integral):
+        if not 2 <= (number := int(folds)) <= n_rows:
+            raise ValueError(f"`folds={number}`: must be at least 2 and at most the number of rows, {n_rows}.")
+        folds = rng.permutation(np.arange(n_rows) % number)
+    numbers, n_folds = _check_numbers("folds", folds, n_rows, "row")
+    if n_folds < 2:
+        raise ValueError("`folds` holds the fold 0 alone; at least two are needed.")
+    return numbers, n_folds
+
+
+def _check_numbers(name: str, given: Any, n_members: int, member: str) -> tuple[np.ndarray, int]:
+    """Return the number of each member as int32, and how many there are: 0, 1, … without gaps."""
+    numbers = as_array(name, given)
     if numbers.shape != (n_members,) or numbers.dtype.kind not in "iu":
         got = f"{numbers.dtype} of shape {numbers.shape}"
-        raise ValueError(f"`groups` must hold one integer per {member} ({n_members}), got {got}.")
+        raise ValueError(f"`{name}` must hold one integer per {member} ({n_members}), got {got}.")
     found = np.unique(numbers)
     if not np.array_equal(found, np.arange(len(found))):
-        got = f"got {found[:5].tolist()}…; see np.unique(groups, return_inverse=True)"
-        raise ValueError(f"`groups` must be numbered 0, 1, … without gaps, {got}.")
-    return jnp.asarray(numbers.astype(np.int32)), len(found)
+        got = f"got {found[:5].tolist()}…; see np.unique({name}, return_inverse=True)"
+        raise ValueError(f"`{name}` must be numbered 0, 1, … without gaps, {got}.")
+    return numbers.astype(np.int32), len(found)
 
 
 def check_range(name: str, data: PyTree, dtype: DTypeLike) -> None:
     """Refuse numbers whose squares are not finite in ``dtype``; integers that stay integers are not looked at."""
+    if isinstance(data, HostData):
+        return
     largest = np.sqrt(np.finfo(dtype).max)
     for leaf in jax.tree.leaves(data):
-        if leaf.dtype.kind == "f" and (most := np.abs(leaf).max()) > largest:
+        if leaf.dtype.kind == "f" and leaf.size and (most := np.abs(leaf).max()) > largest:
             raise ValueError(f"`{name}` holds {most:.3g}, whose square overflows {np.dtype(dtype)}; scale its columns.")
 
 
 def make_rng(seed: Any) -> np.random.Generator:
     """Return the generator of a seed, refusing what is none."""
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+    if not is_number(seed, Integral) or seed < 0:
         raise ValueError(f"`seed={seed!r}`: must be an integer of at least 0.")
     return np.random.default_rng(int(seed))
 
 
-def check_sizes(**sizes: int) -> None:
-    """Refuse what is no integer of at least 1."""
+def check_sizes(**sizes: Any) -> list[int]:
+    """Return sizes as integers of Python, refusing what is no integer from 1 on that 32 bits hold."""
     for name, size in sizes.items():
-        if not isinstance(size, int | np.integer) or size < 1:
+        if not is_number(size, Integral) or size < 1:
             raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
+        if size > INT32_MAX:
+            raise ValueError(f"`{name}={size!r}`: must be below 2**31.")
+    return [int(size) for size in sizes.values()]
 
 
-def check_positive(**numbers: float) -> None:
-    """Refuse what is not above 0 and finite."""
+def check_memory(numbers: int, dtype: DTypeLike, *names: str) -> None:
+    """Refuse sizes, of these names, that ask for more numbers than this machine can hold."""
+    needed, there = numbers * np.dtype(dtype).itemsize, memory_bytes()
+    if needed > there:
+        listed = ", ".join(f"`{name}`" for name in names)
+        raise ValueError(f"{listed}: {needed / 2**30:.3g} GiB are asked for, and this machine has {there / 2**30:.3g}.")
+
+
+def memory_bytes() -> float:
+    """Return the memory of this machine; without a limit where it does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return np.inf
+
+
+def check_reals(**numbers: Any) -> list[float]:
+    """Return the numbers as floats, refusing what is no finite real number."""
     for name, number in numbers.items():
-        if not 0 < number < np.inf:
-            raise ValueError(f"`{name}={number!r}`: must be above 0 and finite.")
+        real = as_float(number)
+        if not isinstance(real, float) or not np.isfinite(real):
+            raise ValueError(f"`{name}={number!r}`: must be a finite number.")
+    return [float(number) for number in numbers.values()]
 
 
-def check_choice(name: str, choice: str, choices: tuple[str, ...]) -> None:
+def check_positive(**numbers: Any) -> list[float]:
+    """Return the numbers as floats, refusing what is not above 0 and finite."""
+    for (name, given), number in zip(numbers.items(), check_reals(**numbers), strict=True):
+        if number <= 0:
+            raise ValueError(f"`{name}={given!r}`: must be above 0 and finite.")
+    return [float(number) for number in numbers.values()]
+
+
+def check_choice(name: str, choice: Any, choices: tuple[str, ...]) -> None:
     """Refuse what is none of the choices."""
-    if choice not in choices:
+    if not isinstance(choice, str) or choice not in choices:
         raise ValueError(f"`{name}={choice!r}`: must be one of {', '.join(map(repr, choices))}.")
-
-
-STEP = TOLERANCE = 1e-5
-NEGLIGIBLE = 1e-5  # rounding leaves about 1e-11 in a difference quotient, whatever the derivative's size
-
-# Of each derivative: what it is the derivative of, and along which part of a move.
-_PRIMITIVES = {
-    "inner_grad": ("inner_value", "inner_var"),
-    "inner_grad_outer": ("inner_value", "outer_var"),
-    "outer_grad": ("outer_value", "inner_var"),
-    "outer_grad_outer": ("outer_value", "outer_var"),
-    "hvp": ("inner_grad", "v"),
-    "cross": ("inner_grad_outer", "v"),
-}
-
-
-def check_derivatives(oracles: Oracles, start: Point, seed: int = 0) -> dict[str, float]:
-    """Return the relative error of each derivative against differences of values or gradients; refuse a wrong one."""
-    rng = make_rng(seed)
-    with arithmetic(np.float64):
-        exact = oracles.astype(np.float64)
-        point = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(np.shape(leaf)), start)
-        point = point._replace(outer_var=exact.project(point.outer_var))
-        move = jax.tree.map(lambda leaf: rng.standard_normal(np.shape(leaf)), point)
-        errors = {name: _derivative_error(exact, name, point, move) for name in _PRIMITIVES}
-    for name, error in errors.items():
-        if not error <= TOLERANCE:
-            cause = "the loss is not smooth there, has a wrong custom derivative, or is not finite"
-            raise ValueError(f"`{name}` differs from finite differences by {error:.1e} of its size: {cause}.")
-    return errors
-
-
-def _derivative_error(oracles: Oracles, name: str, point: Point, move: Point) -> float:
-    """Return |claimed - measured| relative to their sizes, by a central difference in float64."""
-    of, part = _PRIMITIVES[name]
-    claimed = getattr(oracles, name)(point)
-    if part == "v":
-        changes = {"inner_var": point.v}
-    else:
-        changes = {part: getattr(move, part)}
-        claimed = trees.dot(claimed, changes[part])
-    along = trees.scale(STEP, trees.zeros_like(point)._replace(**changes))
-    ahead, behind = (getattr(oracles, of)(there) for there in (trees.add(point, along), trees.subtract(point, along)))
-    measured = trees.scale(1 / (2 * STEP), trees.subtract(ahead, behind))
-    gap, *sizes = (np.sqrt(trees.norm_sq(tree)) for tree in (trees.subtract(claimed, measured), claimed, measured))
-    return float(gap / (sum(sizes) + NEGLIGIBLE))

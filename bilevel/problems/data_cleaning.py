@@ -29,7 +29,7 @@ from bilevel._types import Array, InnerPass, Point
 from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import Bounds, largest, norms, second_moment
-from bilevel.problems.checks import check_classes, check_same_features, check_table, make_rng
+from bilevel.problems.checks import as_array, check_classes, check_positive, check_same_features, check_table, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.losses import SIGMOID, sigmoid
@@ -72,8 +72,7 @@ def data_cleaning(
     X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
-    if not 0 < regularization < np.inf:
-        raise ValueError(f"`regularization={regularization!r}`: must be above 0, or the fit has no unique solution.")
+    (regularization,) = check_positive(regularization=regularization)
     data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
     defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), make_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
@@ -98,7 +97,7 @@ def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.d
         test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[1])
         metrics["test_error"] = Partial(_error_rate, *map(jnp.asarray, test))
     if corrupted is not None:
-        marked = np.asarray(corrupted)
+        marked = as_array("corrupted", corrupted)
         if marked.shape != (n_rows,) or marked.dtype != bool:
             got = f"{marked.dtype} of shape {marked.shape}"
             raise ValueError(f"`corrupted` must hold one bool per training row ({n_rows}), got {got}.")

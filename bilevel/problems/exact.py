@@ -109,7 +109,7 @@ class IterativeExactSolver:
             point = trees.cast(Point(near.inner_var, outer_var, near.v), np.float64)
             point, solved = self._correct(point, "inner_var")
             if not solved:
-                point, _ = self._correct(self._approach(point), "inner_var")
+                point, _ = self._correct(self.approach(point), "inner_var")
             point, _ = self._correct(point, "v")
             value, direction = _value_and_direction(self._in_float64, point)
             z, v, hypergrad = trees.to_numpy((point.inner_var, point.v, direction.outer_var))
@@ -149,7 +149,8 @@ class IterativeExactSolver:
                 return between, found
         return None
 
-    def _approach(self, point: Point) -> Point:
+    def approach(self, point: Point) -> Point:
+        """Return the point with z moved towards z*(x) by L-BFGS, from where Newton's method may arrive."""
         unravel: Callable[[Any], PyTree] = ravel_pytree(point.inner_var)[1]
 
         def value_and_grad(z: np.ndarray) -> tuple[float, np.ndarray]:

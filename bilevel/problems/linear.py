@@ -70,6 +70,18 @@ class LinearOracles(RowwiseOracles):
     def curvature_near(self, scores: Array, reach: Array) -> tuple[Array, Array, Array]:
         """Return infimum and supremum of l'' and supremum of |l'''| within a reach of each score."""
 
+    def bound_curvature(
+        self, point: Point, data: PyTree, weights: Array, *, inverse_root: Array, radius: Array, kind: str
+    ) -> Array:
+        """Return sum w l'' dd' with the least l'' within a radius of z ("least"), or what has the eigenvalue a or b."""
+        rows = self._features(data)
+        whitened = certificate.whiten(rows, inverse_root)
+        least, second, third = self.curvature_near(point.inner_var @ rows, certificate.norms(whitened) * radius)
+        if kind == "least":
+            return (rows * (weights * least)) @ rows.T
+        bends = weights * third * abs(point.v @ rows)
+        return certificate.second_moment(whitened, bends if kind == "bend" else weights * second)
+
     def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
         """Return the curvatures, or what they may become where the loss is flat for being large."""
         return curvatures
@@ -84,6 +96,11 @@ class LinearOracles(RowwiseOracles):
         if majorize:
             curvatures = self._majorizer(slopes, curvatures)
         return features ** (2 * power) @ (weights * curvatures**power)
+
+    def _majorized_product(self, point: Point, data: PyTree, weights: Array) -> Array:
+        features = self._features(data)
+        curvatures = self._majorizer(*self._slopes(point.inner_var @ features, data))
+        return features @ (weights * curvatures * (point.v @ features)) + self.penalties(point.outer_var) * point.v
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return self.penalties(point.outer_var)
@@ -134,14 +151,16 @@ class LinearExactSolver(ABC):
         """Fit the model, in float64 on the rows that runs use."""
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
+        # In NumPy, which has nothing to compile.
+        x = np.asarray(outer_var, np.float64)
+        groups = np.arange(x.size) if self._oracles.groups is None else np.asarray(self._oracles.groups)
+        penalties = np.exp(x)[groups]
         with arithmetic(np.float64):
-            x = jnp.asarray(outer_var, np.float64)
-            penalties = np.asarray(self._oracles.penalties(x))
             z, grad, hessian, value, outer_grad = self._fit(penalties, guess)
-            v = -cholesky(hessian)(outer_grad)
-            hypergrad = np.asarray(sum_groups(jnp.asarray(penalties * z * v), self._oracles.groups, x.size))
-            residuals = float(np.linalg.norm(grad)), float(np.linalg.norm(hessian @ v + outer_grad))
-            return ExactSolution(z, v, float(value), hypergrad, *residuals)
+        v = -cholesky(hessian)(outer_grad)
+        hypergrad = np.bincount(groups, penalties * z * v, x.size)
+        residuals = float(np.linalg.norm(grad)), float(np.linalg.norm(hessian @ v + outer_grad))
+        return ExactSolution(z, v, float(value), hypergrad, *residuals)
 
 
 class LinearBounds:
@@ -196,16 +215,5 @@ class LinearBounds:
 
 @partial(jax.jit, static_argnames="kind")
 def _curvature(oracles: LinearOracles, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
-    """Return mean l'' dd' with the least l'' within a radius of z ("least"), or what has the eigenvalue a or b."""
-    z, _, v = point
-
-    def of_piece(data: Any, weights: Array) -> Array:
-        rows = oracles._features(data)
-        whitened = certificate.whiten(rows, inverse_root)
-        least, second, third = oracles.curvature_near(z @ rows, certificate.norms(whitened) * radius)
-        if kind == "least":
-            return (rows * (weights * least)) @ rows.T
-        bends = weights * third * abs(v @ rows)
-        return certificate.second_moment(whitened, bends if kind == "bend" else weights * second)
-
+    of_piece = partial(oracles.bound_curvature, point, inverse_root=inverse_root, radius=radius, kind=kind)
     return (oracles.outer_samples if kind == "slope" else oracles.inner_samples).mean(of_piece)

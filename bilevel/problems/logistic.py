@@ -16,6 +16,8 @@ from numpy.typing import DTypeLike
 from bilevel import _tree as trees
 from bilevel._precision import resolve_dtype
 from bilevel._types import Array
+from bilevel.oracles import HostData
+from bilevel.oracles.host_data import head
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_groups, check_signs, check_tables, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
@@ -44,7 +46,7 @@ def logistic_selection(
 
     Parameters
     ----------
-    X_train, X_val : (samples, features)
+    X_train, X_val : (samples, features); a :class:`bilevel.HostData` stays on the host, and nothing is solved exactly
     y_train, y_val : labels -1 and 1
     groups : the group of each feature, 0, 1, …; features of a group share a penalty; one each by default
     inner_var : start of z; N(0, I) by default
@@ -53,15 +55,16 @@ def logistic_selection(
     dtype : "float32" or "float64"; by default what JAX makes of the features
     seed : of the default start and of the one shuffle of the rows
     """
-    dtype = resolve_dtype(dtype, X_train, X_val)
-    (rows, labels), (outer_rows, outer_labels) = check_tables(X_train, y_train, X_val, y_val)
-    train = rows * check_signs("y_train", labels)[:, None]
-    validation = outer_rows * check_signs("y_val", outer_labels)[:, None]
-    rng, dim, starts = make_rng(seed), rows.shape[1], (inner_var, outer_var)
+    dtype = resolve_dtype(dtype, head(X_train), head(X_val))
+    tables = check_tables(X_train, y_train, X_val, y_val, on_host=True)
+    train, validation = (_sign(name, *table) for name, table in zip(("y_train", "y_val"), tables, strict=True))
+    rng, dim, starts = make_rng(seed), head(train).shape[1], (inner_var, outer_var)
     groups, n_penalties = check_groups(groups, dim)
     defaults = rng.standard_normal((dim,)), np.log(rng.uniform(size=(n_penalties,)))
     parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = LogisticOracles(**parts, groups=groups)
+    if oracles.is_on_host:
+        return BilevelProblem(oracles, start, name="logistic_selection")
     return BilevelProblem(
         oracles,
         start,
@@ -70,6 +73,13 @@ def logistic_selection(
         find_constants=logistic_constants,
         certificate_bounds=LinearBounds,
     )
+
+
+def _sign(name: str, rows: Any, labels: np.ndarray) -> Any:
+    """Return each row times its label."""
+    if isinstance(rows, HostData):
+        return rows.beside(labels).map(lambda table: _sign(name, *table))
+    return rows * check_signs(name, labels)[:, None].astype(np.result_type(rows, np.float32))
 
 
 @jax.tree_util.register_dataclass

@@ -29,7 +29,7 @@ from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
-from bilevel.problems.checks import check_sizes, make_rng
+from bilevel.problems.checks import check_memory, check_positive, check_reals, check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values, box_around
 from bilevel.problems.exact import ExactSolution
 
@@ -67,11 +67,15 @@ def quadratic(
     """
     rng = make_rng(seed)
     dtype = resolve_dtype(dtype, np.float64(0))  # as the drawn numbers
-    check_sizes(n_inner=n_inner, n_outer=n_outer, dim_inner=dim_inner, dim_outer=dim_outer)
-    if not 0 < smallest_eigenvalue <= largest_eigenvalue < np.inf:
+    sizes = {"n_inner": n_inner, "n_outer": n_outer, "dim_inner": dim_inner, "dim_outer": dim_outer}
+    n_inner, n_outer, dim_inner, dim_outer = check_sizes(**sizes)
+    check_memory(3 * (n_inner + n_outer) * (dim_inner + dim_outer), dtype, *sizes)
+    check_memory(4 * (dim_inner**2 + dim_outer**2), np.float64, "dim_inner", "dim_outer")
+    eigenvalues = {"smallest_eigenvalue": smallest_eigenvalue, "largest_eigenvalue": largest_eigenvalue}
+    smallest_eigenvalue, largest_eigenvalue = check_positive(**eigenvalues)
+    coupling, common_linear = check_reals(coupling=coupling, common_linear=common_linear)
+    if smallest_eigenvalue > largest_eigenvalue:
         raise ValueError("`smallest_eigenvalue` must be above 0 and at most `largest_eigenvalue`.")
-    if not (np.isfinite(coupling) and np.isfinite(common_linear)):
-        raise ValueError("`coupling` and `common_linear` must be finite.")
     spectra = [np.geomspace(smallest_eigenvalue, largest_eigenvalue, size) for size in (dim_inner, dim_outer)]
     with arithmetic(dtype):
         factors = [_draw_factors(rng, n, spectra, coupling, common_linear, dtype) for n in (n_inner, n_outer)]

@@ -1,5 +1,6 @@
 """The problems of the literature on real data, ready to run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,8 @@ from numpy.typing import DTypeLike
 from bilevel._precision import resolve_dtype
 from bilevel.datasets import Dataset, load
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_sizes, make_rng
+from bilevel.problems.checks import check_reals, check_sizes, make_rng
+from bilevel.problems.cross_validation import cross_validation
 from bilevel.problems.data_cleaning import data_cleaning
 from bilevel.problems.logistic import logistic_selection
 from bilevel.problems.softmax_selection import softmax_selection
@@ -42,6 +44,22 @@ def breast_cancer(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelPr
     return logistic_selection(X_train, signs[train], X_val, signs[val], dtype=dtype, seed=seed)
 
 
+def breast_cancer_folds(
+    *, folds: int = 5, prior_scale: float = 0.5, dtype: DTypeLike | None = None, seed: int = 0
+) -> BilevelProblem:
+    """Build logistic penalty selection by cross-validation on the breast-cancer set of scikit-learn: 569 rows.
+
+    Parameters
+    ----------
+    folds : how many
+    prior_scale : how far the logarithms of the penalties may spread around their mean
+    dtype, seed : as for `ijcnn1`
+    """
+    data = load("breast_cancer")
+    (X,), signs = _standardize(dtype, data.X_train), np.where(data.y_train == 1, 1, -1)
+    return cross_validation(X, signs, folds, prior_scale=prior_scale, dtype=dtype, seed=seed)
+
+
 def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build softmax penalty selection on Covertype: 348 607 training and 116 203 validation rows, 54 features.
 
@@ -57,6 +75,19 @@ def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0
     X_train, X_val = _standardize(dtype, data.X_train[train], data.X_train[val])
     labels = data.y_train.astype(np.int32) - 1
     return softmax_selection(X_train, labels[train], X_val, labels[val], per=per, dtype=dtype, seed=seed)
+
+
+def covtype_folds(
+    *, folds: int = 5, prior_scale: float = 0.5, dtype: DTypeLike | None = None, seed: int = 0
+) -> BilevelProblem:
+    """Build softmax penalty selection by cross-validation on Covertype: 464 810 rows, 54 features.
+
+    The other rows are left for tests, those of `covtype` with the same seed. Parameters as for `breast_cancer_folds`.
+    """
+    data = load("covtype")
+    used, _ = _split(len(data.X_train), (0.8, 0.2), seed)
+    (X,), labels = _standardize(dtype, data.X_train[used]), data.y_train[used].astype(np.int32) - 1
+    return cross_validation(X, labels, folds, loss="softmax", prior_scale=prior_scale, dtype=dtype, seed=seed)
 
 
 def mnist_cleaning(
@@ -94,19 +125,20 @@ def corrupted_labels(labels: np.ndarray, n_classes: int, probability: float, rng
 
 
 def _cleaning(
-    data: Dataset, full_range: float, corruption: float, sizes: tuple[int, int], dtype: DTypeLike | None, seed: int
+    data: Dataset, full_range: float, corruption: float, sizes: Sequence[int], dtype: DTypeLike | None, seed: int
 ) -> BilevelProblem:
     assert data.X_test is not None and data.y_test is not None
-    if not 0 <= corruption < 1:
+    if not 0 <= check_reals(corruption=corruption)[0] < 1:
         raise ValueError(f"`corruption={corruption!r}`: must be at least 0 and below 1.")
-    n = len(data.X_train)
-    check_sizes(n_train=sizes[0], n_val=sizes[1])
+    n, sizes = len(data.X_train), check_sizes(n_train=sizes[0], n_val=sizes[1])
     if sum(sizes) > n:
         raise ValueError(f"`n_train` and `n_val` together exceed the {n} rows of this data set.")
     rng = make_rng(seed)
     train, val, _ = np.split(rng.permutation(n), np.cumsum(sizes))
     labels = data.y_train.astype(np.int32)
     noisy = corrupted_labels(labels[train], 10, corruption, rng)
+    if noisy.max() < labels[val].max():
+        raise ValueError(f"`n_train={len(train)}`: these rows have not every class; take more.")
     flat = [part.reshape(len(part), -1) for part in (data.X_train[train], data.X_train[val], data.X_test)]
     X_train, X_val, X_test = _standardize(dtype, *flat, floor=_PIXEL_FLOOR * full_range)
     corrupted = noisy != labels[train] if corruption > 0 else None

@@ -10,7 +10,8 @@ from numpy.typing import DTypeLike
 
 from bilevel._precision import resolve_dtype
 from bilevel._types import AnyArray, Array
-from bilevel.oracles import Samples
+from bilevel.oracles import HostData, Samples
+from bilevel.oracles.host_data import head
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_data, check_groups, check_tables, make_rng
 from bilevel.problems.exact import ExactSolution, cholesky
@@ -43,16 +44,31 @@ def ridge_selection(
     inner_var, outer_var : the start; z = 0 and x = -2 by default
     X_train, X_val, outer_bounds, groups, dtype, seed : as for `logistic_selection`
     """
-    dtype = resolve_dtype(dtype, X_train, X_val)
-    tables = check_tables(X_train, check_data("y_train", y_train), X_val, check_data("y_val", y_val))
-    train, validation = (Regression(*(part.astype(np.float64, copy=False) for part in table)) for table in tables)
-    dim, starts = train.features.shape[1], (inner_var, outer_var)
+    dtype = resolve_dtype(dtype, head(X_train), head(X_val))
+    targets = _check_targets("y_train", X_train, y_train), _check_targets("y_val", X_val, y_val)
+    tables = check_tables(X_train, targets[0], X_val, targets[1], on_host=True)
+    train, validation = (_regression(*table) for table in tables)
+    dim, starts = head(train).features.shape[1], (inner_var, outer_var)
     groups, n_penalties = check_groups(groups, dim)
     defaults, rng = (np.zeros(dim), np.full(n_penalties, -2.0)), make_rng(seed)
     parts, start = lay_out((train, validation), starts, defaults, outer_bounds, dtype, rng, narrow=EVERY_WIDTH)
     oracles = RidgeOracles(**parts, groups=groups)
+    if oracles.is_on_host:
+        return BilevelProblem(oracles, start, name="ridge_selection")
     solver = RidgeExactSolver(oracles)
     return BilevelProblem(oracles, start, solver, "ridge_selection", certificate_bounds=LinearBounds)
+
+
+def _check_targets(name: str, rows: Any, targets: Any) -> Any:
+    # Those beside rows on the host stay there, unread.
+    return targets if isinstance(rows, HostData) else check_data(name, targets)
+
+
+def _regression(rows: Any, targets: Any) -> Any:
+    if isinstance(rows, HostData):
+        return rows.beside(targets).map(lambda table: _regression(*table))
+    # Integers too are numbers to compute with.
+    return Regression(*(part.astype(np.result_type(part, np.float32), copy=False) for part in (rows, targets)))
 
 
 class Regression(NamedTuple):

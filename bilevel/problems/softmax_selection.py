@@ -102,6 +102,18 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
         """Return the sum over the entries of z that share a penalty."""
         return sum_groups(jnp.sum(per_entry, axis=PENALTIES.index(self.per)), self.groups, outer_var.size)
 
+    @staticmethod
+    def bound_curvature(
+        point: Point, data: Labeled, weights: Array, *, inverse_root: Array, radius: Array, kind: str
+    ) -> Array:
+        """Return the matrix whose largest eigenvalue is a ("bend") or b ("slope"), in a diagonal metric."""
+        whitened = certificate.whiten(data.features.T, inverse_root)
+        p = softmax.probabilities(data.features @ point.inner_var)
+        sizes = softmax.largest_curvatures(p, certificate.norms(whitened) * radius)
+        if kind == "bend":
+            sizes = softmax.largest_bends(data.features @ point.v, sizes)
+        return certificate.second_moment(whitened, weights * sizes)
+
     def inner_regularization(self, point: Point) -> InnerPass:
         z, x, v = point
         penalties = self.penalties(x)
@@ -153,18 +165,9 @@ class SoftmaxSelectionBounds(LinearBounds):
 
 
 @partial(jax.jit, static_argnames="kind")
-def _diagonal_curvature(samples: Samples, point: Point, inverse_root: Array, delta: Array, kind: str) -> Array:
-    """Return the matrix whose largest eigenvalue is a ("bend") or b ("slope")."""
-
-    def of_piece(data: Labeled, weights: Array) -> Array:
-        whitened = certificate.whiten(data.features.T, inverse_root)
-        p = softmax.probabilities(data.features @ point.inner_var)
-        sizes = softmax.largest_curvatures(p, certificate.norms(whitened) * delta)
-        if kind == "bend":
-            sizes = softmax.largest_bends(data.features @ point.v, sizes)
-        return certificate.second_moment(whitened, weights * sizes)
-
-    return samples.mean(of_piece)
+def _diagonal_curvature(samples: Samples, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
+    bound = SoftmaxSelectionOracles.bound_curvature
+    return samples.mean(partial(bound, point, inverse_root=inverse_root, radius=radius, kind=kind))
 
 
 @partial(jax.jit, static_argnames="kind")

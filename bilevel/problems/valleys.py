@@ -28,7 +28,7 @@ from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_sizes, make_rng
+from bilevel.problems.checks import check_memory, check_positive, check_reals, check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
@@ -61,7 +61,10 @@ def valleys(
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     """
     dtype, rng = resolve_dtype(dtype, np.float64(0)), make_rng(seed)
-    check_sizes(n_inner=n_inner, n_outer=n_outer, dim=dim)
+    n_inner, n_outer, dim = check_sizes(n_inner=n_inner, n_outer=n_outer, dim=dim)
+    check_memory(2 * (n_inner + n_outer) * (dim + 1), dtype, "n_inner", "n_outer", "dim")
+    flattest, inner_curvature = check_positive(flattest=flattest, inner_curvature=inner_curvature)
+    inner_ripple, outer_ripple = check_reals(inner_ripple=inner_ripple, outer_ripple=outer_ripple)
     _check_shape(n_inner, n_outer, flattest, inner_curvature, inner_ripple, outer_ripple)
     curvatures = np.geomspace(inner_curvature, 1.0, dim)[::-1]  # wide valleys meet the small eigenvalues
     widths = np.geomspace(1.0, flattest, dim) ** -0.5

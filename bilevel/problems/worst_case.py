@@ -30,7 +30,7 @@ from bilevel.oracles import Oracles, Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds
-from bilevel.problems.checks import check_choice, check_positive, check_sizes, make_rng
+from bilevel.problems.checks import check_choice, check_memory, check_positive, check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
@@ -82,13 +82,15 @@ def worst_case(
     """
     dtype = resolve_dtype(dtype, np.float64(0))  # as the numbers below
     n_inner = n_outer if n_inner is None else n_inner
-    check_sizes(n_outer=n_outer, n_inner=n_inner)
-    check_positive(epsilon=epsilon, smoothness=smoothness, gap=gap, inner_curvature=inner_curvature)
+    n_outer, n_inner = check_sizes(n_outer=n_outer, n_inner=n_inner)
+    scales = {"epsilon": epsilon, "smoothness": smoothness, "gap": gap, "inner_curvature": inner_curvature}
+    epsilon, smoothness, gap, inner_curvature = check_positive(**scales)
     check_choice("normalization", normalization, ("individual", "mean_squared"))
     check_choice("rotation", rotation, ("coordinates", "random"))
     each = smoothness if normalization == "individual" else sqrt(n_outer) * smoothness
     amplitude, width, length = _scales(n_outer, epsilon, each, gap)
     dim, curvature = n_outer * (length + 1), float(dtype.type(inner_curvature))  # as the rows hold it
+    check_memory(n_inner + dim * (dim if rotation == "random" else 10), dtype, "n_inner", "n_outer", "epsilon")
     with arithmetic(dtype):
         kind, outer_rows = _chains(rotation, n_outer, dim, dtype, seed)
         inner = Samples(jnp.full(n_inner, curvature, dtype), n_inner, axes=(0,), dtype=dtype)

@@ -12,7 +12,7 @@ from bilevel.bench.sections import Section
 from bilevel.reproduction.audit import Claim, list_claims
 from bilevel.reproduction.figures import draw_part, is_grid
 from bilevel.reproduction.protocol import PARTS, read_kept
-from bilevel.reproduction.tables import markdown_table, part_table
+from bilevel.reproduction.tables import escape, markdown_table, part_table
 
 PAGE = Path("docs") / "reproduction.md"
 
@@ -30,7 +30,7 @@ def render(sections: dict[str, Section], kept: Path, link: str) -> str:
     """Return the page in Markdown; ``link`` leads from it to the kept results."""
     jinja2 = require("jinja2", "bench")
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    # Markdown of our own numbers, no HTML.
+    # Markdown: names from files pass through `escape`.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("bilevel.reproduction"), keep_trailing_newline=True, **options
     )
@@ -65,5 +65,5 @@ def _describe(name: str, section: Section) -> dict[str, Any]:
         "table": part_table(section, PARTS[name].draws),
         "cells": f"{swept['cell'].nunique():,}",
         "timed": f"{timed['cell'].nunique():,}",
-        **{f"{phase}_machine": machine or "not run" for phase, machine in machines.items()},
+        **{f"{phase}_machine": escape(machine) or "not run" for phase, machine in machines.items()},
     }

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bilevel.bench.cells import SWEEP, TIMING, Setting
-from bilevel.bench.config import Experiment, find_config, load_config
+from bilevel.bench.config import Experiment, load_config
 from bilevel.bench.execute import Watcher, Where, execute
 from bilevel.bench.sections import Section, make_sections
 from bilevel.bench.store import Store
+from bilevel.bench.tables import find_config
 
 KEPT = Path("reports") / "reproduction"  # of a checkout
 PUBLISHED, WIDER, UNTUNED = "published", "wider", "untuned"

@@ -1,5 +1,6 @@
 """Tables in Markdown from kept results, and the numbers that verdicts are made of."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,6 +85,11 @@ def number(value: float) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table of cells, in which a bar is escaped."""
+    """Return a table of cells, each escaped."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(escape(str(cell)) for cell in line)} |" for line in lines)
+
+
+def escape(text: str) -> str:
+    """Return a text in which no bar ends a cell of a table, and no name from a file begins a tag or a link."""
+    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", re.sub(r"([|\[])", r"\\\1", " ".join(text.split())))

@@ -1,12 +1,13 @@
 """AmIGO: amortized implicit gradient optimization, two inner loops, both warm.
 
 Arbel, Mairal. Amortized Implicit Differentiation for Stochastic Bilevel Optimization. ICLR 2022, arXiv 2111.14580.
+Confidence: medium; the method is well known, the paper's text was not compared.
 
     T times:  draw B;  z ← z - α ∇z G_B
     draw C;   T times:  draw B;  v ← v - α ((∇²zz G_B) v + ∇z F_C)      at the new z, ∇z F_C computed once
     draw B;   x ← x - (α/r)((∇²xz G_B) v + ∇x F_C)
 
-Cost (2T + 3) b. Memory 2p + d. With constant steps it stops at a floor of noise.
+Cost (2T + 3) b. Memory 2p + d. Adaptive: nothing. With constant steps it stops at a floor of noise.
 """
 
 from typing import Any
@@ -14,14 +15,15 @@ from typing import Any
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, PointState, Solver, solver
-from bilevel.solvers.directions import inner_descent, move, move_outer, repeat, split
+from bilevel.solvers.base import Complexity, PointState, solver
+from bilevel.solvers.directions import move, move_outer, repeat, split
 from bilevel.solvers.neumann import LoopDraw, NeumannDraw, hypergradient_calls
 from bilevel.solvers.parameters import whole
+from bilevel.solvers.transformations import InnerLoopSolver
 
 
 @solver
-class AmIGO(Solver):
+class AmIGO(InnerLoopSolver):
     """Amortized implicit gradient optimization.
 
     Parameters
@@ -40,7 +42,8 @@ class AmIGO(Solver):
         return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
+        state = self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, self.step_size)
+        point = state.point
         outer = oracles.outer(point, draw.neumann.outer)
 
         def follow_system(v: PyTree, rows: Any) -> PyTree:
@@ -48,7 +51,7 @@ class AmIGO(Solver):
 
         point = point._replace(v=repeat(self.n_inner_steps, draw.neumann.products, follow_system, point.v))
         grad = trees.add(oracles.cross(point, draw.neumann.cross), outer.grad_outer)
-        return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
+        return state._replace(point=move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
 
     def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
         calls = hypergradient_calls(oracles, draw.neumann, self.n_inner_steps)

@@ -25,16 +25,16 @@ from bilevel.solvers.parameters import bounds, document, flag, fraction, one_of,
 
 
 class Complexity(NamedTuple):
-    """Calls that suffice for ||∇h||² <= ε, and under which assumptions.
+    """Calls that suffice for ||∇h||² <= ε, and under which assumptions; "none" where nothing is proved.
 
     C^{p,k} means p times differentiable with Lipschitz derivatives up to order k; Õ hides a factor log(1/ε). G is
-    strongly convex in every case.
+    strongly convex in every case. What is not known is empty.
     """
 
     calls: str
-    setting: str
-    outer: str
-    inner: str
+    setting: str = ""
+    outer: str = ""  # how smooth F must be
+    inner: str = ""  # and G
 
 
 State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
@@ -43,9 +43,10 @@ S = TypeVar("S", bound="SolverBase")
 
 
 class PointState(NamedTuple):
-    """The iterate alone."""
+    """The iterate, and the state of the transformation of its inner steps if there is one."""
 
     point: Point
+    inner: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class SolverBase(ABC):
     ----------
     step_size : step of the inner variable and of v
     outer_ratio : the outer variable moves with the step of the inner one divided by this
-    batch_size : rows per batch, on both levels
+    batch_size : rows per batch, on both levels unless `outer_batch_size` is given
     sampling : "blocks", "iid", "reshuffle" or "full"
     """
 
@@ -65,16 +66,25 @@ class SolverBase(ABC):
     batch_size: int = whole(default=64)
     sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
 
-    complexity: ClassVar[Complexity | None] = None  # what is proved, where table 1 of the SRBA paper says it
+    complexity: ClassVar[Complexity | None] = None  # what is proved; each registered solver says it
+    needs_strong_convexity: ClassVar[bool] = False  # of the inner level: is z*(x) computed to rounding?
     table_order: ClassVar[float] = math.inf  # the place in `SOLVERS` and in tables; equals go by name
 
     @abstractmethod
     def init(self, oracles: Oracles, start: Point) -> State:
         """Return the state before the first step."""
 
+    def fit_rows(self, n_inner: int, n_outer: int) -> Self:
+        """Return the solver with batches that so many rows have; as it is where they were chosen by hand."""
+        return self
+
     def resolve(self, oracles: Oracles) -> Self:
         """Return the solver with defaults that depend on the size of the problem filled in."""
         return self
+
+    def batches(self) -> tuple[int, int]:
+        """Return the rows per batch of each level."""
+        return self.batch_size, self.batch_size
 
     def check_start(self, start: Point) -> None:
         """Refuse a start that the resolved solver cannot begin from."""
@@ -87,6 +97,22 @@ class SolverBase(ABC):
     def diagnostics(self, state: State) -> dict[str, Array]:
         """Return numbers of the solver's own for the history."""
         return {}
+
+    def may_leave_inner_behind(self, steps: int) -> bool:
+        """Tell whether after so many steps z is to be compared with z*(x), since nobody chose the steps of z."""
+        return False
+
+    def own_max_steps(self) -> int | None:
+        """Return how long a run may be that is given no budget; None where the solver does not end by itself."""
+        return None
+
+    def end(self, diagnostics: dict[str, float]) -> str | None:
+        """Return why the run is over by the last diagnostics, a sentence; None lets it go on."""
+        return None
+
+    def shortfall(self, diagnostics: dict[str, float]) -> str:
+        """Return what a run that its budget ended had not reached, sentences; nothing where that is not known."""
+        return ""
 
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
         """Return a sentence for the user when the last diagnostics call for one."""
@@ -119,10 +145,34 @@ class SolverBase(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Solver(SolverBase):
-    """A solver whose steps are compiled: `init`, `draw` and `step` are traced, and costs follow from the draws."""
+    """A solver whose steps are compiled: `init`, `draw` and `step` are traced, and costs follow from the draws.
 
+    Parameters
+    ----------
+    outer_batch_size : rows per batch of the outer level; None means `batch_size`. Default periods are for their mean
+    inner_optimizer : "adam" or an optax transformation, with its schedule, which moves the inner variable in the place
+        of the plain step; v keeps its step. None keeps the plain step
+    """
+
+    outer_batch_size: int | None = whole(default=None, optional=True, hint="; use None for `batch_size`", kw_only=True)
+
+    inner_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)  # noqa: RUF009
+
+    # Why z must move by the plain step; None where it may move by any transformation.
+    needs_plain_step: ClassVar[str | None] = "its theory is of plain steps of z"
     restarts: ClassVar[bool] = False  # does any step begin with a full-batch pass?
+    needs_finite_sum: ClassVar[bool] = False  # does it remember derivatives of rows, which must then not be random?
     keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
+
+    def __post_init__(self) -> None:
+        SolverBase.__post_init__(self)
+        if self.inner_optimizer is not None and self.needs_plain_step is not None:
+            way = "leave it out, or take a solver such as SOBA, StocBiO or AmIGO"
+            raise ValueError(f"`{type(self).__name__}(inner_optimizer=…)`: {self.needs_plain_step}; {way}.")
+
+    def batches(self) -> tuple[int, int]:
+        """Return the rows per batch of each level."""
+        return self.batch_size, self.batch_size if self.outer_batch_size is None else self.outer_batch_size
 
     def init(self, oracles: Oracles, start: Point) -> State:
         return PointState(start)

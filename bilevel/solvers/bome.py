@@ -1,13 +1,14 @@
 """BOME: bilevel optimization made easy, a dynamic barrier on the value of the inner problem.
 
-Liu, Ye, Wright, Stone, Liu. BOME! Bilevel Optimization Made Easy: A Simple First-Order Approach. NeurIPS 2022,
-arXiv 2209.08709.
+Liu, Ye, Wright, Stone, Liu. BOME! Bilevel Optimization Made Easy: A Simple First-Order Approach. NeurIPS 2022, arXiv
+2209.08709. Confidence: medium; the method is well known, the paper's text was not compared.
 
 Full-batch. From w = z, T times w ← w - α ∇z G(w, x). With q = (∇z G(z, x), ∇x G(z, x) - ∇x G(w, x)), w held fixed,
 
     λ = max(0, κ - <∇F, q> / ||q||²), 0 where q = 0;   (z, x) ← (z, x) - (α/r)(∇F + λ q)   together
 
-z is not replaced by w. Cost (T + 1) n + 2n + 2m. Memory 2p + d. The bias is of the order of (1 - α mu_G)^T.
+z is not replaced by w. Cost (T + 1) n + 2n + 2m. Memory 2p + d. Adaptive: the weight λ of the inner problem. The bias
+is of the order of (1 - α mu_G)^T.
 """
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import PointState, Solver, solver
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.directions import inner_descent, move, move_outer
 from bilevel.solvers.parameters import one_of, positive, whole
 
@@ -37,6 +38,7 @@ class BOME(Solver):
     barrier: float = positive(default=0.5)
     sampling: str = one_of(("full",), default="full", kw_only=True)
     table_order = 14
+    complexity = Complexity("Õ((n+m) ε^-4)", "full batches; of the squared KKT residual")
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: object) -> PointState:
         point = state.point

@@ -19,6 +19,7 @@ class LoopState(NamedTuple):
 
     point: Point
     first_inner_var: PyTree
+    inner: Any = ()  # of the transformation of its inner steps, if there is one
 
 
 def descend(oracles: Oracles, point: Point, direction: Point, step: Scalar, outer_step: Scalar) -> Point:
@@ -57,6 +58,12 @@ def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
     """Return the cost of one direction D on so many rows of each level."""
     n, m = inner_rows, outer_rows
     return Calls(inner_grad=n, hvp=n, cross=n, outer_grad=m, outer_grad_outer=m)
+
+
+def inner_batch(oracles: Oracles) -> int:
+    """Return how many inner rows a batch has."""
+    samples = oracles.inner_samples
+    return oracles.n_inner if samples.sampling == "full" else samples.batch_size
 
 
 def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Exact: quasi-Newton steps on h with exact hypergradients, the baseline without any sampling.
 
 Liu, Nocedal. On the limited memory BFGS method for large scale optimization. Mathematical Programming, 1989.
+Confidence: high; it is no transcription, and its results are compared with closed forms.
 
     z* : z ← z - t (∇²zz G)⁻¹ ∇z G until ||∇z G|| <= 1e-12 ||(∇²zz G) z||      from the last z
     v* = -(∇²zz G)⁻¹ ∇z F;   h = F;   ∇h = (∇²xz G) v* + ∇x F                 one evaluation
@@ -10,13 +11,14 @@ Within bounds, where P projects: coordinates that ∇h pushes against a bound st
 x ← P(x - t B ∇h), t by the weak Wolfe conditions along this bent path.
 Cost: n ∇z G per trial of a Newton step, p n products per matrix (one at each Newton iterate), and per evaluation
 n cross products, m of each gradient of F and m values. Above p = 2000 conjugate gradients solve the systems to
-1e-12, for n per product. Memory: p² + 20 d.
+1e-12, for n per product. Memory: p² + 20 d. Adaptive: the steps of all variables.
 """
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -24,8 +26,8 @@ from bilevel._tree import flat
 from bilevel._types import Point
 from bilevel.oracles import Oracles
 from bilevel.problems.exact import cholesky
-from bilevel.solvers.base import solver
-from bilevel.solvers.host import OUTER, FullBatch, HostSolver
+from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver
 
 _PAIRS, _LARGEST_MATRIX = 10, 2000
 _SMALL, _ROUNDING = 1e-12, float(np.finfo(np.float64).eps)
@@ -66,7 +68,12 @@ class Exact(HostSolver):
     """
 
     asks = ("inner_grad",), OUTER, ("cross",)
+    needs_strong_convexity = True
     table_order = 18
+    complexity = Complexity("none")
+
+    def resolve(self, oracles: Oracles) -> Self:
+        return replace(self, **UNUSED)  # settings that do the same are one
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         d = flat(start.outer_var).size

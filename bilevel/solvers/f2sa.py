@@ -1,6 +1,7 @@
 """F²SA: fully first-order stochastic approximation, a penalty in the place of second derivatives.
 
 Kwon, Kwon, Wright, Nowak. A Fully First-Order Method for Stochastic Bilevel Optimization. ICML 2023, arXiv 2301.10945.
+Confidence: high; the paper's text was compared.
 
 z follows the minimizer of G, y that of F/λ + G. With g = α t^-4/7,
 
@@ -9,7 +10,7 @@ z follows the minimizer of G, y that of F/λ + G. With g = α t^-4/7,
 
 so that λ grows like t^1/7. ``schedule="printed"`` is what the experiments of the SRBA paper print, for comparisons:
 λ ← λ + δ_0 t^-1/7, with the y step as published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B').
-Cost (3T + 3) b, no second derivatives. Memory 2p + d.
+Cost (3T + 3) b, no second derivatives. Memory 2p + d. Adaptive: nothing.
 """
 
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ class F2SA(Solver):
     outer_ratio : the outer variable moves with ``step_size / outer_ratio``, decreasing like t^-5/7
     n_inner_steps : T, steps of z and of y per outer step
     lambda_0 : first penalty; the bias is of the order of 1/λ, and theory asks for at least 2 L_F / mu_G
-    delta_0 : growth of the penalty
+    delta_0 : growth of the penalty; 0 keeps it constant
     shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, about λ times
         noisier
     schedule : "corrected", or "printed" for comparisons
@@ -62,7 +63,7 @@ class F2SA(Solver):
 
     n_inner_steps: int = whole(default=10)
     lambda_0: float = positive(default=1.0)
-    delta_0: float = positive(default=0.1)
+    delta_0: float = positive(default=0.1, off=True)
     shared_batch: bool = flag(default=True)
     schedule: str = one_of(("corrected", "printed"), default="corrected")
     table_order = 8

@@ -1,13 +1,14 @@
 """FSLA: fully single-loop algorithm, momentum on the outer direction alone.
 
-Li, Gu, Huang. A Fully Single Loop Algorithm for Bilevel Optimization without Hessian Inverse. AAAI 2022,
-arXiv 2112.04660.
+Li, Gu, Huang. A Fully Single Loop Algorithm for Bilevel Optimization without Hessian Inverse. AAAI 2022, arXiv
+2112.04660. Confidence: low; the text could not be had, and the schedules are reconstructed.
 
     draw B;     z ← z - α t^-½ ∇z G_B
     draw B, C;  v ← v - α t^-½ ((∇²zz G_B) v + ∇z F_C)                                  at the new z
     draw B, C;  h ← D_x(u) + (1 - a)(h - D_x(u_previous)),   h = D_x(u) at first;   x ← x - (α/r) t^-½ h
 
-u_previous is where D_x was taken last, a = min(1, c t^-½). Cost 7b, 5b at the first step. Memory 4p + 3d.
+u_previous is where D_x was taken last, a = min(1, c t^-½). Cost 7b, 5b at the first step. Memory 4p + 3d. Adaptive:
+nothing.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
+from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.directions import decay, decay_share, move, move_outer, split, storm
 from bilevel.solvers.parameters import fraction
 
@@ -48,6 +49,7 @@ class FSLA(Solver):
 
     momentum: float = fraction(default=0.5)
     table_order = 13
+    complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
     restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> FSLAState:

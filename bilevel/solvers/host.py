@@ -4,9 +4,14 @@
 """
 
 import dataclasses
+import math
+import time
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +25,23 @@ from bilevel.solvers.base import SolverBase, State
 from bilevel.solvers.parameters import one_of
 
 _COLUMNS = 64  # of a Hessian at a time, so that its intermediate arrays stay a few times the data
+_END: ContextVar[float] = ContextVar("end", default=math.inf)  # of the step being taken, by the clock
 OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
+UNUSED: dict[str, Any] = {"step_size": 0.1, "outer_ratio": 1.0, "batch_size": 64}  # by solvers that find their steps
+
+
+class OutOfTime(Exception):
+    """A step is given up."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` where a derivative is asked for after so many seconds."""
+    token = _END.set(time.perf_counter() + seconds)
+    try:
+        yield
+    finally:
+        _END.reset(token)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,24 +94,33 @@ class FullBatch:
     def ask(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
         """Return the derivatives of these kinds, each a vector; v is needed where a product is asked for."""
         for kind in kinds:
-            self._count(kind)
+            self.count(kind)
         return [flat(answer) for answer in _answer(self.oracles, self.point(z, x, z if v is None else v), kinds)]
 
     def hessian(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the matrix ∇²zz G, at the price of a product with each unit vector."""
-        self._count("hvp", times=z.size)
+        self.count("hvp", times=z.size)
         return np.asarray(_hessian(self.oracles, self.point(z, x, z)))
 
     def product(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> np.ndarray:
         return self.ask(("hvp",), z, x, v)[0]
 
     def conjugate_gradients(
-        self, z: np.ndarray, x: np.ndarray, right_side: np.ndarray, guess: np.ndarray, *, rtol: float, atol: float
+        self,
+        z: np.ndarray,
+        x: np.ndarray,
+        right_side: np.ndarray,
+        guess: np.ndarray,
+        *,
+        rtol: float,
+        atol: float,
+        limit: int | None = None,
     ) -> np.ndarray:
         """Return v with ||(∇²zz G) v - right_side|| <= max(atol, rtol ||right_side||), from a guess."""
         from scipy.sparse.linalg import cg
 
-        limit = 10 * z.size + 100  # rounding costs more than p iterations where the curvature is spread widely
+        # Rounding costs more than p iterations where the curvature is spread widely.
+        limit = 10 * z.size + 100 if limit is None else limit
         return cg(self._operator(z, x), right_side, x0=guess, rtol=rtol, atol=atol, maxiter=limit)[0]
 
     def smallest_eigenvalue(self, z: np.ndarray, x: np.ndarray) -> float:
@@ -111,7 +141,10 @@ class FullBatch:
 
         return LinearOperator((z.size, z.size), matvec=partial(self.product, z, x), dtype=np.float64)
 
-    def _count(self, kind: str, times: int = 1) -> None:
+    def count(self, kind: str, times: int = 1) -> None:
+        """Count full-batch passes; raise `OutOfTime` where there is no time for them."""
+        if time.perf_counter() > _END.get():
+            raise OutOfTime
         rows = self.oracles.n_outer if kind.startswith("outer") else self.oracles.n_inner
         self.calls[Calls._fields.index(kind)] += times * rows
 

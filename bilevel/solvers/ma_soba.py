@@ -1,35 +1,37 @@
 """MA-SOBA: SOBA with a moving average of the outer direction.
 
 Chen, Xiao, Balasubramanian. Optimal Algorithms for Stochastic Bilevel Optimization under Relaxed Smoothness Conditions.
-JMLR 25(151), 2024, arXiv 2306.12067.
+JMLR 25(151), 2024, arXiv 2306.12067. Confidence: medium; the method is well known, the paper's text was not compared.
 
     draw B, C;   x ← x - (α/r) t^-½ h, the old average;   (z, v) ← (z, v) - α t^-½ D_{B,C}(u), at the old u
     h ← (1 - θ_t) h + θ_t D_x,   θ_t = min(1, θ t^-½),   h = 0 at first, so x rests in the first step
 
-Cost 5b. Memory 2p + 2d.
+Cost 5b. Memory 2p + 2d. Adaptive: nothing.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import decay, decay_share, descend, direction_calls
+from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.directions import decay, decay_share, descend, direction_calls, move
 from bilevel.solvers.parameters import fraction
+from bilevel.solvers.transformations import InnerLoopSolver, find_move
 
 
 class MASOBAState(NamedTuple):
-    """The iterate, and the average of D_x."""
+    """The iterate, the average of D_x, and the state of the transformation of inner steps if there is one."""
 
     point: Point
     average: PyTree
+    inner: Any = ()
 
 
 @solver
-class MASOBA(Solver):
+class MASOBA(InnerLoopSolver):
     """SOBA with a moving average of the outer direction.
 
     Parameters
@@ -40,18 +42,24 @@ class MASOBA(Solver):
 
     momentum: float = fraction(default=1.0)
     table_order = 19
+    complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def init(self, oracles: Oracles, start: Point) -> MASOBAState:
-        return MASOBAState(start, trees.zeros_like(start.outer_var))
+        return MASOBAState(start, trees.zeros_like(start.outer_var), self.init_inner(start))
 
     def step(self, oracles: Oracles, state: MASOBAState, index: Array, draw: Rows) -> MASOBAState:
         direction = oracles.direction(state.point, draw)
         step = decay(self.step_size, index, 0.5)
         averaged = direction._replace(outer_var=state.average)
         point = descend(oracles, state.point, averaged, step, step / self.outer_ratio)
+        inner = state.inner
+        if self.inner_optimizer is not None:
+            z = state.point.inner_var
+            change, inner = find_move(self.inner_optimizer, direction.inner_var, inner, z)
+            point = point._replace(inner_var=move(z, change, 1))
         share = decay_share(self.momentum, index, 0.5)
         average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, state.average, direction.outer_var)
-        return MASOBAState(point, average)
+        return MASOBAState(point, average, inner)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

@@ -1,6 +1,7 @@
 """MRBO: momentum-based recursive bilevel optimizer.
 
-Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 2021, arXiv 2106.04692.
+Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 2021, arXiv 2106.04692. Confidence:
+medium; the method is well known, the paper's text was not compared.
 
 STORM estimates d_z of ∇z G and d_x of the hypergradient with a truncated Neumann series
 (:mod:`bilevel.solvers.neumann`); z and x move together. With one sample S at both points, d = g_S(u) at the first step,
@@ -8,7 +9,7 @@ STORM estimates d_z of ∇z G and d_x of the hypergradient with a truncated Neum
     d ← g_S(u) + (1 - a)(d - g_S(u_previous)),   a = min(1, c (t - 1)^-⅔) for t >= 2
     z ← z - α t^-⅓ d_z;   x ← x - (α/r) t^-⅓ d_x
 
-Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d.
+Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d. Adaptive: nothing.
 """
 
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class StormSolver(neumann.NeumannSolver):
     """
 
     momentum: float = fraction(default=0.5)
+    needs_plain_step = "its momentum is for plain steps of z"
     restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> StormState:

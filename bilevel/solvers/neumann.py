@@ -16,8 +16,9 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Solver, State
-from bilevel.solvers.directions import decay, draw_below, inner_descent, move, move_outer, repeat, split
+from bilevel.solvers.directions import decay, draw_below, move, move_outer, repeat, split
 from bilevel.solvers.parameters import positive, whole
+from bilevel.solvers.transformations import InnerLoopSolver
 
 
 class NeumannDraw(NamedTuple):
@@ -74,7 +75,7 @@ class LoopDraw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NeumannSolver(Solver):
+class NeumannSolver(InnerLoopSolver):
     """A solver with a Neumann series."""
 
     n_neumann: int = whole(default=10)
@@ -104,14 +105,16 @@ class AlternatingSolver(NeumannSolver):
         return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index), length))
 
     def step(self, oracles: Oracles, state: State, index: Array, draw: LoopDraw) -> State:
-        point = self.inner_loop(oracles, state, index, draw)
+        state = self.inner_loop(oracles, state, index, draw)
+        point = state.point
         _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
         step = decay(self.step_size / self.outer_ratio, index, self.outer_power)
         return state._replace(point=move_outer(oracles, point._replace(v=v), grad, step))
 
-    def inner_loop(self, oracles: Oracles, state: State, index: Array, draw: LoopDraw) -> Point:
+    def inner_loop(self, oracles: Oracles, state: State, index: Array, draw: LoopDraw) -> State:
+        """Return the state after the inner steps."""
         step = decay(self.step_size, index, self.inner_power)
-        return inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, step)
+        return self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, step)
 
     def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
         hyper = hypergradient_calls(oracles, draw.neumann, self.n_neumann)

@@ -1,18 +1,17 @@
 """Hyper-parameters that check themselves: a dataclass field with its default and its rule; and what they mean."""
 
-import ast
 import inspect
 import math
 import re
 from collections.abc import Callable
 from dataclasses import field
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import jax
 import numpy as np
 
-from bilevel._types import INT32_MAX
+from bilevel._types import INT32_MAX, as_float, is_number
 
 # Parameters that several solvers declare, with what they mean unless the docstring of a class says otherwise.
 SHARED_MEANINGS = {
@@ -25,6 +24,8 @@ SHARED_MEANINGS = {
 }
 _HEADING = "\n\nParameters\n----------\n"
 _ITEM = re.compile(r"(\w+(?:, \w+)*) : (.+(?:\n +.+)*)")
+
+_OFF = ", or 0 to turn it off"
 
 Rule = Callable[[Any], str | None]  # the complaint, or None
 
@@ -54,40 +55,46 @@ def _must(holds: Callable[[Any], bool], complaint: str) -> Rule:
     return lambda value: None if holds(value) else complaint
 
 
-def _is_number(value: Any, kind: type = Real) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+def _is_off(value: Any, off: bool) -> bool:
+    return off and isinstance(value, float) and value == 0
 
 
-def positive(*, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False, word: str = "") -> Any:
-    """Declare a finite number above 0; a ``word`` may stand in its place."""
+def positive(
+    *, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False, word: str = "", off: bool = False
+) -> Any:
+    """Declare a finite number above 0; a ``word`` may stand in its place, and 0 where that means ``off``."""
 
     def holds(value: Any) -> bool:
         is_word = isinstance(value, str) and word != "" and value == word
-        return is_word or (_is_number(value) and 0 < float(value) < math.inf)
+        return is_word or (isinstance(value, float) and 0 < value < math.inf) or _is_off(value, off)
 
     instead = word and f" The word {word!r} stands for a setting that needs no tuning."
-    rule = _must(holds, f"must be a finite number above 0{hint}.{instead}")
-    return parameter(default, rule, optional=optional, kw_only=kw_only)
+    rule = _must(holds, f"must be a finite number above 0{_OFF * off}{hint}.{instead}")
+    return parameter(default, rule, optional=optional, kw_only=kw_only, convert=as_float)
 
 
-def whole(*, default: Any, optional: bool = False, hint: str = "") -> Any:
-    """Declare an integer of at least 1, which steps, counted in 32 bits, can reach."""
+def whole(*, default: Any, optional: bool = False, hint: str = "", least: int = 1, kw_only: bool = False) -> Any:
+    """Declare an integer of at least 1, or another least one, which steps, counted in 32 bits, can reach."""
 
     def rule(value: Any) -> str | None:
-        if not _is_number(value, Integral) or value < 1:
-            return f"must be an integer of at least 1{hint}."
+        if not is_number(value, Integral) or value < least:
+            return f"must be an integer of at least {least}{hint}."
         return None if value <= INT32_MAX else f"must be below 2**31{hint}."
 
     def convert(value: Any) -> Any:  # NumPy's integers wrap around where Python's do not
-        return int(value) if _is_number(value, Integral) else value
+        return int(value) if is_number(value, Integral) else value
 
-    return parameter(default, rule, optional=optional, convert=convert)
+    return parameter(default, rule, optional=optional, kw_only=kw_only, convert=convert)
 
 
-def fraction(*, default: float) -> Any:
-    """Declare a number in (0, 1]."""
-    rule = _must(lambda value: _is_number(value) and 0 < float(value) <= 1, "must be a number in (0, 1].")
-    return parameter(default, rule)
+def fraction(*, default: float | None, optional: bool = False, off: bool = False) -> Any:
+    """Declare a number in (0, 1], or 0 where that means ``off``."""
+
+    def holds(value: Any) -> bool:
+        return (isinstance(value, float) and 0 < value <= 1) or _is_off(value, off)
+
+    rule = _must(holds, f"must be a number in (0, 1]{_OFF * off}.")
+    return parameter(default, rule, optional=optional, convert=as_float)
 
 
 def flag(*, default: bool) -> Any:
@@ -133,13 +140,13 @@ def bounds(*, default: None, kw_only: bool) -> Any:
 def _parse_bounds(value: Any) -> Any:
     if isinstance(value, str):
         try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+            value = [None if side.strip() == "None" else float(side) for side in value.strip(" ()[]").split(",")]
+        except ValueError:
             return value
     if not isinstance(value, tuple | list) or len(value) != 2:
         return value
     sides = zip(value, (-math.inf, math.inf), strict=True)
-    return tuple(none if side is None else float(side) if _is_number(side) else side for side, none in sides)
+    return tuple(none if side is None else as_float(side) for side, none in sides)
 
 
 def _bounds_complaint(value: Any) -> str | None:
@@ -148,7 +155,7 @@ def _bounds_complaint(value: Any) -> str | None:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
     if not all(leaf.dtype.kind == "f" and not np.isnan(leaf).any() for leaf in leaves):
         return "bounds are real numbers, none NaN."
-    if all(map(_is_number, value)) and value[0] > value[1]:
+    if all(map(is_number, value)) and value[0] > value[1]:
         return "the lower bound exceeds the upper."
     return None
 
@@ -157,4 +164,4 @@ def _bounds_text(value: Any) -> str | None:
     if value is None:
         return None
     finite = (side if math.isfinite(side) else None for side in value)
-    return str(tuple(finite)) if all(map(_is_number, value)) else "like the outer variable"
+    return str(tuple(finite)) if all(map(is_number, value)) else "like the outer variable"

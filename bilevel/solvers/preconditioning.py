@@ -14,30 +14,45 @@ Each part may be off, and then leaves nothing in the state and nothing in the co
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
-from bilevel._types import Calls, Count, Point, PyTree, Scalar
+from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
+from bilevel.solvers import low_rank
 from bilevel.solvers.base import Solver, State
-from bilevel.solvers.directions import descend
+from bilevel.solvers.directions import descend, inner_batch, move
+from bilevel.solvers.low_rank import LowRank
 from bilevel.solvers.parameters import bounds, positive, transformation
+from bilevel.solvers.transformations import check_transformation, find_move, init_state
 
-# Adam's step is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
-_RATE, _DELAY = 1e-2, 1000.0
 _FLOOR_EXACT = 1e-12  # scales of columns from 1e-3 to 1e3 span 12 orders: only what is nearly 0 is lifted
 _FLOOR_PROBED = 0.1  # what probes say of a coordinate far below the others is noise
 
 
 class Preconditioning(NamedTuple):
-    """What a preconditioned move needs: the diagonal and the state of the transformation, () for what is off."""
+    """What a preconditioned move needs: the metric's diagonal and low rank, and the transformation's state, or ()."""
 
     diagonal: PyTree = ()
     optimizer: Any = ()
+    inner: Any = ()  # of the transformation of z
+    low_rank: LowRank | tuple[()] = ()
+
+    def solve(self, part: PyTree) -> PyTree:
+        """Return a direction of z or v, divided by the metric."""
+        if isinstance(self.low_rank, LowRank):
+            return low_rank.solve(self.low_rank, self.diagonal, part)
+        return jax.tree.map(lambda leaf, d: leaf / d, part, self.diagonal)
+
+    def length_sq(self, part: PyTree) -> Array:
+        """Return the squared norm of z or v in the metric."""
+        if isinstance(self.low_rank, LowRank):
+            return low_rank.length_sq(self.low_rank, self.diagonal, part)
+        return trees.dot(part, jax.tree.map(lambda leaf, d: leaf * d, part, self.diagonal))
 
 
 @dataclass(frozen=True)
@@ -56,49 +71,43 @@ class PreconditionedSolver(Solver):
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
     outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)  # noqa: RUF009
     outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
+    needs_plain_step: ClassVar[str | None] = None
 
     def check_start(self, start: Point) -> None:
         if self.outer_bounds is not None:
             _check_bounds(self, start.outer_var)
-        if self.outer_optimizer is None:
-            return
-        optimizer = _transformation(self.outer_optimizer)
-        try:
-            with jax.numpy_dtype_promotion("standard"):
-                jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), start.outer_var)
-        except TypeError as error:
-            told = f"`{type(self).__name__}(outer_optimizer=…)`: it is given gradients, its state and parameters"
-            raise ValueError(f"{told}, and asks for more ({error}); take a transformation that does not.") from error
+        check_transformation(self, "outer_optimizer", start.outer_var)
+        check_transformation(self, "inner_optimizer", start.inner_var)
 
     def init_preconditioning(self, start: Point, diagonal: PyTree = ()) -> Preconditioning:
-        if self.outer_optimizer is None:
-            return Preconditioning(diagonal)
-        with jax.numpy_dtype_promotion("standard"):
-            return Preconditioning(diagonal, _transformation(self.outer_optimizer).init(start.outer_var))
+        outer, inner = (self.outer_optimizer, start.outer_var), (self.inner_optimizer, start.inner_var)
+        return Preconditioning(diagonal, init_state(*outer), init_state(*inner))
 
     def descend(
         self, oracles: Oracles, state: State, direction: Point, step: Scalar, scale: Scalar | None = None
     ) -> State:
         """Move all variables; a ``scale`` shortens every move, also those of a transformation."""
-        point, preconditioning = state.point, state.preconditioning
+        point, preconditioning, original = state.point, state.preconditioning, direction
         outer_step = step / self.outer_ratio
         if scale is not None:
             step, outer_step = scale * step, scale * outer_step
         if self.outer_optimizer is not None:
-            old = preconditioning.optimizer
-            # optax promotes its integer counts to floats, which strict promotion would refuse.
-            with jax.numpy_dtype_promotion("standard"):
-                updates, new = _transformation(self.outer_optimizer).update(direction.outer_var, old, point.outer_var)
-            updates, new = _cast_like(updates, point.outer_var), _cast_like(new, old)
-            # Updates are added where directions are subtracted.
-            direction = direction._replace(outer_var=trees.scale(-1, updates))
+            old, given = preconditioning.optimizer, direction.outer_var
+            change, new = find_move(self.outer_optimizer, given, old, point.outer_var)
+            direction = direction._replace(outer_var=change)
             preconditioning, outer_step = preconditioning._replace(optimizer=new), 1 if scale is None else scale
         diagonal, parts = preconditioning.diagonal, (direction.inner_var, direction.v)
         if jax.tree.leaves(diagonal):
-            z, v = (jax.tree.map(lambda leaf, d: leaf / d, part, diagonal) for part in parts)
+            z, v = (preconditioning.solve(part) for part in parts)
             direction = direction._replace(inner_var=z, v=v)
-        point = self._project(descend(oracles, point, direction, step, outer_step))
-        return state._replace(point=point, preconditioning=preconditioning)
+        moved = self._project(descend(oracles, point, direction, step, outer_step))
+        if self.inner_optimizer is not None:
+            # In the place of the plain step, which is then not computed.
+            old, given = preconditioning.inner, original.inner_var
+            change, new = find_move(self.inner_optimizer, given, old, point.inner_var)
+            moved = moved._replace(inner_var=move(point.inner_var, change, 1 if scale is None else scale))
+            preconditioning = preconditioning._replace(inner=new)
+        return state._replace(point=moved, preconditioning=preconditioning)
 
     def _project(self, point: Point) -> Point:
         if self.outer_bounds is not None:
@@ -110,13 +119,9 @@ class PreconditionedSolver(Solver):
         return point
 
 
-def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.asarray(old).dtype), tree, template)
-
-
 def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
     """Return d, lifted where it is too small to divide by."""
-    batch = oracles.n_inner if oracles.inner_samples.sampling == "full" else oracles.inner_samples.batch_size
+    batch = inner_batch(oracles)
     # Probes may say less than 0, as may a Hessian that is not positive: then its size counts.
     diagonal = jax.tree.map(jnp.abs, oracles.diagonal_majorizer(point, index))
     leaves = jax.tree.leaves(diagonal)
@@ -132,14 +137,6 @@ def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
 def diagonal_calls(oracles: Oracles) -> Calls:
     """Return the cost of a diagonal: a product per inner row and pass."""
     return Calls(hvp=oracles.diagonal_passes * oracles.n_inner)
-
-
-def _transformation(optimizer: Any) -> Any:
-    if not isinstance(optimizer, str):
-        return optimizer
-    import optax
-
-    return optax.adam(lambda count: _RATE / jnp.sqrt(1 + count / _DELAY))
 
 
 def _spread(bound: PyTree, like: PyTree) -> PyTree:

@@ -1,12 +1,13 @@
 """PZOBO: partial zeroth-order bilevel optimizer.
 
 Sow, Ji, Liang. On the Convergence Theory for Hessian-Free Bilevel Algorithms. NeurIPS 2022, arXiv 2110.07004.
+Confidence: medium; the method is well known, the paper's text was not compared.
 
     draw B_1, …, B_T;   z ← T steps of size α from z at x
     K times:  draw ξ ~ N(0, I);  z_ξ = the same steps from the same start on the same batches at x + μ ξ
     draw C;   x ← x - (α/r)(∇x F_C + (1/K) sum_ξ <(z_ξ - z)/μ, ∇z F_C> ξ)   at the new z
 
-Cost ((K + 1) T + 2) b, no second derivatives. Memory 3p + 2d. The variance grows with the size of x.
+Cost ((K + 1) T + 2) b, no second derivatives. Memory 3p + 2d. Adaptive: nothing. The variance grows with the size of x.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import PointState, Solver, solver
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.directions import inner_descent, move_outer
 from bilevel.solvers.parameters import positive, whole
 
@@ -44,7 +45,9 @@ class PZOBO(Solver):
     n_inner_steps: int = whole(default=10)
     n_directions: int = whole(default=1)
     smoothing: float = positive(default=0.01)
+    needs_plain_step = "it compares loops of plain steps of z"
     table_order = 15
+    complexity = Complexity("a rate, not confirmed")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
         gaussian_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)  # batches take the streams 0 and 1

@@ -1,6 +1,6 @@
 """Rollback of a run that grows.
 
-In the norms |z|² = sum d z² and |D|² = sum D²/d of a metric d, a move of z is ρ|D_z| long. Where an iteration with
+In the norms |z|² = z'Mz and |D|² = D'M^-1 D of a metric M, a move of z is ρ|D_z| long. Where an iteration with
 step ρ is unstable, ρ times some curvature is above 2, and once that direction dominates, a move is longer than z is.
 So a refresh is good where, for z and for v,
 
@@ -50,8 +50,8 @@ def check_refresh(
     last: Rollback, point: Point, exact: Point, preconditioning: Preconditioning, step: Scalar, first: Array
 ) -> Rollback:
     """Return the memory of this refresh if it is good, or else the last one with halved steps."""
-    moves = [step * _norm(part, preconditioning, -1) for part in (exact.inner_var, exact.v)]
-    lengths = [_norm(part, preconditioning, 1) for part in (point.inner_var, point.v)]
+    lengths, directions = measure(point, exact, preconditioning)
+    moves = [step * direction for direction in directions]
     least = [jnp.where(first, _FIRST_MOVES * move, size) for move, size in zip(moves, last.sizes, strict=True)]
     # What grows by more than a factor of two may be growing without end.
     grown = [jnp.where(first, new, jnp.minimum(new, 2 * old)) for new, old in zip(lengths, least, strict=True)]
@@ -66,10 +66,18 @@ def check_refresh(
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), here, back)
 
 
-def _norm(part: PyTree, preconditioning: Preconditioning, power: int) -> Array:
-    if not jax.tree.leaves(preconditioning.diagonal):
-        return jnp.sqrt(trees.norm_sq(part))
-    return jnp.sqrt(trees.dot(part, jax.tree.map(lambda leaf, d: leaf * d**power, part, preconditioning.diagonal)))
+def measure(point: Point, exact: Point, metric: Preconditioning) -> tuple[list[Array], list[Array]]:
+    """Return the lengths of z and v, and those of their directions."""
+    lengths = [_norm(part, metric) for part in (point.inner_var, point.v)]
+    return lengths, [_dual_norm(part, metric) for part in (exact.inner_var, exact.v)]
+
+
+def _norm(part: PyTree, metric: Preconditioning) -> Array:
+    return jnp.sqrt(metric.length_sq(part) if jax.tree.leaves(metric.diagonal) else trees.norm_sq(part))
+
+
+def _dual_norm(part: PyTree, metric: Preconditioning) -> Array:
+    return jnp.sqrt(trees.dot(part, metric.solve(part)) if jax.tree.leaves(metric.diagonal) else trees.norm_sq(part))
 
 
 def point_within_reach(last: Rollback, point: Point) -> Point:

@@ -1,7 +1,7 @@
 """SABA: stochastic average bilevel algorithm, the SAGA of bilevel problems.
 
-Dagréou, Ablin, Vaiter, Moreau. A framework for bilevel optimization that enables stochastic and global
-variance reduction algorithms. NeurIPS 2022, arXiv 2201.13409.
+Dagréou, Ablin, Vaiter, Moreau. A framework for bilevel optimization that enables stochastic and global variance
+reduction algorithms. NeurIPS 2022, arXiv 2201.13409. Confidence: high; the paper's text was compared.
 
 Tables Y (:mod:`bilevel.solvers.saga_memory`) hold the last estimate of each block, M their mean weighted by
 w_i = (rows of block i)/n:
@@ -10,7 +10,7 @@ w_i = (rows of block i)/n:
     S = g - Y[i] + M;   M ← M + w_i (g - Y[i]);   Y[i] ← g
     z ← z - α S_{∇z G};   v ← v - α (S_hvp + S_{∇z F});   x ← x - (α/r)(S_cross + S_{∇x F})
 
-Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d, or the terms of n + m rows.
+Cost 5b. Memory: n_b blocks of 2p + d and m_b blocks of p + d, or the terms of n + m rows. Adaptive: nothing.
 """
 
 from dataclasses import replace
@@ -63,13 +63,15 @@ class SABA(PreconditionedSolver):
     sampling: str = one_of(("blocks",), default="blocks", kw_only=True)
     table_order = 2
     complexity = Complexity("O((n+m)^2/3 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
-    restarts = True
+    restarts = needs_finite_sum = True
     keeps_tables = True
 
     def resolve(self, oracles: Oracles) -> Self:
         if self.memory == "rows" and not isinstance(oracles, RowwiseOracles):
             name = type(oracles).__name__
             raise ValueError(f"`SABA(memory='rows')`: {name} gives no terms of rows; use memory='blocks'.")
+        if self.memory == "rows" and oracles.is_on_host:
+            raise ValueError("`SABA(memory='rows')`: reads all rows to sum its means; use memory='blocks'.")
         if self.rebuild_every is not None:
             return self
         blocks = oracles.inner_samples.n_blocks + oracles.outer_samples.n_blocks

@@ -1,11 +1,12 @@
 """StocBiO: stochastic bilevel optimizer, inner loop and truncated Neumann series.
 
 Ji, Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design. ICML 2021, arXiv 2010.07962.
+Confidence: medium; the method is well known, the paper's text was not compared.
 
     T times:  draw B;  z ← z - α ∇z G_B
     draw C, B_1, …, B_Q, B';   v = -η sum_{l<=Q} prod (I - η H_B) ∇z F_C;   x ← x - (α/r)((∇²xz G_B') v + ∇x F_C)
 
-Cost (T + Q + 3) b. Memory p + d. v is rebuilt at every step.
+Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is rebuilt at every step.
 """
 
 from typing import Self
@@ -13,13 +14,14 @@ from typing import Self
 from bilevel._types import Array, Calls
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
-from bilevel.solvers.base import Complexity, PointState, Solver, solver
-from bilevel.solvers.directions import inner_descent, move_outer, split
+from bilevel.solvers.base import Complexity, PointState, solver
+from bilevel.solvers.directions import move_outer, split
 from bilevel.solvers.parameters import positive, whole
+from bilevel.solvers.transformations import InnerLoopSolver
 
 
 @solver
-class StocBiO(Solver):
+class StocBiO(InnerLoopSolver):
     """Stochastic bilevel optimizer.
 
     Parameters
@@ -43,9 +45,11 @@ class StocBiO(Solver):
         return neumann.LoopDraw(inner_loop, neumann.NeumannDraw(products, cross, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: neumann.LoopDraw) -> PointState:
-        point = inner_descent(oracles, state.point, draw.inner_loop, self.n_inner_steps, self.step_size)
+        state = self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, self.step_size)
+        point = state.point
         _, grad, v = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-        return PointState(move_outer(oracles, point._replace(v=v), grad, self.step_size / self.outer_ratio))
+        point = move_outer(oracles, point._replace(v=v), grad, self.step_size / self.outer_ratio)
+        return state._replace(point=point)
 
     def calls(self, oracles: Oracles, draw: neumann.LoopDraw, refresh: bool) -> Calls:
         calls = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)

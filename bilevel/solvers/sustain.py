@@ -1,16 +1,16 @@
 """SUSTAIN: single-timescale double-momentum stochastic approximation.
 
-Khanduri, Zeng, Hong, Wai, Wang, Yang. A Near-Optimal Algorithm for Stochastic Bilevel Optimization via
-Double-Momentum. NeurIPS 2021, arXiv 2102.07367.
+Khanduri, Zeng, Hong, Wai, Wang, Yang. A Near-Optimal Algorithm for Stochastic Bilevel Optimization via Double-Momentum.
+NeurIPS 2021, arXiv 2102.07367. Confidence: medium; the method is well known, the paper's text was not compared.
 
 STORM estimates of ∇z G and of the hypergradient with a Neumann series of random length P, the same P and batches at
 both points; z and x move together: see :mod:`bilevel.solvers.mrbo` and :mod:`bilevel.solvers.neumann`.
-Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d.
+Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d. Adaptive: nothing.
 """
 
 from bilevel._types import Array
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import solver
+from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import draw_below, split
 from bilevel.solvers.mrbo import StormDraw, StormSolver
 from bilevel.solvers.neumann import NeumannDraw
@@ -26,6 +26,7 @@ class SUSTAIN(StormSolver):
     """
 
     table_order = 12
+    complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:
         rows, length = oracles.draw_inner(key, index, self.n_neumann + 1), draw_below(key, index, self.n_neumann)

@@ -1,15 +1,17 @@
 """TTSA: two-timescale stochastic approximation.
 
 Hong, Wai, Wang, Yang. A Two-Timescale Stochastic Algorithm Framework for Bilevel Optimization: Complexity Analysis and
-Application to Actor-Critic. SIAM J. Optim. 33(1), 2023, arXiv 2007.05170.
+Application to Actor-Critic. SIAM J. Optim. 33(1), 2023, arXiv 2007.05170. Confidence: medium; the method is well known,
+the paper's text was not compared.
 
     draw B;  z ← z - α t^-2/5 ∇z G_B
     x ← x - (α/r) t^-3/5 ((∇²xz G_B') v + ∇x F_C)   at the new z,   v by a Neumann series of random length
 
-The paper lets Q grow like log t; here it is fixed. Cost (4 + P) b, P of mean (Q - 1)/2. Memory p + d.
+The paper lets Q grow like log t; here it is fixed. Cost (4 + P) b, P of mean (Q - 1)/2. Memory p + d. Adaptive:
+nothing.
 """
 
-from bilevel.solvers.base import solver
+from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.neumann import AlternatingSolver
 
 
@@ -25,3 +27,4 @@ class TTSA(AlternatingSolver):
 
     inner_power, outer_power = 2 / 5, 3 / 5
     table_order = 10
+    complexity = Complexity("Õ(ε^-5/2)", "general expectation", "C^{1,1}", "C^{2,2}")

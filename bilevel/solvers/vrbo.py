@@ -1,6 +1,7 @@
 """VRBO: variance-reduced bilevel optimizer, SPIDER estimates and an inner loop.
 
-Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 2021, arXiv 2106.04692.
+Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 2021, arXiv 2106.04692. Confidence:
+medium; the method is well known, the paper's text was not compared.
 
 Estimates d_z of ∇z G and d_x of the hypergradient (truncated Neumann series) belong to the current (z, x):
 
@@ -8,7 +9,7 @@ Estimates d_z of ∇z G and d_x of the hypergradient (truncated Neumann series) 
     (z', x') = (z, x);   x ← x - (α/r) d_x
     for k = 0, …, T:  draw batches;  d ← d + g(z, x) - g(z', x');  (z', x') = (z, x);  if k < T:  z ← z - α d_z
 
-Cost 2(T + 1)(Q + 4) b, and (Q + 2) n + 2m every q steps. Memory 3p + 3d.
+Cost 2(T + 1)(Q + 4) b, and (Q + 2) n + 2m every q steps. Memory 3p + 3d. Adaptive: nothing.
 """
 
 from dataclasses import replace
@@ -50,12 +51,12 @@ class VRBO(Solver):
     neumann_step: float = positive(default=0.5)
     table_order = 7
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
-    restarts = True
+    restarts = needs_finite_sum = True
 
     def resolve(self, oracles: Oracles) -> Self:
         neumann.check_step(self, self.neumann_step, oracles)
         rows = oracles.n_inner + oracles.n_outer
-        return replace(self, period=self.period or max(1, rows // (2 * self.batch_size)))
+        return replace(self, period=self.period or max(1, rows // sum(self.batches())))
 
     def init(self, oracles: Oracles, start: Point) -> VRBOState:
         return VRBOState(start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))

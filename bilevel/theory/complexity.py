@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import linregress, t
 
-from bilevel._optional import Reporter
+from bilevel._progress import Reporter
 from bilevel.problems import BilevelProblem
 from bilevel.theory.first_passage import first_passage, read_rows, write_rows
 from bilevel.theory.methods import METHODS, PROBLEMS, Method, Setting

@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from bilevel._optional import Reporter
+from bilevel._progress import Reporter
 from bilevel._types import Calls
 from bilevel.problems import BilevelProblem, worst_case
 from bilevel.solvers import SABA, SOBA, SRBA, Solver

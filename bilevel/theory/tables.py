@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bilevel._io import replacing
-from bilevel._optional import Reporter, require
+from bilevel._optional import require
+from bilevel._progress import Reporter
 from bilevel.theory import complexity, lower_bound
 from bilevel.theory.complexity import Measurement, Slope, median, median_calls
 from bilevel.theory.lower_bound import NORMALIZATIONS, Queries

@@ -11,6 +11,7 @@ from bilevel.bench.cells import Cell
 
 HOSTILE = "<script>window.hacked = 1</script>"
 HOSTILE_ARGUMENT = '</script><img src="x" onerror="window.hacked = 1">\u2028$x_'
+TAG = '"><img src=x onerror="window.hacked = 1"><a href="javascript:1">'
 EXACT = ("value", "hypergrad_norm_sq", "inner_distance_sq", "v_distance_sq", "value_gap")
 CHEAP = ("outer_value", "inner_residual_sq", "v_residual_sq", "direction_norm_sq", "test_error")
 UNUSED = ("exact_inner_residual", "exact_v_residual", "weight_auc", "drift", "rollbacks", "step_scale")
@@ -36,6 +37,12 @@ def store():
                 for seed in range(TIMING_SEEDS):
                     rows += cell_rows(problem, solver, 0.1, seed, "timing")
     return pd.DataFrame(rows)
+
+
+def hostile(table):
+    """Return the table with markup in every text, and in the name of a metric."""
+    texts = ("experiment", "columns", "machine", "python", "jax", "bilevel", "revision", "written_at")
+    return table.assign(**dict.fromkeys(texts, TAG), **{TAG: table["value"]}, problem=table["problem"] + TAG)
 
 
 def has_diverged(solver, step_size, seed, phase):

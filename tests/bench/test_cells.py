@@ -133,7 +133,7 @@ def test_a_deterministic_solver_runs_once_for_all_seeds(tmp_path, monkeypatch, n
     store.write(rows)
     assert store.finished() == {cell.id for cell in task.cells}
     final = store.read()[lambda frame: frame["final"]]
-    assert final["calls"].iloc[0] >= task.cells[0].max_calls, "it ends with the first step that reaches the budget"
+    assert 0 < final["calls"].iloc[0] <= task.cells[0].max_calls, "the step that passes the budget does not count"
 
 
 def test_rows_fit_the_store_with_defaults_resolved(tmp_path):

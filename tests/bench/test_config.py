@@ -4,7 +4,6 @@ import inspect
 import itertools
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,9 @@ from bilevel.engine.metrics import METRICS
 from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS
 
-ROOT = Path(__file__).parents[2]
 SHIPPED = {"demo": (341, 228), "smoke": (256, 64), "quadratic": (32768, 1024), "ijcnn1": (49990, 91701)} | {
-    "cleaning": (20000, 5000)
+    **{"cleaning": (20000, 5000), "equal_cleaning": (1000, 500)},
+    **{"equal_quadratic": (32768, 1024), "equal_ijcnn1": (49990, 91701)},
 }
 HEAD = """
 name = "x"
@@ -63,6 +62,12 @@ def test_a_cell_can_be_run_as_it_stands(tmp_path):
     assert list(cell.problem_arguments) == sorted(cell.problem_arguments)
 
 
+def test_cross_validation_can_be_named(tmp_path):
+    (cell, *_) = cells(tmp_path, GOOD.replace('"quadratic"', '"breast_cancer_folds"\nfolds = 3\nprior_scale = 1'))
+    problem = PROBLEMS[cell.problem](**dict(cell.problem_arguments))
+    assert problem.start.inner_var.shape == (3, 30) and float(problem.oracles.prior_scale) == 1
+
+
 def test_calls_are_taken_as_given(tmp_path):
     assert {cell.max_calls for cell in cells(tmp_path, GOOD.replace("epochs = 10", "calls = 12_345"))} == {12345}
 
@@ -95,6 +100,14 @@ def test_a_period_fraction_is_turned_into_a_period_by_the_size_of_the_problem(tm
         1,
         800,
     }
+
+
+def test_a_star_stands_for_every_solver(tmp_path):
+    found = cells(tmp_path, GOOD.replace('"SRBA"', '"*"'))
+    assert list(dict.fromkeys(cell.solver for cell in found)) == list(SOLVERS)
+    assert len({dict(cell.parameters)["step_size"] for cell in found if cell.solver == "SOBA"}) == 2
+    with pytest.raises(ConfigError, match=r"\[\[solvers\]\] 1 \(\*\): unknown parameter `momentum`"):
+        cells(tmp_path, GOOD.replace('"SRBA"', '"*"') + "momentum = 0.5\n")
 
 
 def test_seeds_may_draw_new_problems(tmp_path):
@@ -130,8 +143,7 @@ def test_without_seconds_there_is_no_timing(tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_config_is_found_by_its_bare_name_and_each_of_its_cells_can_be_built(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_a_shipped_config_is_found_by_its_bare_name_and_each_of_its_cells_can_be_built(name):
     experiment = load_config(name)
     found = experiment.cells(*SHIPPED[name])
     assert experiment.name == name
@@ -147,7 +159,7 @@ PROTOCOL = {"quadratic": (2, 4, 5), "ijcnn1": (4, 5, 6), "cleaning": (4, 6, 5)}
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_the_published_column_has_the_grids_of_the_protocol_and_the_wider_one_contains_it(name):
     steps, ratios, periods = PROTOCOL[name]
-    found = load_config(ROOT / "configs" / f"{name}.toml").cells(*SHIPPED[name])
+    found = load_config(name).cells(*SHIPPED[name])
     published = [cell for cell in found if "published" in cell.columns]
     alone = dict.fromkeys(("SABA", "AmIGO", "StocBiO", "MRBO"), steps * ratios)
     expected = alone | dict.fromkeys(("SRBA", "VRBO"), steps * ratios * periods) | {"F2SA": steps * ratios * 3}
@@ -226,7 +238,11 @@ def test_a_cell_without_exact_metrics_is_another_one(tmp_path):
         ("epochs = 10", "epochs = inf", "x.toml: [budget]: `epochs=inf`: must be a finite number above 0."),
         ("epochs = 10", "calls = 1e6", "x.toml: [budget]: `calls=1000000.0`: must be an integer above 0."),
         ("epochs = 10", "calls = true", "x.toml: [budget]: `calls=True`: must be an integer above 0."),
-        ("seconds = 1", "seconds = -1", "x.toml: [budget]: `seconds=-1`: must be a finite number above 0."),
+        (
+            "seconds = 1",
+            "seconds = -1",
+            "x.toml: [budget]: `seconds=-1`: must be a finite number above 0, or 0",
+        ),
         ("seconds = 1", "second = 1", "x.toml: [budget]: unknown key `second`; did you mean `seconds`?"),
         (SRBA, "", "x.toml: missing table [[solvers]]"),
         (
@@ -260,6 +276,7 @@ def test_a_cell_without_exact_metrics_is_another_one(tmp_path):
             "(SABA): `period_fraction`: this solver has no period.",
         ),
         ("seeds = 2", "seeds = = 2", "x.toml: not TOML: "),
+        ("seeds = 2", f"seeds = {'[' * 2000}", "x.toml: not TOML: "),
         ("seeds = 2", "seeds = 2\nseeds = 3", "x.toml: not TOML: "),
     ],
 )
@@ -271,16 +288,23 @@ def test_a_malformed_config_is_refused_with_its_place(tmp_path, old, new, messag
     assert str(caught.value).startswith(str(path))
 
 
+def test_a_bare_name_is_of_the_package_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert load_config("demo").name == "demo", "a folder of this name does not stand in the way"
+    with pytest.raises(ConfigError, match=r"demmo: no such config in the package; did you mean `demo`\?"):
+        load_config("demmo")
+
+
 def test_a_file_that_is_not_there_is_refused_with_its_neighbors(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").mkdir()
-    config(tmp_path / "configs", GOOD).rename("configs/demo.toml")
-    (tmp_path / "demo").mkdir()
-    assert load_config("demo").name == "x", "a folder of this name does not stand in the way"
-    with pytest.raises(ConfigError, match=r"configs/demmo.toml: no such file; did you mean `demo`\?"):
-        load_config("demmo")
-    with pytest.raises(ConfigError, match=r"configs/demoo.toml: no such file; did you mean `configs/demo.toml`\?"):
-        load_config("configs/demoo.toml")
+    (tmp_path / "mine").mkdir()
+    config(tmp_path / "mine", GOOD).rename("mine/own.toml")
+    with pytest.raises(ConfigError, match=r"mine/owm.toml: no such file; did you mean `mine/own.toml`\?"):
+        load_config("mine/owm.toml")
+    config(tmp_path, GOOD).rename("own.toml")
+    with pytest.raises(ConfigError, match=r"own: no such config in the package; did you mean `own.toml`\?"):
+        load_config("own")
 
 
 def test_a_folder_and_a_binary_file_are_no_configs(tmp_path):

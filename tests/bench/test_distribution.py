@@ -1,88 +1,83 @@
-"""A sweep on a Dask cluster gives the rows of a sweep on one machine, also where a worker dies."""
+"""A sweep on a Dask cluster: what is said where a scheduler or its workers are not there, or go.
 
-import contextlib
+That the store is then the same, cell by cell, is shown by the campaign of faults.
+"""
+
 import os
 import signal
-import socket
-import subprocess
-import sys
+import time
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.bench import commands, tiny
-
-pytestmark = pytest.mark.slow
-
-
-@contextlib.contextmanager
-def server(cache, module, *arguments):
-    """A process of the cluster, which does not outlive the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"distributed.cli.{module}", *map(str, arguments)],
-        cwd=commands.ROOT,
-        env=commands.environment(cache),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+from bilevel.bench import execute
+from bilevel.bench.store import Store
+from bilevel.cli.app import app
+from tests.bench import cluster, tiny
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def test_an_address_where_nobody_listens_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(execute, "_PATIENCE", 1)
+    address, store = f"tcp://127.0.0.1:{cluster.free_port()}", tmp_path / "store"
+    config = tiny.write(tmp_path, tiny.HEAD + tiny.BUDGET + tiny.SOBA)
+    words = ["run", config, "--store", store, "--dask", address]
+    done = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and f"no Dask scheduler answers at `{address}`" in done.output
+    assert not list(store.glob("*.parquet"))
 
 
-def is_open(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError("only 0 came"), "the Dask scheduler at `tcp://here` has no workers: only 0 came"),
+        (ConnectionResetError("reset"), "no Dask scheduler answers at `tcp://here` any more: reset"),
+    ],
+)
+def test_a_scheduler_that_goes_before_its_workers_are_asked_for_is_told_from_one_without(error, said, monkeypatch):
+    class Client:
+        def __init__(self, address, timeout):
+            pass
+
+        def wait_for_workers(self, n, timeout):
+            raise error
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("distributed.Client", Client)
+    with pytest.raises(ConnectionError) as caught:
+        execute._connect("tcp://here")
+    assert str(caught.value) == said
 
 
-@contextlib.contextmanager
-def cluster(cache, folder, n_workers=2):
-    """The port of a scheduler, and its workers."""
-    port = free_port()
-    local = ("--host", "127.0.0.1", "--no-dashboard")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(server(cache, "dask_scheduler", *local, "--port", port))
-        commands.wait_for(lambda: is_open(port))
-        worker = (f"tcp://127.0.0.1:{port}", *local, "--no-nanny", "--nthreads", 1, "--local-directory", folder)
-        yield port, [stack.enter_context(server(cache, "dask_worker", *worker)) for _ in range(n_workers)]
-    assert not is_open(port), "no server stays behind"
+@pytest.mark.slow
+def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkeypatch):
+    died, said = tmp_path / "died", []
 
+    def in_worker(place, task, _):
+        if not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return place, (task, [], f"in {os.getpid()}")
 
-def test_a_worker_that_dies_costs_nothing_but_time(tmp_path):
-    cache, config = tmp_path / "cache", tiny.write(tmp_path, commands.CONFIG)
-    local = commands.completed(cache, config, tmp_path / "local")
-    folder = tmp_path / "far"
-    with cluster(cache, tmp_path / "dask") as (port, workers):
-        address = f"tcp://127.0.0.1:{port}"
-        process = commands.start(cache, "run", config, "--store", folder, "--dask", address)
-        commands.wait_for(lambda: commands.n_files(folder) >= 2, process)
-        os.kill(workers[0].pid, signal.SIGKILL)
-        done_before = commands.n_files(folder)
-        said = commands.end(process)
-        assert workers[0].wait(timeout=20) == -signal.SIGKILL
-    assert done_before < commands.N_TASKS, "or it died too late"
-    assert process.returncode == 0, said
-    far = commands.Store(folder)
-    tiny.assert_same_table(tiny.table(far, "sweep"), tiny.table(local, "sweep"))
-    assert set(far.read("timing")["cell"]) == set(local.read("timing")["cell"])
+    def failures():
+        watcher = tiny.Watcher()
+        assert execute.execute(tiny.experiment(tmp_path), Store(tmp_path / "store"), watcher, where=where) == 2
+        return {text for _, text in watcher.failures}
 
-
-def test_an_address_where_nobody_listens_is_named(tmp_path):
-    address = f"tcp://127.0.0.1:{free_port()}"
-    config = tiny.write(tmp_path, commands.CONFIG)
-    process = commands.start(tmp_path, "run", config, "--store", tmp_path / "store", "--dask", address)
-    said = commands.end(process)
-    assert process.returncode == 2
-    assert f"no Dask scheduler answers at `{address}`" in said
-    assert commands.n_files(tmp_path / "store") == 0
+    monkeypatch.setattr(execute, "_in_worker", in_worker)
+    monkeypatch.setattr(execute, "_PATIENCE", 2)
+    with cluster.Cluster(os.environ, tmp_path / "dask") as servers:
+        where = execute.Where(dask=f"tcp://127.0.0.1:{servers.port}")
+        monkeypatch.setattr(execute.warnings, "warn", lambda text, **_: (said.append(text), servers.fill(1)))
+        with pytest.raises(ConnectionError, match="has no workers"):
+            failures()
+        servers.fill(1)
+        monkeypatch.setattr(execute, "_PATIENCE", 10)
+        assert failures() == {f"in {servers.workers[0].pid}"}, "a cluster of one worker does the work"
+        (text,) = said
+        assert text.startswith(f"the Dask cluster at `{where.dask}` has no workers left; 2 tasks wait until one comes")
+        scheduler = servers.scheduler.pid
+        monkeypatch.setattr(execute, "_in_worker", lambda *_: os.kill(scheduler, signal.SIGKILL) or time.sleep(3))
+        assert all("scheduler-connection-lost" in text for text in failures())
+    assert not list((tmp_path / "store").glob("[!_]*"))

@@ -1,8 +1,10 @@
 """An experiment: nothing is run twice, nothing that fails takes the rest down, and the best is timed alone."""
 
+import contextlib
 import dataclasses
 import os
 import signal
+import threading
 
 import pytest
 
@@ -27,6 +29,11 @@ def dying(place, task, where):
     if place == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return in_worker(place, task, where)
+
+
+def telling(place, task, where):
+    """A worker that says whether Ctrl-C reaches it."""
+    return place, (task, [], f"held back: {signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])}")
 
 
 def ran(experiment, store, **kwargs):
@@ -175,8 +182,33 @@ def test_a_metric_of_the_users_own_is_stored_selected_by_drawn_and_reported(tmp_
     assert ("squared_size", "seconds", "SOBA") in section.curves
     assert draw_figure(section, assign_looks(["SOBA"])).axes[0].get_ylabel() == "squared size"
     page = write_report(table, tmp_path / "page", select="squared_size").read_text()
-    assert "Settings selected by the final squared size." in page
+    assert "Selected by the final squared size of the sweep" in page
     assert '<th scope="col" class="number">squared size</th>' in page
+
+
+def test_a_metric_that_raises_costs_its_own_numbers_alone(tmp_path, monkeypatch):
+    def broken_problem(seed: int = 0, dtype: str = "float64") -> bilevel.BilevelProblem:
+        def divide(point):
+            raise ZeroDivisionError("no such ratio")
+
+        problem = own_problem(seed, dtype)
+        return dataclasses.replace(problem, metrics={"ratio": divide, **problem.metrics})
+
+    monkeypatch.setitem(bilevel.problems.PROBLEMS, "own", own_problem)
+    monkeypatch.setitem(bilevel.problems.PROBLEMS, "broken", broken_problem)
+    stores = {name: Store(tmp_path / name) for name in ("own", "broken")}
+    for name, store in stores.items():
+        head = f'name = "tiny"\nmetric = "squared_size"\nseeds = 2\n[problem]\nname = "{name}"\n'
+        experiment = tiny.load_config(tiny.write(tmp_path, head + tiny.BUDGET + tiny.SECONDS + BOTH))
+        told = pytest.warns(RuntimeWarning, match="'ratio' failed") if name == "broken" else contextlib.nullcontext()
+        with told:
+            assert ran(experiment, store)[0] == 0
+    order = ["seed", "solver", "param_step_size", "param_period", "step"]
+    swept = {name: tiny.table(store, "sweep").sort_values(order) for name, store in stores.items()}
+    assert swept["broken"].pop("ratio").isna().all()
+    unlike = ["problem", "cell"]
+    tiny.assert_same_table(swept["broken"].drop(columns=unlike), swept["own"].drop(columns=unlike))
+    assert len(stores["broken"].read("timing")) and stores["broken"].read("timing")["squared_size"].notna().all()
 
 
 def test_a_metric_that_is_neither_known_nor_the_problems_own_is_refused(tmp_path, monkeypatch):
@@ -184,6 +216,32 @@ def test_a_metric_that_is_neither_known_nor_the_problems_own_is_refused(tmp_path
     text = 'name = "x"\nmetric = "squared_sise"\nseeds = 2\n[problem]\nname = "own"\n' + tiny.BUDGET + tiny.SOBA
     with pytest.raises(ConfigError, match=r"unknown metric `squared_sise`; did you mean `squared_size`\?"):
         tiny.load_config(tiny.write(tmp_path, text))
+
+
+@pytest.mark.parametrize("full_for", [1, 2, 99])
+def test_a_full_disk_is_told_of_and_costs_no_result_once_there_is_space(
+    full_for, tmp_path, store, pretence, monkeypatch
+):
+    experiment, plain, tries = tiny.experiment(tmp_path), Store.write, []
+
+    def full(self, rows):
+        tries.append(1)
+        if len(tries) <= full_for:
+            raise OSError("`store` cannot be written to: No space left on device.")
+        return plain(self, rows)
+
+    monkeypatch.setattr(Store, "write", full)
+    failures, watcher = ran(experiment, store)
+    cells = {cell.id for cell in tiny.cells(experiment)}
+    assert set(pretence.cells) == cells, "every task was run, and once"
+    assert len(pretence.cells) == len(cells)
+    assert all("No space left on device. Its results are" in error for _, error in watcher.failures)
+    if full_for == 99:
+        assert failures == len({cell.seed for cell in tiny.cells(experiment)}) and not store.finished()
+        assert "are lost; run it again" in watcher.failures[-1][1]
+    else:
+        assert failures == 0 and store.finished() == cells
+        assert sum(n for n, *_ in watcher.advanced) == len(cells)
 
 
 def test_ctrl_c_leaves_what_is_finished(tmp_path, store, monkeypatch):
@@ -242,3 +300,24 @@ def test_a_local_worker_that_dies_costs_no_finished_task(tmp_path, store, monkey
     assert len(store.finished()) == sum(n for n, *_ in watcher.advanced) < len(cells)
     assert ran(experiment, store)[0] == 0
     assert store.finished() == cells
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_left_to_the_first_process(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(module, "_in_worker", telling)
+    _, watcher = ran(tiny.experiment(tmp_path), store, where=Where(jobs=2))
+    assert {error for _, error in watcher.failures} == {"held back: True"}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_ctrl_c_while_workers_are_started_is_answered_afterwards():
+    reached = []
+
+    def start():
+        with module._ctrl_c_later():
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert reached == ["the end"]

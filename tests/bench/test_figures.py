@@ -1,10 +1,15 @@
 """Figures for print: files, their names, what is drawn in them, and colors."""
 
+import contextlib
+import errno
+import io
 import itertools
 
+import matplotlib
 import numpy as np
 import pytest
 
+from bilevel.bench import report
 from bilevel.bench.report import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
 from bilevel.bench.sections import make_sections
 from tests.bench import tables
@@ -54,6 +59,15 @@ def test_thirty_five_solvers_look_different_and_the_order_does_not_matter():
     assert assign_looks(names) == assign_looks(reversed(names * 2))
 
 
+def test_a_solver_keeps_its_color_whoever_is_beside_it_and_its_grids_share_it():
+    alone, among = assign_looks(["SRBA"]), assign_looks(["SABA", "SRBA (untuned)", "AmIGO", "SRBA (tuned)", "BSA"])
+    assert alone["SRBA"].color == among["SRBA (tuned)"].color == among["SRBA (untuned)"].color
+    assert among["SRBA (tuned)"].dashes != among["SRBA (untuned)"].dashes
+    assert among["SABA"].color == assign_looks(["SABA", "SOBA"])["SABA"].color
+    assert len({look.color for look in among.values()}) == 4
+
+
+@pytest.mark.slow
 def test_each_problem_becomes_a_pdf_and_a_png_with_names_that_do_not_change(table, tmp_path):
     paths = write_figures(table, tmp_path / "new")
     stem = "script-window-hacked-1-script"
@@ -63,6 +77,16 @@ def test_each_problem_becomes_a_pdf_and_a_png_with_names_that_do_not_change(tabl
     assert [path.read_bytes()[:4] for path in paths[:2]] == [b"%PDF", b"\x89PNG"]
     first = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in write_figures(table, tmp_path / "new")] == first
+
+
+def test_a_figure_that_does_not_fit_on_the_disk_is_told_as_such(table, tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report, "replacing", lambda path: contextlib.nullcontext(Full()))
+    with pytest.raises(OSError, match="No space left on device"):
+        write_figures(table[table["problem"] == "quadratic"], tmp_path)
 
 
 def test_two_problems_with_the_same_name_get_different_files(table):
@@ -76,8 +100,17 @@ def test_a_figure_fits_a_column_and_has_a_panel_for_seconds_and_one_for_calls(ta
     assert figure.get_figwidth() == WIDTH <= 3.3
     assert [axes.get_xlabel() for axes in figure.axes] == ["seconds", "oracle calls"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SABA", "SOBA", "SRBA"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SRBA", "SABA", "SOBA"]
     assert FONT_SIZE >= 7
+
+
+def test_a_legend_of_long_names_fits_the_figure(table):
+    section = make_sections(table.assign(columns="published"))[1]
+    with matplotlib.rc_context({"font.size": FONT_SIZE}):
+        figure = draw_figure(section, assign_looks(one.label for one in section.contenders))
+        figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_lines_are_the_median_curves_in_the_colors_of_their_solvers(table):
@@ -88,6 +121,7 @@ def test_lines_are_the_median_curves_in_the_colors_of_their_solvers(table):
         assert line.get_color() == faces[solver].color
 
 
+@pytest.mark.slow
 def test_what_is_drawn_need_not_select(table, tmp_path):
     drawn = draw_figure(make_sections(table)[0], assign_looks(table["solver"]), "test_error")
     assert {axes.get_ylabel() for axes in drawn.axes} == {"test error"}

@@ -1,41 +1,29 @@
-"""The page in a browser: it draws, it switches, it fits, and it runs nothing but its own script."""
+"""The page in a browser: it draws, it switches, it fits, anybody can use it, and it runs nothing but its own script.
 
-import shutil
+Screenshots are written to the folder of ``BILEVEL_SCREENSHOTS``, or to ``results/screenshots``.
+"""
+
+import json
 
 import pytest
 
 from bilevel.bench.report import write_report
 from tests.bench import tables
+from tests.browser import HAS_AXE, NEEDS, VIEWS, find_serious, load, open_browser, shoot
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed"),
-]
-ARGUMENTS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = NEEDS
 QUADRATIC = "#section-2"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+def downloads(tmp_path_factory):
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory, downloads):
+    with open_browser(tmp_path_factory.mktemp("profile"), downloads) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +37,6 @@ def page(browser, address):
     load(browser, address, 1280)
     yield browser
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
-
-
-def load(browser, address, width):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(address)
 
 
 def lines(page, section=QUADRATIC):
@@ -75,7 +57,9 @@ def traces(page, section=QUADRATIC):
 
 
 def titles(page):
-    script = "return [...document.querySelectorAll(arguments[0] + ' .g-xtitle, ' + arguments[0] + ' .g-ytitle')]"
+    script = (
+        "return [...document.querySelectorAll(arguments[0] + ' .plot .g-xtitle, ' + arguments[0] + ' .plot .g-ytitle')]"
+    )
     return page.execute_script(script + ".map(title => title.textContent)", QUADRATIC)
 
 
@@ -98,7 +82,7 @@ def axis_types(page):
 def test_every_curve_is_drawn_in_a_look_of_its_own(page):
     assert len(lines(page)) == len(lines(page, "#section-1")) == 3
     drawn = traces(page)
-    assert [trace["name"] for trace in drawn] == ["SABA", "SOBA", "SRBA"]
+    assert [trace["name"] for trace in drawn] == ["SRBA", "SABA", "SOBA"]
     assert len({trace["color"] for trace in drawn}) == len({trace["dash"] for trace in drawn}) == 3
     for here, there in zip(drawn, traces(page, "#section-1"), strict=True):
         assert (here["color"], here["dash"]) == (there["color"], there["dash"])
@@ -117,25 +101,25 @@ def test_the_axis_can_be_switched(page):
 
 def test_the_metric_can_be_switched_and_brings_its_scale(page):
     before = lines(page)
-    assert axis_types(page) == ["linear", "log"]
+    assert axis_types(page) == ["log", "log"]
     choose(page, "metric", "F(z, x)")
     assert titles(page)[1] == "F(z, x)" and lines(page) != before
-    assert axis_types(page) == ["linear", "linear"]
     assert traces(page)[0]["y"][-1] == pytest.approx(0.1, rel=1e-3)
+    assert axis_types(page) == ["log", "log"], "it falls by a factor of 15"
 
 
 def test_both_axes_can_be_made_logarithmic_and_linear(page):
     click(page, "input[name=logx]")
     click(page, "input[name=logy]")
-    assert axis_types(page) == ["log", "linear"]
+    assert axis_types(page) == ["linear", "linear"]
     assert len(lines(page)) == 3
 
 
 def test_the_legend_hides_and_shows_a_solver_whatever_is_switched(page):
     click(page, ".legend button:nth-child(2)")
-    assert [trace["name"] for trace in traces(page)] == ["SABA", "SRBA"] and len(lines(page)) == 2
+    assert [trace["name"] for trace in traces(page)] == ["SRBA", "SOBA"] and len(lines(page)) == 2
     choose(page, "metric", "‖∇h(x)‖²")
-    assert [trace["name"] for trace in traces(page)] == ["SABA", "SRBA"]
+    assert [trace["name"] for trace in traces(page)] == ["SRBA", "SOBA"]
     assert len(lines(page, "#section-1")) == 3
     click(page, ".legend button:nth-child(2)")
     assert len(lines(page)) == 3
@@ -147,6 +131,8 @@ def test_a_solver_without_a_curve_is_named(page):
 
 
 def test_pointing_at_a_curve_shows_the_setting(page):
+    from selenium.webdriver import ActionChains
+
     plot = page.find_element("css selector", f"{QUADRATIC} .plot")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
     spot = page.execute_script(
@@ -155,7 +141,7 @@ def test_pointing_at_a_curve_shows_the_setting(page):
         " l.yaxis._offset + l.yaxis.d2p(t.y[i]) - g.clientHeight / 2]",
         plot,
     )
-    webdriver.ActionChains(page).move_to_element_with_offset(plot, *(round(place) for place in spot)).perform()
+    ActionChains(page).move_to_element_with_offset(plot, *(round(place) for place in spot)).perform()
     label = wait_for(page, f"{QUADRATIC} .hoverlayer .hovertext")
     assert "SABA" in label and "step_size 0.1" in label and "20–80 %" in label
 
@@ -165,6 +151,106 @@ def wait_for(page, selector):
 
     found = WebDriverWait(page, 10).until(lambda driver: driver.find_elements("css selector", selector))
     return found[0].get_attribute("textContent")
+
+
+def test_the_address_holds_the_view(page):
+    choose(page, "axis", "epochs")
+    click(page, ".legend button:nth-child(2)")
+    click(page, "input[name=logy]")
+    click(page, "[data-table=finals] thead th:nth-child(2) button")
+    address = page.current_url
+    load(page, address, 1280)
+    assert titles(page)[0] == "epochs" and axis_types(page) == ["log", "linear"]
+    assert [trace["name"] for trace in traces(page)] == ["SRBA", "SOBA"]
+    assert (
+        page.find_element("css selector", f"{QUADRATIC} .legend button:nth-child(2)").get_attribute("aria-pressed")
+        == "false"
+    )
+    head = page.find_element("css selector", f"{QUADRATIC} [data-table=finals] thead th:nth-child(2)")
+    assert head.get_attribute("aria-sort") == "ascending"
+
+
+def column(page, name, number):
+    rows = f"{QUADRATIC} [data-table={name}] tbody tr > :nth-child({number})"
+    return [cell.text for cell in page.find_elements("css selector", rows)]
+
+
+def test_tables_sort_by_a_column_and_what_has_no_number_comes_last(page):
+    assert column(page, "finals", 1) == ["SRBA", "SABA", "SOBA", "StocBiO"]
+    button = "[data-table=finals] thead th:nth-child(2) button"
+    click(page, button)
+    assert column(page, "finals", 1) == ["SRBA", "SABA", "SOBA", "StocBiO"]
+    click(page, button)
+    assert column(page, "finals", 1) == ["SOBA", "SABA", "SRBA", "StocBiO"]
+
+
+def test_every_control_can_be_reached_and_used_by_keyboard(page):
+    from selenium.webdriver.common.keys import Keys
+
+    button = page.find_element("css selector", f"{QUADRATIC} [data-table=finals] thead th:first-child button")
+    button.send_keys(Keys.ENTER)
+    assert column(page, "finals", 1) == ["SABA", "SOBA", "SRBA", "StocBiO"]
+    outline = page.execute_script("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.find_element("css selector", f"{QUADRATIC} .legend button").send_keys(Keys.SPACE)
+    assert [trace["name"] for trace in traces(page)] == ["SABA", "SOBA"]
+
+
+def test_a_phone_is_told_of_columns_out_of_sight(page, address):
+    load(page, address, 390)
+    hint = page.find_element("css selector", f"{QUADRATIC} [data-table=finals] .hint")
+    assert hint.is_displayed() and "scroll sideways" in hint.text
+    load(page, address, 1400)
+    assert not page.find_element("css selector", f"{QUADRATIC} [data-table=settings] .hint").is_displayed()
+
+
+def test_heat_maps_show_each_setting_and_what_diverged(page):
+    notes = page.execute_script(
+        "return document.querySelector(arguments[0] + ' .heat').layout.annotations.map(note => note.text)", QUADRATIC
+    )
+    assert sum(note == "✕" for note in notes) == 3 + 3, "StocBiO everywhere, the others at step 1"
+    assert sum("<b>" in note for note in notes) == len(tables.RATES)
+
+
+def wait_for_file(page, folder, name):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(page, 20).until(lambda _: (folder / name).exists() and (folder / name).stat().st_size)
+    return (folder / name).read_bytes()
+
+
+def test_data_and_figures_can_be_downloaded(page, downloads):
+    page.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)})
+    for what in ("curves", "heat"):
+        for kind, begin in (("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b"solver,")):
+            click(page, f"[data-save={what}][data-kind={kind}]")
+            assert wait_for_file(page, downloads, f"section-2-{what}.{kind}").startswith(begin)
+    click(page, "[data-table=finals] [data-save=table]")
+    rows = wait_for_file(page, downloads, "section-2-finals.csv").decode().splitlines()
+    assert rows[0].startswith("Solver,") and rows[1].startswith("SRBA,") and len(rows) == 5
+    page.find_element("css selector", "[data-save=all]").click()
+    assert json.loads(wait_for_file(page, downloads, "report.json"))["solvers"][0]["name"] == "SRBA"
+
+
+@HAS_AXE
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_an_accessibility_check_finds_nothing_serious(page, address, width, scheme):
+    load(page, address, width, scheme)
+    shoot(page, f"report-{width}-{scheme}")
+    assert find_serious(page) == []
+
+
+def test_two_stores_are_compared_on_a_page(browser, tmp_path):
+    table = tables.store()
+    better = table.assign(value_gap=table.value_gap * table.solver.map({"SRBA": 0.5}).fillna(1.0))
+    load(browser, write_report(better, tmp_path, before=table).as_uri(), 1400)
+    shoot(browser, "comparison-1400-light")
+    assert "1 better, 0 worse" in browser.find_element("css selector", f"{QUADRATIC} .headline").text
+    assert len(lines(browser)) == 6
+    looks = {trace["name"]: (trace["color"], trace["dash"]) for trace in traces(browser)}
+    assert looks["SRBA (before)"][0] == looks["SRBA (after)"][0]
+    assert looks["SRBA (before)"][1] != looks["SRBA (after)"][1]
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -189,6 +275,18 @@ def test_hostile_strings_are_shown_and_run_nothing(page):
     assert page.execute_script("return window.hacked === undefined && !document.querySelector('main img')")
 
 
+def test_markup_in_every_name_of_a_store_is_text(browser, tmp_path):
+    table = tables.hostile(tables.store())
+    load(browser, write_report(table, tmp_path, title=tables.TAG, budgets=tables.TAG).as_uri(), 1280)
+    for option in browser.find_elements("css selector", f"{QUADRATIC} select[name=metric] option"):
+        option.click()  # the metric's own name becomes the title of an axis
+        assert browser.execute_script(
+            "return window.hacked === undefined && !document.querySelector('body img, body a:not([href^=\"#\"])')"
+        )
+    assert tables.TAG in browser.find_element("tag name", "body").text
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
 def test_an_injected_script_would_be_refused(browser, address):
     load(browser, address, 1280)
     browser.execute_script(
@@ -206,12 +304,8 @@ def test_nothing_is_loaded_from_elsewhere(page):
 
 
 def test_a_dark_scheme_is_followed(page, address):
-    page.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    )
-    load(page, address, 1280)
+    load(page, address, 1280, "dark")
     script = (
         "return [getComputedStyle(document.body).backgroundColor, document.querySelector('.plot').layout.font.color]"
     )
     assert page.execute_script(script) == ["rgb(20, 23, 26)", "#e6e9ec"]
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

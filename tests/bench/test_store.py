@@ -140,7 +140,7 @@ def test_a_cell_in_two_files_is_read_once(tmp_path):
         ([{"cell": "a", "final": True}], "a row has no `experiment`; each needs cell, experiment,"),
         (group(1, seed=None), "a row has no `seed`"),
         (group(1, phase="race"), "`phase='race'`: must be one of sweep, timing."),
-        (group(1, status="fine"), "`status='fine'`: must be one of converged, out_of_budget, diverged, interrupted."),
+        (group(1, status="fine"), "`status='fine'`: must be one of converged, out_of_budget, diverged, interrupted, "),
         (group(1, 1), f"cell {cell_id(1)} has two final rows; write each cell once."),
         (group(1, seed=1.5), "column `seed` holds a value of type float; it must be int64."),
         (group(1, seed=True), "column `seed` holds a value of type bool; it must be int64."),

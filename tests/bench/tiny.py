@@ -106,10 +106,13 @@ class Watcher:
     """Remembers what it was told."""
 
     def __init__(self):
-        self.begun, self.advanced, self.failures = [], [], []
+        self.begun, self.started, self.advanced, self.failures = [], [], [], []
 
     def begin(self, phase, done, total):
         self.begun.append((phase, done, total))
+
+    def start(self, title):
+        self.started.append(title)
 
     def advance(self, n_cells, title, best):
         self.advanced.append((n_cells, title, best))

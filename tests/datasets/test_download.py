@@ -12,6 +12,7 @@ import pytest
 
 from bilevel import datasets
 from bilevel.datasets import DownloadError, files
+from tests import listening
 from tests.datasets import tiny
 
 FORMATS = {
@@ -101,6 +102,10 @@ def test_nothing_of_a_failed_host_gets_into_the_file_of_the_next(served, server,
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
 
 
+def test_the_server_of_these_tests_listens_on_the_loopback_interface(server):
+    listening.assert_loopback()
+
+
 def test_a_redirect_to_another_web_address_is_followed(served, server):
     server.answers["/moved.bz2"] = server.answers["/tiny.bz2"]
     server.redirect("/tiny.bz2", f"{server.url}/moved.bz2")
@@ -120,8 +125,11 @@ def test_a_redirect_to_another_web_address_is_followed(served, server):
         (lambda server: server.serve_unannounced("/tiny.bz2", BODY + bytes(10**6)), "more than 10000 bytes"),
         (lambda server: server.serve("/tiny.bz2", bz2.compress(bytes(10**7))), "more than 10000 bytes"),
         (lambda server: server.answers.pop("/tiny.bz2"), "404"),
-        (lambda server: server.redirect("/tiny.bz2", "ftp://127.0.0.1/tiny.bz2"), "No connection adapters"),
-        (lambda server: server.redirect("/tiny.bz2", "file:///etc/hosts"), "No connection adapters"),
+        (lambda server: server.redirect("/tiny.bz2", "ftp://127.0.0.1/tiny.bz2"), "not an https address"),
+        (lambda server: server.redirect("/tiny.bz2", "file:///etc/hosts"), "not an https address"),
+        (lambda server: server.redirect("/tiny.bz2", "http://example.org/tiny.bz2"), "not an https address"),
+        (lambda server: server.redirect("/tiny.bz2", "http://127.0.0.1@example.org/tiny"), "not an https address"),
+        (lambda server: server.redirect("/tiny.bz2", "/tiny.bz2"), "too many redirects"),
     ],
     ids=[
         "body cut short",
@@ -136,6 +144,9 @@ def test_a_redirect_to_another_web_address_is_followed(served, server):
         "404",
         "redirect to FTP",
         "redirect to a file",
+        "redirect to http",
+        "redirect to http in disguise",
+        "redirects without end",
     ],
 )
 def test_a_failed_download_says_why_and_leaves_nothing(spoil, message, served, server, folders):
@@ -217,22 +228,30 @@ def test_without_a_network_the_error_says_which_file_to_put_where(folders, regis
         assert part in said
 
 
-@pytest.mark.parametrize("scheme", ["file", "ftp", "data"])
-def test_an_address_outside_the_web_is_refused(scheme, folders, register):
-    register(tiny.libsvm_set(f"{scheme}://localhost"))
-    with pytest.raises(DownloadError, match=f"No connection adapters were found for '{scheme}:"):
+@pytest.mark.parametrize("scheme", ["file", "ftp", "data", "http"])
+def test_an_address_without_encryption_is_refused(scheme, folders, register):
+    register(tiny.libsvm_set(f"{scheme}://example.org"))
+    with pytest.raises(DownloadError, match=f"`{scheme}://example.org/tiny.bz2` is not an https address"):
         datasets.load("tiny")
 
 
-def test_a_write_that_fails_leaves_nothing(served, folders, monkeypatch):
+@pytest.mark.parametrize("where", ["while writing", "in the folder"])
+def test_a_cache_that_cannot_be_written_is_warned_of_and_the_data_are_there(where, served, folders, monkeypatch):
     def full(file, **arrays):
         file.write(b"PK")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(files.np, "savez_compressed", full)
-    with pytest.raises(OSError, match="No space left"):
-        datasets.load("tiny")
-    assert not list(folders[1].iterdir())
+    if where == "in the folder":
+        folders[1].rmdir()
+        folders[1].write_text("a file")
+    else:
+        monkeypatch.setattr(files.np, "savez_compressed", full)
+    with pytest.warns(
+        UserWarning, match=r"tiny\.npz` cannot be written \(.*\); 'tiny' will be downloaded again"
+    ) as told:
+        assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
+    assert told[0].filename == __file__
+    assert folders[1].is_file() or not list(folders[1].iterdir())
 
 
 def test_a_bar_is_drawn_only_where_asked_for(served, folders, capsys):

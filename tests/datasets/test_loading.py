@@ -108,10 +108,13 @@ def test_importing_the_sets_imports_no_extra():
     assert out.strip() == "[]"
 
 
-def test_every_source_is_a_web_address_of_a_compressed_file():
-    addresses = [url for name in ("ijcnn1", "mnist", "covtype") for file in SETS[name].files for url in file.urls]
-    assert len(addresses) == 11
-    assert all(url.startswith(("https://", "http://")) and Path(url).suffix in (".gz", ".bz2") for url in addresses)
+def test_every_source_is_an_https_address_of_a_compressed_file_with_limits():
+    remotes = [file for name in ("ijcnn1", "mnist", "covtype") for file in SETS[name].files]
+    addresses = [url for file in remotes for url in file.urls]
+    assert len(addresses) == len(remotes) == 7
+    assert all(url.startswith("https://") and Path(url).suffix in (".gz", ".bz2") for url in addresses)
+    assert all(file.max_bytes < 10**8 and file.timeout <= 30 for file in remotes)
+    assert all(len(bytes.fromhex(SETS[name].checksum)) == 32 for name in ("ijcnn1", "mnist", "covtype"))
 
 
 def test_a_loaded_set_is_the_callers_to_change(served):

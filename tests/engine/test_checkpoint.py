@@ -1,5 +1,7 @@
 """Saving and going on."""
 
+import io
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,12 @@ def test_a_damaged_or_foreign_file_is_refused(saved, tmp_path):
     saved.write_text("text")
     with pytest.raises(ValueError, match=r"not a saved run, or is damaged"):
         bilevel.resume(saved, problem, max_steps=9)
+    with np.load(io.BytesIO(whole)) as archive:
+        kept = {name: archive[name] for name in archive.files}
+    for lost in ("history_1", "best_2"):
+        np.savez(saved, **{name: array for name, array in kept.items() if name != lost})
+        with pytest.raises(ValueError, match=r"run.npz` is damaged: it has not the arrays that were saved"):
+            bilevel.resume(saved, problem, max_steps=9)
     np.savez(saved, about=np.array({"format": 1}, dtype=object))
     with pytest.raises(ValueError, match=r"not a saved run, or is damaged"):
         bilevel.resume(saved, problem, max_steps=9)
@@ -115,6 +123,12 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
         bilevel.run(cases.quadratic("float32"), SOLVERS["SRBA"], max_steps=6).save(saved)
     assert saved.read_bytes() == before
     assert [path.name for path in saved.parent.iterdir()] == ["run.npz"]
+
+
+def test_a_name_that_no_disk_takes_is_told_as_such(tmp_path):
+    result = bilevel.run(cases.quadratic("float32"), SOLVERS["SRBA"], max_steps=5)
+    with pytest.raises(OSError, match=r"a` cannot be written \(File name too long\)\.$"):
+        result.save(tmp_path / ("a" * 300))
 
 
 def test_a_solver_of_the_users_own_is_handed_over(tmp_path):

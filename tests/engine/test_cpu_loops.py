@@ -95,6 +95,7 @@ def dumped(function, flags, *arguments):
     return pickle.loads(printed(script, {"XLA_FLAGS": flags}, pickle.dumps(arguments)))
 
 
+@pytest.mark.slow
 def test_fused_steps_of_a_linear_model_run_as_one_kernel():
     assert all("xla_cpu_small_call" in program for program in dumped("programs", FUSED).values())
 
@@ -103,13 +104,16 @@ SETTINGS = cases.SOLVERS | {
     "PZOBO, two directions": cases.short(bilevel.PZOBO, 0.05, 20.0, cases.BATCH, n_directions=2),
     "SABA, full tables": bilevel.SABA(0.05, 20.0, cases.BATCH, tables="full", rebuild_every=7),
     "SRBA, auto": bilevel.SRBA("auto", batch_size=cases.BATCH, period=6),
+    "PnPBO, page and saga": bilevel.PnPBO(
+        0.05, 20.0, cases.BATCH, v_estimator="page", outer_estimator="saga", period=5
+    ),
 }
 
 
-# The settings on two small problems, whose loops are compiled whole with their passes.
-CASES = {(problem, name): solver for problem in cases.PROBLEMS for name, solver in SETTINGS.items()} | {
-    ("logistic", "SABA, rows"): bilevel.SABA(0.05, 20.0, cases.BATCH, memory="rows", rebuild_every=7)
-}
+# The settings on a small problem, whose loops are compiled whole with their passes; those with tables on another too.
+CASES = {("quadratic", name): solver for name, solver in SETTINGS.items()}
+CASES |= {("logistic", name): solver for name, solver in SETTINGS.items() if solver.keeps_tables}
+CASES["logistic", "SABA, rows"] = bilevel.SABA(0.05, 20.0, cases.BATCH, memory="rows", rebuild_every=7)
 
 
 def pages():

@@ -238,3 +238,15 @@ def test_a_log_of_ones_own_gets_what_runs_and_every_row(saved):
 def test_what_is_no_log_is_refused(path):
     with pytest.raises(TypeError, match=r"`log` must be a bilevel.Log such as bilevel.CSVLog.*got 'run.csv'"):
         bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, log="run.csv")
+
+
+def test_a_log_may_refuse_a_run_before_it_begins():
+    class Strict(bilevel.Log):
+        def open(self, about, past):
+            raise ValueError("`Strict`: not this one.")
+
+        def write(self, row):
+            pytest.fail("the log was not opened")
+
+    with pytest.raises(ValueError, match="`Strict`: not this one"):
+        bilevel.run(cases.quadratic("float32"), bilevel.SOBA(0.05, 1.0, 8), max_steps=2, log=Strict())

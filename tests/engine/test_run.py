@@ -1,6 +1,7 @@
 """The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
 
 import itertools
+import re
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ def test_evaluations_every_few_steps_are_at_multiples(step, due):
 def test_progress_is_the_largest_share_of_a_budget_that_is_used(monkeypatch):
     shown = []
     bar = contextmanager(lambda *_: iter([lambda share, text: shown.append(round(share, 6))]))
-    monkeypatch.setattr("bilevel.engine.run.progress_bar", bar)
+    monkeypatch.setattr("bilevel.engine.run.compiling_bar", bar)
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=40, max_calls=10**9, eval_every=10)
     assert {0.25, 0.5, 0.75} <= set(shown) and shown == sorted(shown)
 
@@ -134,8 +135,8 @@ def clock_of_waits(monkeypatch):
 
 
 def test_the_clock_waits_for_the_start_for_draws_and_for_steps(clock_of_waits):
-    history = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, eval_every=10).history
-    # A second for the start, one for the draws, one for the steps up to each evaluation.
+    history = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=2, eval_every=1).history
+    # A second for the start, one for the draws, one for each step.
     assert history["seconds"].tolist() == [1, 3, 4]
 
 
@@ -218,10 +219,19 @@ def test_a_problem_without_reference_says_so():
     assert result.plot().axes[0].get_ylabel() == "F(z, x)"
 
 
-def test_progress_shows_a_bar(capsys):
+def test_progress_shows_a_bar_in_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("bilevel._progress.can_redraw", lambda: True)
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5000, progress=True)
     shown = capsys.readouterr().out
     assert "SRBA on quadratic" in shown and "100%" in shown and "epochs" in shown
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5000, progress=True)
+    first, *others, last = capsys.readouterr().out.splitlines()
+    assert first == "SRBA on quadratic: 0 %, compiling"
+    assert re.fullmatch(r"SRBA on quadratic: done in 0:\d\d", last)
+    assert all(re.fullmatch(r"SRBA on quadratic: \d+ %, .* epochs, .* 0:\d\d left", line) for line in others)
 
 
 def test_metrics_of_the_user_are_followed():
@@ -282,11 +292,54 @@ def test_stationarity_leaves_out_what_pushes_against_a_bound():
         ({"max_steps": 5, "eval_every": 0}, "eval_every=0"),
         ({"max_steps": 5, "seed": -1}, "seed=-1"),
         ({"max_steps": 5, "seed": 1.5}, "seed=1.5"),
+        ({"max_steps": 5, "exact": np.ones(2)}, r"`exact=array\(\[1., 1.\]\)`: must be True or False"),
+        ({"max_steps": 5, "progress": "yes"}, "`progress='yes'`: must be True or False"),
     ],
 )
 def test_bad_arguments_of_run_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         bilevel.run(cases.quadratic("float32"), SRBA, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        (bilevel.SOBA(1e-50, 1.0, 8), r"`SOBA\(step_size=1e-50\)`: is out of the range of float32"),
+        (bilevel.SOBA(1e39, 1.0, 8), r"`SOBA\(step_size=1e\+39\)`: is out of the range of float32"),
+        (bilevel.ITD(batch_size=8, n_inner_steps=2**30), r"`ITD\(batch_size=8, n_inner_steps=.*one step draws 4 GiB"),
+    ],
+    ids=["small", "large", "draws"],
+)
+def test_a_solver_that_cannot_compute_on_the_problem_is_refused(solver, message):
+    with pytest.raises(ValueError, match=message):
+        bilevel.run(cases.quadratic("float32"), solver, max_steps=1)
+
+
+def test_large_draws_make_short_pages_and_the_same_run(monkeypatch):
+    problem, solver = cases.quadratic("float32"), bilevel.SOBA(0.05, 1.0, 8, sampling="iid")
+    whole = bilevel.run(problem, solver, max_steps=20)
+    monkeypatch.setattr(runner, "PAGE_BYTES", 3 * 64)
+    cut = bilevel.Run(problem, solver)
+    assert cut._steps._page_length == 3
+    cut.advance(20)
+    cases.assert_trees_equal(cut.point, whole.point)
+
+
+@pytest.mark.parametrize("path", [3, "", "a\0b", None, b"x"])
+def test_what_is_no_path_is_named(path):
+    result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=1)
+    for use in (result.save, lambda path: bilevel.resume(path, result.problem, max_steps=2), bilevel.CSVLog):
+        with pytest.raises(ValueError, match=r"`path=.*: must be a path, with the name of a file or folder"):
+            use(path)
+
+
+def test_a_solver_to_resume_with_must_be_one(tmp_path):
+    result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=1)
+    result.save(tmp_path / "run")
+    with pytest.raises(TypeError, match="`solver` must be a solver such as"):
+        bilevel.resume(tmp_path / "run", result.problem, solver=np.ones(2), max_steps=2)
+    with pytest.raises(ValueError, match="`metric=3` is not in the history"):
+        result.plot(3)
 
 
 def test_an_unknown_keyword_of_run_is_named():

@@ -62,7 +62,9 @@ def assert_same_run(cell, expected, rtol=1e-9):
     assert cell.memory_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-CASES = [*((name, "quadratic") for name in cases.SOLVERS), *((name, "cleaning") for name in cases.SOLVERS)]
+# With a matrix of inner variables, one solver of each kind: recursion, tables, neither, two loops, finite differences.
+ON_MATRICES = ("SRBA", "SABA", "SOBA", "AmIGO", "F2SA")
+CASES = [*((name, "quadratic") for name in cases.SOLVERS), *((name, "cleaning") for name in ON_MATRICES)]
 
 
 def slow(*values):

@@ -132,7 +132,7 @@ def test_of_two_processes_only_the_first_writes(tmp_path, monkeypatch):
     work.write_text(
         "import sys, jax, bilevel\nfrom tests import cases\nfrom tests.engine import test_logs\n"
         "address, process = sys.argv[2], int(sys.argv[4])\n"
-        "jax.distributed.initialize(address, 2, process)\n"
+        "jax.distributed.initialize(address, 2, process, coordinator_bind_address=address)\n"
         f"log = bilevel.CSVLog({str(tmp_path)!r} + f'/{{process}}.csv')\n"
         "bilevel.run(cases.logistic_selection().sharded(), test_logs.SRBA, max_steps=20, eval_every=10, log=log)\n"
     )

@@ -57,7 +57,9 @@ def test_unpenalized_features_are_in_no_group():
 @pytest.mark.parametrize(
     ("names", "groups", "unpenalized", "message"),
     [
-        (NAMES, [0, 1], None, r"group of each of the 5 features, got \(2,\)"),
+        (NAMES, [0, 1], None, r"group of each of the 5 features, got 2"),
+        (NAMES, [[0], [1], [2], [3], [4]], None, "`groups` must have strings or numbers as labels: unhashable type"),
+        (NAMES, np.ma.masked_all(5), None, "`groups` must have strings or numbers as labels: unhashable type"),
         (NAMES, "suffix", None, "`groups='suffix'`: must be 'prefix', a dict, or a label for each feature"),
         (None, "prefix", None, "`groups` needs names of columns; give X as a DataFrame"),
         (NAMES, {"age": 1}, None, r"columns that X does not have: \['age'\]"),

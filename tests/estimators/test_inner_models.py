@@ -126,6 +126,34 @@ def test_conjugate_gradients_give_what_matrices_give(name, monkeypatch):
         np.testing.assert_allclose(other[1], gradient, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("shape", [(70, 8), (20, 30)])
+def test_blocks_that_every_fit_shares_give_what_matrices_give(shape, monkeypatch):
+    X, y = draw("softmax", *shape)
+    structure, at = Structure("", np.arange(shape[1]) % 4, 1.0), np.linspace(0, 2, 4)
+    model = RidgeGLM(X, y, Softmax(), tol=1e-16)
+    value, gradient = Objective(model, folds(shape[0]), structure)(at)
+    monkeypatch.setattr(hessian, "_SMALL", 0)
+    solve, used = hessian.conjugate_gradients, []
+    monkeypatch.setattr(hessian, "conjugate_gradients", lambda *a: used.append(str(a[2].dtype)) or solve(*a))
+    for mild, precisions in ((hessian._MILD, {"float32", "float64"}), (0.0, {"float64"})):
+        monkeypatch.setattr(hessian, "_MILD", mild)
+        used.clear()
+        found = Objective(model, folds(shape[0]), structure)(at)
+        assert set(used) == precisions
+        np.testing.assert_allclose(found[0], value, rtol=1e-8)
+        np.testing.assert_allclose(found[1], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_kernels_of_groups_add_up():
+    X, _ = draw("squared", 9, 50)
+    for columns in (X, sp.csr_array(X)):
+        data = RidgeGLM(columns, np.zeros((9, 1)), Squared()).data
+        for groups in (np.zeros(50, int), np.arange(50) % 3, np.arange(50), np.arange(50) % 3, np.arange(50) // 25):
+            log_penalties = np.linspace(1, -2, groups.max() + 1)[groups]
+            np.testing.assert_allclose(data.kernel(log_penalties), (X * np.exp(-log_penalties)) @ X.T)
+        assert len(data._kernels) == 3
+
+
 @pytest.mark.parametrize("shape", [(50, 6), (12, 20), (300, 4)])
 @each_loss
 def test_sparse_rows_give_what_dense_ones_give(name, shape):

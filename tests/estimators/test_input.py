@@ -62,6 +62,8 @@ def test_weights_of_rows_are_checked():
         BilevelLogisticRegression().fit(X, Y, sample_weight=Y)
     with pytest.raises(TypeError, match="sample_weight"):
         DataCleaningClassifier().fit(X, Y, sample_weight=np.ones(60))
+    with pytest.raises(ValueError, match=r"`sample_weight` holds 1e\+200, but 2 means a row twice"):
+        BilevelGammaRegressor().fit(X, np.exp(X[:, 0]), sample_weight=1e200)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +88,11 @@ def test_a_parameter_out_of_place_is_refused(kind, parameters, message):
     [
         (BilevelLogisticRegression("l2"), "The 'structure' parameter of BilevelLogisticRegression must be a str among"),
         (BilevelLogisticRegression("per_group"), "`structure='per_group'` needs `groups`"),
-        (BilevelRidge("per_group", groups=[0, 1]), r"group of each of the 5 features, got \(2,\)"),
-        (BilevelRidge(prior_scale=0), "'prior_scale' parameter of BilevelRidge must be 'auto' or a float above 0"),
+        (BilevelRidge("per_group", groups=[0, 1]), r"group of each of the 5 features, got 2"),
+        (BilevelRidge(prior_scale=0), "'prior_scale' parameter of BilevelRidge must be 'auto' or a float from 1e-100"),
         (BilevelRidge(prior_scale="wide"), "'prior_scale' parameter"),
+        (BilevelRidge(prior_scale=1e155), "'prior_scale' parameter"),
+        (BilevelRidge(cv=[[9, 8]]), "`cv` has 9 where the numbers of a fold's rows are due; give pairs of arrays"),
         (BilevelRidge(cv=1), "`cv=1`: must be at least 2, a splitter of scikit-learn, or an iterable of splits"),
         (BilevelRidge(cv=[([], [0])]), "`cv` leaves no fold with rows to fit on and rows to hold out"),
         (BilevelHuberRegressor(epsilon=0.0), "'epsilon' parameter"),
@@ -105,6 +109,42 @@ def test_a_parameter_of_one_estimator_is_refused(model, message):
         model.fit(X, Y)
 
 
+@each
+def test_numbers_whose_squares_overflow_are_refused(kind):
+    for rows in (1e200 * X, sp.csr_array(1e200 * X)):
+        with pytest.raises(ValueError, match=r"X holds .*e\+200, whose square overflows; scale it"):
+            kind(**QUICK).fit(rows, Y)
+    with pytest.raises(ValueError, match=r"X_val holds .*, whose square overflows"):
+        kind(**QUICK).fit(X, Y, X_val=1e200 * X, y_val=Y)
+    with pytest.raises(ValueError, match=r"y holds .*, whose square overflows"):
+        BilevelRidge(**QUICK).fit(X, 1e200 * X[:, 0])
+
+
+def test_missing_targets_among_objects_are_refused():
+    for model in (BilevelGammaRegressor(), BilevelRidge()):
+        with pytest.raises(ValueError, match="y contains NaN"):
+            model.fit(X, np.array([1.0, None] * 30, object))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (BilevelHuberRegressor(epsilon=10**400), "'epsilon' parameter"),
+        (BilevelRidge(unpenalized=...), "`unpenalized` has Ellipsis, which must be a number below 5"),
+        (BilevelRidge(unpenalized=[0.5]), r"`unpenalized` has 0\.5, which must be a number below 5"),
+        (BilevelRidge(prior_scale=np.ones(2)), "'prior_scale' parameter"),
+        (BilevelRidge(prior_scale=10**400), "'prior_scale' parameter"),
+        (BilevelRidge(np.zeros(3, "V4")), "'structure' parameter"),
+        (BilevelRidge(unpenalized=np.ma.masked_array(0.5)), r"`unpenalized` has masked_array\(data=0\.5,"),
+        (BilevelRidge(device=np.array(["cpu", "gpu"])), "'device' parameter"),
+    ],
+    ids=["epsilon", "dots", "half", "array", "prior_scale", "structure", "no list", "device"],
+)
+def test_what_no_arithmetic_takes_is_refused_by_name(model, message):
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, Y)
+
+
 def test_counts_must_not_be_negative():
     with pytest.raises(ValueError, match="are negative"):
         BilevelPoissonRegressor().fit(X, Y - 1.0)
@@ -113,7 +153,7 @@ def test_counts_must_not_be_negative():
 def test_a_class_with_one_row():
     labels = np.where(np.arange(60) == 7, 2, Y)
     for kind in CLASSIFIERS:
-        assert kind(random_state=0).fit(X, labels).coef_.shape == (3, 5)
+        assert kind(cv=3, random_state=0).fit(X, labels).coef_.shape == (3, 5)
 
 
 @each

@@ -8,7 +8,15 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, make_regression
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, StratifiedKFold, train_test_split
+from sklearn.model_selection import (
+    GroupKFold,
+    KFold,
+    RepeatedKFold,
+    ShuffleSplit,
+    StratifiedKFold,
+    TimeSeriesSplit,
+    train_test_split,
+)
 from sklearn.preprocessing import StandardScaler
 
 import bilevel
@@ -21,7 +29,10 @@ from bilevel.estimators import (
     choice,
     penalties,
 )
+from bilevel.estimators.comparison import Race
+from bilevel.estimators.folds import find_shuffles
 from bilevel.estimators.losses import Logistic
+from bilevel.estimators.selection import Folds
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +51,23 @@ def views():
 NOISE = np.arange(30) >= 8
 
 
+FITS = """
+import sys, warnings
+import numpy as np
+from sklearn.datasets import load_breast_cancer, load_diabetes
+import bilevel.estimators as estimators
+warnings.simplefilter("ignore")
+X, classes = (part[:200] for part in load_breast_cancer(return_X_y=True))
+rows, numbers = (part[:200] for part in load_diabetes(return_X_y=True))
+survival = np.array([(True, t) for t in numbers], [("event", bool), ("time", float)])
+for name in estimators.__all__:
+    is_classifier = "Logistic" in name or "Classifier" in name
+    data = (X / X.std(axis=0), classes) if is_classifier else (rows, survival if name == "BilevelCoxPH" else numbers)
+    getattr(estimators, name)(random_state=0).fit(*data)
+    print(name, "jax" in sys.modules)
+"""
+
+
 def test_no_fit_imports_jax():
     program = (
         "import sys, numpy as np; from bilevel.estimators import BilevelLogisticRegression, BilevelRidge; "
@@ -49,6 +77,12 @@ def test_no_fit_imports_jax():
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["False"]
+
+
+@pytest.mark.slow
+def test_no_estimator_of_a_small_table_imports_jax():
+    out = subprocess.run([sys.executable, "-c", FITS], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == [f"{name} False" for name in bilevel.estimators.__all__]
 
 
 def test_names_that_need_jax_are_there_when_asked_for():
@@ -119,17 +153,37 @@ def test_the_least_strict_margin_holds():
     weights = np.ones(50)
     losses = np.zeros((3, 50))
     losses[1] = -0.039  # 1.95 nats in all
-    losses[2, 0] = -2.1  # one row alone: half its standard error is 1.04
-    found = choice.compare([None] * 3, "", losses, weights, Logistic())
-    assert found.chosen == 2
-    losses[2, 1] = 1.9
-    assert choice.compare([None] * 3, "", losses, weights, Logistic()).chosen == 0
+    losses[2, :2] = -1.1  # two rows alone: its standard error is 1.52
+    assert decide(losses, weights) == 2
+    losses[2, 2:4] = 0.3, 0.3
+    assert decide(losses, weights) == 0
+
+
+def decide(losses, weights):
+    race = Race([None] * len(losses), Logistic())
+    race.add(losses, weights)
+    return race.result("").chosen
+
+
+def test_what_is_behind_by_a_standard_error_is_not_tried_again():
+    race, weights = Race([None] * 4, Logistic()), np.ones(4)
+    race.add(
+        np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.5], [3.0, 4.0, 5.0, 7.0], [0.0, 1.0, 2.0, 4.0]]), weights
+    )
+    assert race.open.tolist() == [0, 3] and not race.decided
+    race.add(np.array([[1.0, 2.0, 3.0, 4.0], [3.0, 4.0, 5.0, 8.0]]), weights)
+    assert race.decided
+    found = race.result("nested folds")
+    assert found.differences == pytest.approx([0.0, 0.5, 9.0, (-3.0 + 10.0) / 2])
+    assert found.losses == pytest.approx(10 + found.differences)
+    each = np.array([0.5, 0.5, 0.5, 2.0])  # the last one: its mean over both shuffles
+    assert found.standard_errors[3] == pytest.approx(np.sqrt(np.sum((each - each.mean()) ** 2)))
 
 
 def test_the_jackknife_chooses_as_nested_folds_do(views, monkeypatch):
     X, _, y, _ = views
     nested = BilevelRidge(groups=NOISE, random_state=0).fit(X, y)
-    monkeypatch.setattr(choice.Search, "_outer_folds", lambda search: [])
+    monkeypatch.setattr(Folds, "nested", lambda folds, most: [])
     quick = BilevelRidge(groups=NOISE, random_state=0).fit(X, y)
     assert set(quick.candidates_["by"]) == {"jackknife"}
     assert quick.penalty_structure_ == nested.penalty_structure_ == "per_group"
@@ -147,8 +201,8 @@ def test_what_is_too_much_work_is_not_tried(views, monkeypatch):
 
 
 def test_the_same_seed_gives_the_same_model_and_another_one_other_folds(cancer):
-    X, y = cancer
-    models = [BilevelLogisticRegression(random_state=seed).fit(X, y) for seed in (0, 0, 1)]
+    X, y = cancer[0][:, :2], cancer[1]
+    models = [BilevelLogisticRegression(cv=3, random_state=seed).fit(X, y) for seed in (0, 0, 1)]
     np.testing.assert_array_equal(models[0].coef_, models[1].coef_)
     assert models[0].candidates_.equals(models[1].candidates_)
     assert not np.array_equal(models[0].penalties_, models[2].penalties_)
@@ -160,6 +214,27 @@ def test_any_splits_serve(cv, cancer):
     pairs = [(np.arange(100), np.arange(100, 200)), (np.arange(50, 200), np.arange(50))]
     model = BilevelLogisticRegression(cv=pairs if cv == "pairs" else cv, random_state=0).fit(X, y)
     assert model.score(X, y) > 0.85
+
+
+def test_folds_of_one_shuffle_are_found():
+    def numbers(cv):
+        held_out = np.zeros((cv.get_n_splits(), 12), bool)
+        for k, (_, test) in enumerate(cv.split(np.zeros(12))):
+            held_out[k, test] = True
+        return find_shuffles(held_out).tolist()
+
+    assert numbers(RepeatedKFold(n_splits=3, n_repeats=2, random_state=0)) == [0, 0, 0, 1, 1, 1]
+    assert numbers(KFold(4)) == 4 * [0]
+    assert numbers(ShuffleSplit(4, test_size=0.5, random_state=0)) == 4 * [0]
+    assert numbers(TimeSeriesSplit(3)) == 3 * [0]
+
+
+def test_shuffled_folds_are_those_of_a_repeated_splitter(cancer):
+    X, y = cancer  # 200 rows are shuffled five times
+    model = BilevelLogisticRegression("single", random_state=0).fit(X, y)
+    folds = StratifiedKFold(5, shuffle=True, random_state=np.random.RandomState(0))
+    pairs = [pair for _ in range(5) for pair in folds.split(X, y)]
+    np.testing.assert_array_equal(model.coef_, BilevelLogisticRegression("single", cv=pairs).fit(X, y).coef_)
 
 
 def test_groups_of_rows_stay_together(cancer):
@@ -230,7 +305,8 @@ def test_sparse_rows_give_what_dense_ones_give(cancer, monkeypatch):
     kept = np.where(np.median(X, axis=0) < X, X, 0)
     monkeypatch.setattr(penalties, "_FEW_ENTRIES", 0)
     dense, sparse = (
-        BilevelLogisticRegression(random_state=0).fit(form(kept), y) for form in (np.asarray, sp.csr_array)
+        BilevelLogisticRegression("per_feature", prior_scale=1.0, random_state=0).fit(form(kept), y)
+        for form in (np.asarray, sp.csr_array)
     )
     np.testing.assert_allclose(dense.coef_, sparse.coef_, rtol=1e-3)
     np.testing.assert_allclose(dense.predict_proba(kept), sparse.predict_proba(sp.csc_array(kept)), atol=1e-4)

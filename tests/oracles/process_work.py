@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from tests import cases
+from tests import cases, listening
 from tests.oracles.sharded_runs import PROBLEMS, difference
 from tests.problems import small
 
@@ -55,6 +55,19 @@ def assert_different_starts_are_refused(process):
         problem.sharded(own_rows=True)
 
 
+def assert_rows_of_files_run_as_arrays(process, folder):
+    """Each process reads its own part from its own file."""
+    own = [part[process::2] for part in cases.logistic_data()]
+    np.save(folder / f"rows{process}.npy", own[0])
+    rows = bilevel.HostData(np.load(folder / f"rows{process}.npy", mmap_mode="r"))
+    levels = own, [rows, own[1], bilevel.HostData(own[2]), own[3]]
+    problems = [bilevel.problems.logistic_selection(*level, dtype="float64").sharded(own_rows=True) for level in levels]
+    arrays, files = (bilevel.run(problem, solver("SRBA"), max_steps=STEPS, exact=False) for problem in problems)
+    assert difference(arrays.point, files.point) < 1e-11
+    digest = np.frombuffer(bytes.fromhex(problems[1].fingerprint()), np.uint8)
+    assert len(np.unique(jax.experimental.multihost_utils.process_allgather(digest), axis=0)) == 1
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path)
@@ -62,13 +75,16 @@ def main():
     parser.add_argument("--process", type=int)
     options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 2)
-    jax.distributed.initialize(options.address, 2, options.process)
+    address = options.address
+    jax.distributed.initialize(address, 2, options.process, coordinator_bind_address=address)
+    assert not any(at.is_unspecified for at in listening.addresses())
     assert (jax.device_count(), jax.local_device_count()) == (4, 2)
     assert_uneven_rows_are_refused(options.process)
     assert_different_starts_are_refused(options.process)
     assert_same(small.cleaning(dtype="float64"), solver("SABA"))
     assert_same(PROBLEMS["from_losses"](), solver("SRBA"))
     assert_same(cases.quadratic(), bilevel.Exact())
+    assert_rows_of_files_run_as_arrays(options.process, options.folder)
     assert_resumed(cases.logistic_selection().sharded(), options.folder / f"{options.process}.npz")
     with pytest.raises(ValueError, match="`max_seconds=1`"):
         bilevel.run(cases.quadratic().sharded(), solver("SOBA"), max_seconds=1)

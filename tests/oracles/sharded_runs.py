@@ -51,7 +51,8 @@ def from_losses():
     )
 
 
-PROBLEMS = cases.PROBLEMS | {name: lambda make=make: make(dtype="float64") for name, make in small.PROBLEMS.items()}
+SMALL = small.PROBLEMS | small.FOLDED
+PROBLEMS = cases.PROBLEMS | {name: lambda make=make: make(dtype="float64") for name, make in SMALL.items()}
 PROBLEMS |= {"from_losses": from_losses}
 
 

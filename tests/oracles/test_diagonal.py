@@ -9,6 +9,7 @@ import bilevel
 from bilevel._precision import arithmetic
 from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
 from tests import cases
+from tests.problems import small
 
 RNG = np.random.default_rng(5)
 
@@ -35,6 +36,7 @@ CLOSED = {
     "softmax per class": lambda: classes_problem(bilevel.problems.softmax_selection),
     "softmax per feature": lambda: classes_problem(bilevel.problems.softmax_selection, per="feature"),
     "cleaning": lambda: classes_problem(bilevel.problems.data_cleaning),
+    "logistic folds": lambda: small.logistic_folds(dtype="float64"),
     "quadratic": cases.quadratic,
 }
 

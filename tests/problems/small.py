@@ -9,8 +9,9 @@ from bilevel.oracles import AutodiffOracles
 from bilevel.problems.losses import logistic
 from tests.cases import N_INNER, N_OUTER, logistic_data
 
-FEATURES, CLASSES = 4, 3
+FEATURES, CLASSES, FOLDS = 4, 3, 3
 GROUPS = np.array([1, 0, 1, 2])
+PRIOR_SCALE = 0.7
 
 
 def table(n, seed):
@@ -60,6 +61,32 @@ def cleaning(**kwargs):
     return problems.data_cleaning(*classes(), X_test=X_test, y_test=y_test, corrupted=corrupted, **kwargs)
 
 
+def folds(n=N_INNER):
+    """Folds of unequal sizes."""
+    return np.arange(n) % 7 % FOLDS
+
+
+def signs():
+    """Rows whose penalties have a finite optimum."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((N_INNER, FEATURES))
+    return X, np.where(X @ [2.0, 0.5, -1.0, 0.0] + rng.logistic(size=N_INNER) > 0, 1, -1)
+
+
+def logistic_folds(**kwargs):
+    return problems.cross_validation(*signs(), folds(), groups=GROUPS, prior_scale=PRIOR_SCALE, **kwargs)
+
+
+def squared_folds(**kwargs):
+    X, y, *_ = targets()
+    return problems.cross_validation(X, y, folds(), loss="squared", prior_scale=PRIOR_SCALE, **kwargs)
+
+
+def softmax_folds(**kwargs):
+    X, y, *_ = classes()
+    return problems.cross_validation(X, y, folds(), loss="softmax", prior_scale=PRIOR_SCALE, **kwargs)
+
+
 def squared(z, x, sample):
     return (sample.features @ z - sample.targets) ** 2 / 2
 
@@ -89,21 +116,49 @@ def signed(z, x, row):
     return logistic(row @ z)
 
 
+def fitted(loss, penalty):
+    """G of one row: its loss in the models of the other folds."""
+
+    def inner_loss(z, x, sample):
+        losses = [jnp.where(sample.fold == k, 0, loss(z[k], x, sample.rows)) for k in range(FOLDS)]
+        return sum(losses) + sum(penalty(z[k], x) for k in range(FOLDS))
+
+    return inner_loss
+
+
+def held_out(loss):
+    """F of one row: its loss in the model of its fold, and the prior."""
+
+    def outer_loss(z, x, sample):
+        prior = jnp.sum((x - jnp.mean(x)) ** 2) / (2 * PRIOR_SCALE**2 * N_INNER)
+        return loss(z[sample.fold], x, sample.rows) + prior
+
+    return outer_loss
+
+
+def per_row(z, x):
+    return jnp.sum(jnp.exp(x)[:, None] * z**2) / 2
+
+
 LOSSES = {
     grouped_logistic: (penalized(signed, per_group), signed),
     ridge: (penalized(squared, per_feature), squared),
     grouped_ridge: (penalized(squared, per_group), squared),
     softmax_per_class: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[None, :] * z**2) / 2), entropy),
-    softmax_per_feature: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[:, None] * z**2) / 2), entropy),
+    softmax_per_feature: (penalized(entropy, per_row), entropy),
     softmax_per_group: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[GROUPS][:, None] * z**2) / 2), entropy),
     cleaning: (weighted, entropy),
+    logistic_folds: (fitted(signed, per_group), held_out(signed)),
+    squared_folds: (fitted(squared, per_feature), held_out(squared)),
+    softmax_folds: (fitted(entropy, per_row), held_out(entropy)),
 }
-PROBLEMS = {function.__name__: function for function in LOSSES}
+FOLDED = {function.__name__: function for function in (logistic_folds, squared_folds, softmax_folds)}
+PROBLEMS = {function.__name__: function for function in LOSSES if function.__name__ not in FOLDED}
 
 
 def by_autodiff(name, oracles):
     """The same rows in the same layout, differentiated automatically."""
-    inner_loss, outer_loss = LOSSES[PROBLEMS[name]]
+    inner_loss, outer_loss = LOSSES[(PROBLEMS | FOLDED)[name]]
     return AutodiffOracles(
         inner_samples=oracles.inner_samples,
         outer_samples=oracles.outer_samples,

@@ -27,6 +27,8 @@ MADE = {
     "softmax per feature": partial(small.softmax_per_feature, dtype="float64"),
     "softmax per group": partial(small.softmax_per_group, dtype="float64"),
     "cleaning": partial(small.cleaning, dtype="float64"),
+    "folds, logistic": partial(small.logistic_folds, dtype="float64"),
+    "folds, softmax": partial(small.softmax_folds, dtype="float64"),
     "worst case": partial(bilevel.problems.worst_case, 2, 1e-6, n_inner=3, inner_curvature=0.7, dtype="float64"),
 }
 ROUNDING = 1e-12  # the worst case attains its bounds
@@ -127,6 +129,8 @@ LOOSENESS = {
     "softmax per feature": 20,
     "softmax per group": 20,
     "cleaning": 12,
+    "folds, logistic": 25,
+    "folds, softmax": 60,
     "worst case": 3,
 }
 
@@ -182,6 +186,7 @@ def only_narrow_rows_are_dense(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["logistic", *SLOW])
+@pytest.mark.slow
 def test_long_rows_have_a_larger_bound_that_holds(name, only_narrow_rows_are_dense, request):
     problem = MADE[name]()
     x = np.asarray(problem.start.outer_var, np.float64)

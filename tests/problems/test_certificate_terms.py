@@ -187,6 +187,7 @@ def ratios(bounds, metric, model, z, x, v, star):
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.slow
 def test_each_inequality_holds_by_itself_and_is_needed(name):
     make, kinds, near = MADE[name]
     problem, model = make()

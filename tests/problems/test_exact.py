@@ -1,5 +1,6 @@
 """References of ridge, softmax and cleaning against SciPy, scikit-learn and finite differences; bad arguments."""
 
+import jax
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -182,7 +183,7 @@ def test_bad_arguments_of_cleaning_digits_are_named(changes, message):
 
 def test_weak_penalties_of_many_sizes_are_solved_by_newton_steps_alone(monkeypatch):
     problem = small.softmax_per_feature(dtype="float64")
-    monkeypatch.setattr(type(problem.exact_solver), "_approach", lambda *_: pytest.fail("L-BFGS was needed"))
+    monkeypatch.setattr(type(problem.exact_solver), "approach", lambda *_: pytest.fail("L-BFGS was needed"))
     # From there a whole step goes too far.
     far = problem.start._replace(inner_var=2 * np.random.default_rng(0).standard_normal((4, 3)))
     problem.exact_solver._start = far
@@ -204,3 +205,14 @@ def test_weak_penalties_of_many_sizes_are_solved_by_newton_steps_alone(monkeypat
 def test_newton_steps_end_where_the_gradient_is_zero(start):
     z, grad, _ = newton_to_rounding(lambda z: (2 * z, 2 * np.eye(2)), np.full(2, start))
     assert np.linalg.norm(z) == np.linalg.norm(grad) == 0
+
+
+def test_the_exact_solution_of_a_ridge_model_compiles_nothing(caplog):
+    X, y = np.random.default_rng(0).standard_normal((40, 3)), np.arange(40.0)
+    problem = bilevel.problems.ridge_selection(X[:20], y[:20], X[20:], y[20:], groups=[0, 1, 1])
+    jax.clear_caches()
+    with jax.log_compiles():
+        found = problem.exact_solver(np.zeros(2), None)
+        assert caplog.text == "" and found.hypergrad.shape == (2,)
+        jax.jit(lambda x: x + 1)(1.0)
+    assert "Compiling" in caplog.text

@@ -66,8 +66,9 @@ def test_the_cross_product_of_cleaning_touches_only_rows_of_the_batch(sampling):
 
 
 @pytest.mark.parametrize("name", small.PROBLEMS)
+@pytest.mark.slow
 def test_rows_cast_as_they_are_taken_give_float64_derivatives(name, monkeypatch):
-    monkeypatch.setattr("bilevel.oracles.samples._PIECE", 7)
+    monkeypatch.setattr("bilevel.oracles.samples.PIECE", 7)
     problem = small.PROBLEMS[name](dtype="float32")
     with arithmetic("float64"):
         wide, copied = problem.oracles.in_float64(), problem.oracles.astype("float64")
@@ -78,6 +79,7 @@ def test_rows_cast_as_they_are_taken_give_float64_derivatives(name, monkeypatch)
 
 @pytest.mark.parametrize("name", ["cleaning", "softmax_per_class"])
 @pytest.mark.parametrize("solver", cases.marked(bilevel.SOLVERS))
+@pytest.mark.slow
 def test_every_solver_runs_on_a_matrix_of_inner_variables(name, solver):
     problem = small.PROBLEMS[name]()
     run = bilevel.run(problem, cases.short(bilevel.SOLVERS[solver], 0.01, 10.0, cases.BATCH), max_steps=3)

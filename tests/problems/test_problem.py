@@ -62,7 +62,7 @@ def nested_problem(**changes):
     )
 
 
-@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS))
+@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA",)))
 def test_a_dict_of_arrays_runs_like_the_flat_vector(name):
     solver = dataclasses.replace(cases.SOLVERS[name], step_size=0.3, outer_ratio=1.0)
     settings = {"dtype": "float64", "strongly_convex": True}
@@ -146,6 +146,28 @@ def test_bounds_may_be_numbers_trees_or_half_open():
     assert run.point.outer_var["penalty"].min() == -1.0
 
 
+def calls_back(z, x, s):
+    return jax.pure_callback(lambda z: z[0], jax.ShapeDtypeStruct((), z.dtype), z)
+
+
+def keeping():
+    kept = []
+    return lambda z, x, s: kept.append(z) or jnp.sum(kept[0])
+
+
+def fickle(times):
+    left = iter(range(times))
+    return lambda z, x, s: jnp.sum(z) if next(left, None) is not None else z
+
+
+def test_a_loss_that_changes_its_answer_is_named_by_a_run():
+    made = problem(inner_loss=fickle(2))
+    with pytest.raises(
+        ValueError, match=r"`inner_loss` must return one real scalar for one sample, got float\d\d\[6\]"
+    ):
+        bilevel.run(made, bilevel.SOBA(0.1, 1.0, 8), max_steps=1)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -162,6 +184,11 @@ def test_bounds_may_be_numbers_trees_or_half_open():
         ({"inner_loss": lambda z, x, s: z}, "`inner_loss` must return one real scalar"),
         ({"outer_loss": lambda z, x, s: (z[0], z[1])}, "`outer_loss` must return one real scalar"),
         ({"outer_loss": lambda z, x, s: jnp.sum(z > 0)}, "`outer_loss` must return one real scalar"),
+        ({"inner_loss": lambda z, x, s: None}, "`inner_loss` failed on one sample"),
+        ({"outer_loss": lambda z, x, s: {"loss": z[0]}}, "`outer_loss` failed on one sample"),
+        ({"outer_loss": calls_back}, "`outer_loss`: JAX cannot take its derivatives over many samples: "),
+        ({"inner_loss": keeping()}, "`inner_loss` keeps an array that JAX has traced"),
+        ({"inner_loss": fickle(1)}, "`inner_loss` must return one real scalar for one sample, got float"),
         ({"outer_bounds": (np.zeros(3), None)}, "does not have the shape of `outer_var`"),
         ({"dtype": "complex64"}, "dtype='complex64'"),
     ],

@@ -110,6 +110,7 @@ print(peak() - before)
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's /proc")
 @pytest.mark.parametrize(("dtype", "megabytes"), [("float32", 100), ("float64", 200)])
+@pytest.mark.slow
 def test_peak_memory_of_the_full_size_problem(dtype, megabytes):
     command = [sys.executable, "-c", MEMORY_SCRIPT, dtype]
     peak = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

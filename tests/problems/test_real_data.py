@@ -67,6 +67,7 @@ def test_float32_rows_of_ijcnn1_give_h_to_seven_digits():
 
 
 @with_data
+@pytest.mark.slow
 def test_ijcnn1_starts_where_the_specification_says_and_the_exact_baseline_reaches_the_known_value():
     problem = problems.ijcnn1(dtype="float32")
     run = bilevel.run(problem, bilevel.Exact(), max_steps=60, eval_every=60)
@@ -100,9 +101,21 @@ def test_covtype_splits_standardizes_and_has_an_exact_solution(per):
     assert solution.inner_residual < 1e-10 and 0.5 < solution.value < 1.5
 
 
+@pytest.mark.slow
+def test_covtype_in_folds_leaves_out_the_rows_that_covtype_leaves_out():
+    folds, split = problems.covtype_folds(dtype="float32"), problems.covtype(dtype="float32")
+    assert folds.n_inner == folds.n_outer == split.n_inner + split.n_outer == 464_810
+    assert folds.start.inner_var.shape == (5, 54, 7) and folds.start.outer_var.shape == (54,)
+    counts = np.bincount(np.asarray(folds.oracles.inner_samples.leaves.rows.labels))
+    both = (split.oracles.inner_samples, split.oracles.outer_samples)
+    np.testing.assert_array_equal(counts, sum(np.bincount(np.asarray(level.leaves.labels)) for level in both))
+
+
+@pytest.mark.slow
 def test_embedded_problems_need_no_file(monkeypatch):
     monkeypatch.delenv("BILEVEL_DATA", raising=False)
     settings = {problems.breast_cancer: (0.05, 1.0), problems.digits_cleaning: (0.05, 0.01)}
+    settings[problems.breast_cancer_folds] = 0.05, 1.0
     for problem, (step_size, outer_ratio) in settings.items():
         run = bilevel.run(problem(), bilevel.SRBA(step_size, outer_ratio, 32), max_steps=400, eval_every=400)
         assert run.status == "out_of_budget" and run.history["value"][-1] < run.history["value"][0]

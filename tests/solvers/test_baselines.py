@@ -38,13 +38,13 @@ def neumann_floor(problem, n_terms):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_truncated_series_stop_at_the_bias_that_dense_matrices_predict(seed):
-    problem = tiny(seed)
+def test_truncated_series_stop_at_the_bias_that_dense_matrices_predict():
+    problem = tiny()
     series = {"neumann_step": ETA, "sampling": "full"}
     for n_neumann in (1, 10, 40):
         solvers = [
             bilevel.StocBiO(0.5, 0.5, n_neumann=n_neumann, **series),
+            bilevel.NeumannAID(ETA, 0.5, n_neumann=n_neumann, sampling="full"),
             bilevel.MRBO(1.0, 0.5, n_neumann=n_neumann, **series),
             bilevel.VRBO(0.5, 0.5, n_inner_steps=2, n_neumann=n_neumann, period=50, **series),
         ]
@@ -54,9 +54,8 @@ def test_truncated_series_stop_at_the_bias_that_dense_matrices_predict(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_series_of_random_length_stop_near_the_bias_of_their_mean(seed):
-    problem = tiny(seed)
+def test_series_of_random_length_stop_near_the_bias_of_their_mean():
+    problem = tiny()
     for n_neumann in (1, 10, 40):
         series = {"n_neumann": n_neumann, "neumann_step": ETA, "sampling": "full"}
         expected = neumann_floor(problem, n_neumann)
@@ -72,9 +71,134 @@ def test_the_bias_falls_with_the_number_of_terms():
 
 @pytest.mark.parametrize("name", ["SRBA", "SABA", "SPABA"])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_variance_reduced_methods_converge_to_rounding(name, seed):
     result = bilevel.run(tiny(seed), bilevel.SOLVERS[name](0.2, 1.0, 16), seed=seed, max_calls=1_000_000)
     assert result.history["hypergrad_norm_sq"][-1] < 1e-25
+
+
+@pytest.mark.parametrize("step_size", [1.0, pytest.param(1e4, marks=pytest.mark.slow)])
+def test_s_tfbo_converges_whatever_its_first_steps(step_size):
+    result = bilevel.run(tiny(), bilevel.STFBO(step_size), max_steps=20_000, eval_every=20_000)
+    assert result.history["hypergrad_norm_sq"][-1] < 1e-12
+
+
+@pytest.mark.slow
+def test_noise_lets_the_sums_of_s_tfbo_grow():
+    solver = bilevel.STFBO(1.0, batch_size=16, sampling="blocks")
+    sums = [bilevel.run(tiny(), solver, max_steps=steps).state.inner_sum for steps in (4000, 16_000)]
+    assert 3 < sums[1] / sums[0] < 5
+    full = [bilevel.run(tiny(), bilevel.STFBO(1.0), max_steps=steps).state.inner_sum for steps in (4000, 16_000)]
+    assert full[1] / full[0] < 1.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("perturbation", [1e-3, 1.0])
+def test_differences_are_exact_on_quadratics(perturbation):
+    solver = bilevel.FdeHBO(2.0, 1.0, perturbation=perturbation, sampling="full")
+    result = bilevel.run(tiny(), solver, max_steps=3000, eval_every=3000)
+    assert result.history["hypergrad_norm_sq"][-1] < 1e-20
+    assert result.calls.hvp == result.calls.cross == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("period", "seed"), [(3, 0), (8, 1), (10, 2)])
+def test_lanc_bio_converges_whether_or_not_its_subspace_is_the_whole_space(period, seed):
+    solver = bilevel.LancBiO(0.5, 0.5, period=period)
+    history = bilevel.run(tiny(seed), solver, max_steps=300, eval_every=300).history
+    assert history["hypergrad_norm_sq"][-1] < 1e-25 and history["v_residual_sq"][-1] < 1e-25
+
+
+@pytest.mark.slow
+def test_batches_add_up_in_the_v_of_lanc_bio_unless_it_restarts_from_0():
+    def path(warm_start):
+        solver = bilevel.LancBiO(0.1, 1.0, 16, period=3, warm_start=warm_start, sampling="blocks")
+        return bilevel.run(tiny(), solver, max_steps=2000, eval_every=50).history
+
+    added_up, kept = path(True), path(False)
+    assert added_up["v_residual_sq"][-1] > 1e20
+    assert np.median(kept["v_residual_sq"][-20:]) < 1e4
+
+
+@pytest.mark.slow
+def test_ada_bio_comes_down_to_the_bias_of_its_series_where_there_is_no_noise():
+    problem = tiny()
+    solver = bilevel.AdaBiO(1.0, 0.5, n_neumann=10, neumann_step=ETA, sampling="full")
+    history = bilevel.run(problem, solver, max_steps=20_000, eval_every=1000).history["hypergrad_norm_sq"]
+    np.testing.assert_allclose(np.median(history[-10:]), neumann_floor(problem, 11), rtol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_inner_steps", [1, 5])
+def test_nbo_converges_to_rounding_on_full_batches(n_inner_steps):
+    solver = bilevel.NBO(0.5, 0.5, n_inner_steps=n_inner_steps, sampling="full")
+    history = bilevel.run(tiny(), solver, max_steps=2000, eval_every=2000).history
+    assert history["hypergrad_norm_sq"][-1] < 1e-20
+
+
+@pytest.mark.parametrize("form", ["bfgs", pytest.param("sr1", marks=pytest.mark.slow)])
+def test_qnbo_converges_to_rounding_where_v_goes_on(form):
+    solver = bilevel.QNBO(0.5, 0.5, n_inner_steps=2, n_v_steps=2, form=form)
+    history = bilevel.run(tiny(), solver, max_steps=300, eval_every=300).history
+    assert history["hypergrad_norm_sq"][-1] < 1e-20
+
+
+@pytest.mark.slow
+def test_the_floor_of_qnbo_with_a_cold_v_falls_with_its_steps():
+    def floor(n_v_steps):
+        solver = bilevel.QNBO(0.5, 0.5, n_v_steps=n_v_steps, warm_start_v=False)
+        return bilevel.run(tiny(), solver, max_steps=400, eval_every=400).history["hypergrad_norm_sq"][-1]
+
+    assert floor(40) < 1e-20 < 1e-6 < floor(3)
+
+
+ESTIMATORS = ("inner_estimator", "v_estimator", "outer_estimator")
+MIXTURES = {
+    "SFFBA": ("zerosarah", "zerosarah", "zerosarah"),
+    "MSEBA": ("zerosarah", "page", "page"),
+    "MA-SABA": ("saga", "saga", "saga"),
+}
+
+
+def mixture(estimators, *args, **kwargs):
+    return bilevel.PnPBO(*args, **dict(zip(ESTIMATORS, estimators, strict=True)), **kwargs)
+
+
+@pytest.mark.parametrize(
+    "name", ["SFFBA", *(pytest.param(name, marks=pytest.mark.slow) for name in list(MIXTURES)[1:])]
+)
+def test_mixtures_of_variance_reduced_estimators_converge_to_rounding(name):
+    result = bilevel.run(tiny(), mixture(MIXTURES[name], 0.2, 1.0, 16), max_calls=1_000_000)
+    assert result.history["hypergrad_norm_sq"][-1] < 1e-25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimators", [("sgd", "saga", "saga"), ("saga", "sgd", "saga"), ("saga", "saga", "sgd")])
+def test_one_noisy_estimator_is_enough_for_a_floor(estimators):
+    solver = mixture(estimators, 0.2, 1.0, 16, momentum=1.0)
+    history = bilevel.run(tiny(), solver, max_calls=1_000_000, eval_every=500).history["hypergrad_norm_sq"]
+    assert np.median(history[-5:]) > 1e-8
+
+
+@pytest.mark.parametrize(
+    ("special", "general"),
+    [
+        (bilevel.SABA(0.1, 5.0, 8), mixture(["saga"] * 3, 0.1, 5.0, 8, momentum=1.0)),
+        pytest.param(
+            bilevel.SABA(0.1, 5.0, 8), mixture(["zerosarah"] * 3, 0.1, 5.0, 8, mixing=1.0), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            bilevel.SPABA(0.1, 5.0, 8, period=6, v_radius=0.3),
+            mixture(["page"] * 3, 0.1, 5.0, 8, period=6, v_radius=0.3),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_solvers_that_are_settings_of_pnpbo(special, general):
+    one, other = (bilevel.run(cases.quadratic(), solver, max_steps=40) for solver in (special, general))
+    cases.assert_trees_close(one.point, other.point, rtol=1e-10)
+    assert (one.calls == other.calls) == (general.inner_estimator != "zerosarah"), "zerosarah asks for both points"
 
 
 @pytest.mark.slow
@@ -113,6 +237,14 @@ def test_bsa_with_a_warm_start_is_alset():
     alset = bilevel.run(problem, bilevel.ALSET(0.1, 5.0, 8, **settings), max_steps=30)
     cases.assert_trees_equal(bsa.point, alset.point)
     assert bsa.calls == alset.calls
+
+
+def test_neumann_aid_on_all_rows_is_stocbio_with_the_step_of_its_inner_loop():
+    settings = {"n_inner_steps": 2, "n_neumann": 3, "sampling": "full"}
+    solvers = bilevel.NeumannAID(0.1, 5.0, **settings), bilevel.StocBiO(0.1, 5.0, neumann_step=0.1, **settings)
+    one, other = (bilevel.run(cases.quadratic(), solver, max_steps=30) for solver in solvers)
+    cases.assert_trees_equal(one.point, other.point)
+    assert one.calls == other.calls
 
 
 def test_itd_equals_automatic_differentiation_through_its_inner_loop():
@@ -168,6 +300,37 @@ def test_the_bias_of_f2sa_falls_with_lambda_0_and_delta_0():
     assert weak > 3 * growing > 9 * strong
 
 
+def f2sa_p_floor(problem, order, nu):
+    """||∇h||² where the difference of this order is 0, from dense matrices."""
+    exact_solver = problem.exact_solver
+    inner, outer = exact_solver.inner, exact_solver.outer
+    nodes = [j for j in range(-(order // 2), (order + 1) // 2 + 1) if j or order % 2]
+    weights = np.linalg.solve([[float(j) ** k for j in nodes] for k in range(len(nodes))], np.eye(len(nodes))[1])
+
+    def slope(x, j):
+        a_inner, b = inner.a_inner + j * nu * outer.a_inner, inner.b + j * nu * outer.b
+        y = -np.linalg.solve(a_inner, b.T @ x + inner.linear_inner + j * nu * outer.linear_inner)
+        a_outer = inner.a_outer + j * nu * outer.a_outer
+        return a_outer @ x + b @ y + inner.linear_outer + j * nu * outer.linear_outer
+
+    def difference(x):
+        return sum(weight * slope(x, j) for weight, j in zip(weights, nodes, strict=True)) / nu
+
+    constant = difference(np.zeros(4))
+    matrix = np.stack([difference(unit) - constant for unit in np.eye(4)], axis=1)
+    return np.sum(exact_solver(-np.linalg.solve(matrix, constant)).hypergrad ** 2)
+
+
+@pytest.mark.parametrize("order", [2, *(pytest.param(order, marks=pytest.mark.slow) for order in (1, 3, 4))])
+def test_f2sa_p_stops_at_the_bias_that_dense_matrices_predict(order):
+    problem, nu = tiny(), 0.03
+    solver = bilevel.F2SAp(0.8, 2.0, order=order, perturbation=nu, normalized=False, sampling="full")
+    found = bilevel.run(problem, solver, max_steps=1500, eval_every=1500).history["hypergrad_norm_sq"][-1]
+    floor, lower = (f2sa_p_floor(problem, order, size) for size in (nu, nu / 2))
+    np.testing.assert_allclose(found, floor, rtol=1e-3)
+    np.testing.assert_allclose(floor / lower, 4**order, rtol=0.3)
+
+
 def test_f2sa_stays_bounded_on_logistic_selection():
     problem = cases.logistic_selection()
     for step_size, outer_ratio in ((0.25, 0.1), (0.25, 1.0), (0.03, 0.1)):
@@ -182,7 +345,7 @@ def test_two_batches_make_f2sa_noisier_than_one():
     assert f2sa(30.0, 1.0, settings, 10**6, shared_batch=False) > 3 * f2sa(30.0, 1.0, settings, 10**6)
 
 
-@pytest.mark.parametrize("name", ["StocBiO", "MRBO", "VRBO", "BSA", "TTSA", "ALSET", "SUSTAIN"])
+@pytest.mark.parametrize("name", ["StocBiO", "MRBO", "VRBO", "BSA", "TTSA", "ALSET", "SUSTAIN", "AdaBiO"])
 def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
     solver = bilevel.SOLVERS[name](0.1, 1.0, 16, neumann_step=5.0)
     with pytest.raises(ValueError, match=rf"`{name}\(neumann_step=5\)`.*neumann_step < 2/L"):
@@ -202,6 +365,13 @@ def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
         (lambda: bilevel.F2SA(lambda_0=0.0), "lambda_0=0.0"),
         (lambda: bilevel.F2SA(schedule="other"), "schedule='other'"),
         (lambda: bilevel.F2SA(shared_batch="yes"), "shared_batch='yes'"),
+        (lambda: bilevel.F2SAp(order=0), "order=0"),
+        (lambda: bilevel.F2SAp(perturbation=-0.1), "perturbation=-0.1"),
+        (lambda: bilevel.PnPBO(inner_estimator="adam"), "inner_estimator='adam'.*'sgd', 'saga'"),
+        (lambda: bilevel.PnPBO(sampling="iid"), "sampling='iid'.*take sampling='blocks'"),
+        (lambda: bilevel.PnPBO(mixing=1.5), "mixing=1.5"),
+        (lambda: bilevel.FdeHBO(perturbation=0.0), "perturbation=0.0"),
+        (lambda: bilevel.LancBiO(period=0), "period=0"),
         (lambda: bilevel.BOME(sampling="blocks"), "sampling='blocks'"),
         (lambda: bilevel.BOME(barrier=-1.0), "barrier=-1.0"),
         (lambda: bilevel.PZOBO(smoothing=0.0), "smoothing=0.0"),

@@ -16,6 +16,8 @@ from bilevel.oracles import Oracles
 from tests import cases
 
 SOLVERS = cases.SOLVERS
+# Differences of gradients over short moves make rounding larger.
+ROUNDING = dict.fromkeys(SOLVERS, 1e-11) | {"QNBO": 1e-8}
 STEPS = 6  # one more than the shortest period
 
 
@@ -104,7 +106,7 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
         together = jax.vmap(final_point)(steps)
         for i, step_size in enumerate(steps):
             alone = final_point(step_size)
-            cases.assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone, rtol=1e-11)
+            cases.assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone, rtol=ROUNDING[name])
 
 
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))

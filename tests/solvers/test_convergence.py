@@ -10,7 +10,8 @@ def tiny(seed):
     return bilevel.problems.quadratic(512, 256, 8, 4, seed=seed, common_linear=0.5, dtype="float64")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
 def test_soba_stalls_and_the_variance_reduced_do_not(seed):
     problem = tiny(seed)
 
@@ -24,6 +25,7 @@ def test_soba_stalls_and_the_variance_reduced_do_not(seed):
     assert min(path[-1] for path in soba) > 1e-8
 
 
+@pytest.mark.slow
 def test_srba_on_the_papers_quadratics_within_120_epochs():
     problem = bilevel.problems.quadratic(32768, 1024, 100, 10, seed=0, dtype="float64")
     epoch = problem.n_inner + problem.n_outer
@@ -36,6 +38,7 @@ def test_srba_on_the_papers_quadratics_within_120_epochs():
 
 
 @pytest.mark.parametrize("sampling", ["iid", "reshuffle", "full"])
+@pytest.mark.slow
 def test_every_sampling_reaches_the_solution(sampling):
     result = bilevel.run(tiny(0), bilevel.SRBA(0.1, 1.0, 16, sampling=sampling), max_steps=20_000, tolerance=1e-18)
     assert result.status == "converged"

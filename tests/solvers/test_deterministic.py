@@ -1,4 +1,8 @@
-"""Exact and HOAG: what they reach, what they cost, and that they run like the others."""
+"""Exact, HOAG, D-TFBO and SHINE: what they reach, what they cost, and that they run like the others."""
+
+import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +19,26 @@ from bilevel.solvers.hoag import HOAG
 from tests import cases
 from tests.solvers.test_contract import CountingOracles
 from tests.solvers.test_convergence import tiny
+from tests.solvers.transcribed import KIND_NAMES
+from tests.transcription.d_tfbo import d_tfbo
 from tests.transcription.hoag import exponential
 from tests.transcription.hoag import hoag as transcribed_hoag
+from tests.transcription.shine import shine
 
-SOLVERS = {"Exact": Exact(), "HOAG": HOAG()}
+SOLVERS = {
+    "Exact": Exact(),
+    "HOAG": HOAG(),
+    "DTFBO": bilevel.DTFBO(inner_tolerance=0.02),
+    "SHINE": bilevel.SHINE(opa_period=2, refine=True),
+}
+EACH = ["Exact", "HOAG", *(pytest.param(name, marks=pytest.mark.slow) for name in ("DTFBO", "SHINE"))]
+# The path of L-BFGS makes rounding larger from step to step, and faster where moves are short: tolerances stay large.
+SHINES = {  # settings, first tolerance, steps
+    "plain": ({"tolerance_decay": 0.97}, 1e-3, 20),
+    "short memory": ({"n_pairs": 3, "step_size": 2.0, "tolerance_decay": 1.0}, 0.1, 20),
+    "opa": ({"opa_period": 3, "tolerance_decay": 1.0}, 1e-3, 20),
+    "refined": ({"opa_period": 2, "refine": True, "tolerance_decay": 1.0}, 1e-4, 12),
+}
 
 
 def path(problem, solver, steps):
@@ -31,8 +51,8 @@ def path(problem, solver, steps):
     return states[1:]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["Exact", "HOAG"])
 def test_both_reach_the_solution_of_quadratics(name, seed):
     result = bilevel.run(tiny(seed), SOLVERS[name], max_steps={"Exact": 30, "HOAG": 250}[name], tolerance=1e-20)
     assert result.status == "converged"
@@ -77,7 +97,9 @@ def test_exact_charges_a_matrix_per_newton_iterate():
     np.testing.assert_array_equal(path(problem, Exact(), 1)[0].calls, evaluations * np.array(one))
 
 
-@pytest.mark.parametrize("name", [*SOLVERS, "Exact by conjugate gradients", "HOAG, last steps"])
+@pytest.mark.parametrize(
+    "name", [*cases.marked(SOLVERS, ("Exact", "HOAG", "DTFBO")), "Exact by conjugate gradients", "HOAG, last steps"]
+)
 def test_declared_cost_equals_counted_cost(name, monkeypatch):
     def by_columns(oracles, point):
         return np.stack([oracles.hvp(point._replace(v=unit)) for unit in np.eye(point.v.size)])
@@ -94,6 +116,63 @@ def test_declared_cost_equals_counted_cost(name, monkeypatch):
         for index in range(3):
             state = solver.step(counting, state, index)
             assert dict(zip(Calls._fields, state.calls.tolist(), strict=True)) == counting.counted
+
+
+def assert_same_path_and_calls(name, solver, transcribe, settings, steps=20):
+    problem = cases.PROBLEMS[name]()
+    start, plain = [np.asarray(part) for part in problem.start[:2]], cases.in_numpy(name, problem)
+    expected = transcribe(plain, *start, range(steps), **settings)
+    states = path(problem, solver, steps)
+    for state, wanted in zip(states, expected, strict=True):
+        for part in ("inner_var", "v", "outer_var"):
+            gap = np.linalg.norm(getattr(state.point, part) - wanted[part])
+            assert gap <= 1e-10 * np.linalg.norm(wanted[part]), part
+    counted = dict(zip(Calls._fields, states[-1].calls.tolist(), strict=True))
+    assert counted == {kind: plain.calls[short] for kind, short in KIND_NAMES.items()}
+
+
+@pytest.mark.parametrize("name", cases.PROBLEMS)
+def test_d_tfbo_and_its_calls_are_those_of_its_transcription(name):
+    settings = {"step_size": 2.0, "outer_ratio": 1.5, "tolerance": 0.02}
+    assert_same_path_and_calls(name, bilevel.DTFBO(2.0, 1.5, inner_tolerance=0.02), d_tfbo, settings)
+
+
+@pytest.mark.parametrize("variant", cases.marked(SHINES, quick=("plain",)))
+@pytest.mark.parametrize("name", cases.PROBLEMS)
+def test_shine_and_its_calls_are_those_of_its_transcription(name, variant, monkeypatch):
+    parameters, tolerance, steps = SHINES[variant]
+    monkeypatch.setattr("bilevel.solvers.shine._FIRST_TOLERANCE", tolerance)
+    solver = bilevel.SHINE(**parameters)
+    settings = {"scale": solver.step_size, "memory": solver.n_pairs, "decay": solver.tolerance_decay}
+    settings |= {"first_tolerance": tolerance, "opa": solver.opa_period, "refine": solver.refine}
+    assert_same_path_and_calls(name, solver, shine, settings, steps)
+
+
+@pytest.mark.slow
+def test_shine_is_biased_less_so_with_opa_and_not_at_all_when_refined():
+    def floor(**settings):
+        history = bilevel.run(tiny(0), bilevel.SHINE(**settings), max_steps=120, eval_every=120).history
+        return history["hypergrad_norm_sq"][-1]
+
+    plain, opa, refined = floor(), floor(opa_period=5), floor(refine=True)
+    assert refined < 1e-12 < 100 * opa < plain
+
+
+@pytest.mark.slow
+def test_d_tfbo_stops_at_a_floor_that_its_tolerance_moves():
+    def floor(tolerance):
+        solver = bilevel.DTFBO(1.0, 0.1, inner_tolerance=tolerance)
+        return bilevel.run(tiny(0), solver, max_steps=400, eval_every=400).history["hypergrad_norm_sq"][-1]
+
+    assert floor(1e-14) < 1e-12 < floor(1e-4)
+
+
+def test_a_loop_of_d_tfbo_that_starts_too_fast_still_ends():
+    problem = tiny(0)
+    state = path(problem, bilevel.DTFBO(1e3, 1e3, inner_tolerance=1e-12), 1)[0]
+    exact_solution = problem.exact_solver(np.asarray(problem.start.outer_var))
+    np.testing.assert_allclose(state.point.inner_var, exact_solution.inner_var, atol=1e-4)
+    np.testing.assert_allclose(state.point.v, exact_solution.v, atol=1e-4)
 
 
 def test_hoag_stays_as_near_to_its_exact_sequence_as_its_tolerances_say():
@@ -153,7 +232,7 @@ def test_hoag_as_printed_stalls_and_with_half_the_decrease_does_not():
     assert corrected.history["hypergrad_norm_sq"][-1] < 1e-8 and float(corrected.state.step) > 1e-2
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype, tmp_path):
     problem, solver = cases.logistic_selection(dtype), SOLVERS[name]
@@ -166,7 +245,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype, tmp_
     assert set(whole.history["step"]) <= set(resumed.history["step"])
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_run_ends_with_the_first_step_that_reaches_max_calls(name):
     problem = cases.quadratic()
     steps = bilevel.run(problem, SOLVERS[name], max_steps=5, eval_every=1).history["calls"]
@@ -176,7 +255,7 @@ def test_a_run_ends_with_the_first_step_that_reaches_max_calls(name):
         assert sum(result.calls) == steps[taken]
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", EACH)
 def test_evaluations_do_not_change_a_run_and_lie_where_the_agenda_says(name):
     problem = cases.quadratic("float32")
     often = bilevel.run(problem, SOLVERS[name], max_steps=9, eval_every=2)
@@ -189,11 +268,27 @@ def test_evaluations_do_not_change_a_run_and_lie_where_the_agenda_says(name):
     np.testing.assert_array_equal(kinds, often.history["calls"])
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", EACH)
 def test_seconds_end_a_run_that_stays_where_it_is(name):
     result = bilevel.run(cases.quadratic(), SOLVERS[name], max_seconds=0.3)
     assert result.status == "out_of_budget" and result.history["seconds"][-1] >= 0.3
     assert np.all(np.isfinite(result.point.outer_var))
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_step_that_goes_on_for_twice_the_seconds_is_given_up(name, monkeypatch):
+    clock, now = SimpleNamespace(perf_counter=lambda: next(now)), itertools.count(step=0.001)
+    monkeypatch.setattr("bilevel.solvers.host.time", clock)
+    monkeypatch.setattr("bilevel.engine.steps.time", clock)
+    result = bilevel.run(cases.logistic_selection(), SOLVERS[name], max_seconds=0.002)
+    assert result.status == "out_of_budget" and next(now) < 0.2
+    assert result.history["step"].tolist() == [0] and result.calls == Calls()
+
+
+def test_exact_refuses_an_inner_level_that_may_not_be_convex():
+    problem = dataclasses.replace(cases.quadratic(), exact_solver=None)
+    with pytest.raises(ValueError, match=r"`Exact` needs a strongly convex inner level; .* `strongly_convex=True`"):
+        bilevel.run(problem, Exact(), max_steps=1)
 
 
 def test_ctrl_c_in_a_step_keeps_the_steps_before(monkeypatch):
@@ -213,7 +308,8 @@ def test_ctrl_c_in_a_step_keeps_the_steps_before(monkeypatch):
 
 def custom(inner_loss, outer_loss, inner_var, outer_var, **kwargs):
     data = np.random.default_rng(0).standard_normal((20, 3))
-    return bilevel.BilevelProblem.from_losses(inner_loss, outer_loss, data, data, inner_var, outer_var, **kwargs)
+    losses, kwargs = (inner_loss, outer_loss), {"strongly_convex": True} | kwargs
+    return bilevel.BilevelProblem.from_losses(*losses, data, data, inner_var, outer_var, **kwargs)
 
 
 def test_an_outer_problem_without_minimum_makes_hoag_diverge_and_exact_stay_finite():
@@ -230,7 +326,7 @@ def test_an_outer_problem_without_minimum_makes_hoag_diverge_and_exact_stay_fini
         assert all(np.all(np.isfinite(part)) for part in run.point)
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_start_where_the_inner_problem_is_undefined_diverges_at_once(name):
     def inner_loss(z, x, row):
         return jnp.sum((z - row) ** 2) / 2 + jnp.sum(jnp.log(x)) * jnp.sum(z)
@@ -240,8 +336,8 @@ def test_a_start_where_the_inner_problem_is_undefined_diverges_at_once(name):
     assert result.status == "diverged" and result.history["step"].tolist() == [0]
 
 
-@pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_variables_may_be_dicts_of_arrays(name, dtype):
     def inner_loss(z, x, row):
         return (row @ z["w"] + z["b"] - row[0]) ** 2 / 2 + jnp.exp(x["w"]) * (z["w"] @ z["w"]) / 2 + z["b"] ** 2 / 2
@@ -265,7 +361,7 @@ def test_variables_may_be_dicts_of_arrays(name, dtype):
     np.testing.assert_allclose(nested.state.point.inner_var["w"], flat.state.point.inner_var[1:], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", ["Exact", "HOAG"])
 def test_bounds_are_kept(name):
     problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
     result = bilevel.run(problem, SOLVERS[name], max_steps=200, tolerance=1e-12)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +77,18 @@ def test_the_name_of_a_solver_of_the_package_is_refused():
         ),
         (lambda: bilevel.StocBiO(n_inner_steps=2**63), "must be below 2**31."),
         (lambda: bilevel.SRBA(step_size=np.array([0.1, 0.2])), "must be a finite number above 0."),
+        (lambda: bilevel.ITD(step_size=10**400), "must be a finite number above 0."),
         (lambda: bilevel.F2SA(schedule=np.array(["printed"])), "must be one of 'corrected', 'printed'."),
     ],
 )
 def test_parameters_that_no_step_could_use_are_refused(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+def test_real_numbers_of_any_kind_become_floats():
+    solver = bilevel.PZOBO(step_size=Fraction(1, 4), smoothing=np.float32(0.5), outer_ratio=2)
+    assert [type(value) for value in (solver.step_size, solver.smoothing, solver.outer_ratio)] == [float] * 3
 
 
 def test_integers_of_numpy_become_integers_of_python():

@@ -98,6 +98,7 @@ def transcribed(model, start, draws, n, m, fill):
 
 @pytest.mark.parametrize("tables", ["zero", "full"])
 @pytest.mark.parametrize(("problem_of", "rows"), [(cases.logistic_selection, LogisticRows), (cleaning, CleaningRows)])
+@pytest.mark.slow
 def test_iterates_equal_a_transcription_that_remembers_every_row(problem_of, rows, tables):
     problem = problem_of()
     solver = bilevel.SABA(STEP, RATIO, 8, tables=tables, memory="rows", rebuild_every=7)
@@ -109,6 +110,7 @@ def test_iterates_equal_a_transcription_that_remembers_every_row(problem_of, row
 
 
 @pytest.mark.parametrize("problem_of", [cases.logistic_selection, cleaning])
+@pytest.mark.slow
 def test_rebuilding_the_means_changes_nothing_but_rounding(problem_of):
     seldom, often = (
         cases.trajectory(problem_of(), bilevel.SABA(STEP, RATIO, 8, memory="rows", rebuild_every=every), STEPS)

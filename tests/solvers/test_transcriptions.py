@@ -33,12 +33,40 @@ CHOSEN = {
     "F2SA": bilevel.F2SA(**COMMON, **LOOPS, lambda_0=2.0, delta_0=0.5),
     "F2SA two batches": bilevel.F2SA(**COMMON, **LOOPS, shared_batch=False),
     "F2SA printed": bilevel.F2SA(**COMMON, **LOOPS, schedule="printed", shared_batch=False),
+    "F2SAp p=3": bilevel.F2SAp(**COMMON, **LOOPS, order=3, perturbation=0.2, normalized=False),
+    "F2SAp p=4": bilevel.F2SAp(**COMMON, **LOOPS, order=4, normalized=False, sampling="iid"),
     "BSA cold": bilevel.BSA(**COMMON, **LOOPS, **SERIES, warm_start=False),
     "BSA iid": bilevel.BSA(**COMMON, **LOOPS, **SERIES, sampling="iid"),
     "PZOBO": bilevel.PZOBO(**COMMON, **LOOPS, n_directions=2),
     "ITD cold": bilevel.ITD(**COMMON, **LOOPS, warm_start=False),
     "MASOBA": bilevel.MASOBA(**COMMON, momentum=0.8),
     "SPABA": bilevel.SPABA(**COMMON, **PERIOD),
+    "NBO iid": bilevel.NBO(**COMMON, n_inner_steps=5, sampling="iid"),
+    "NBO T=1": bilevel.NBO(**COMMON, n_inner_steps=1),
+    "NBO full": bilevel.NBO(**COMMON, **LOOPS, sampling="full"),
+    "QNBO cold": bilevel.QNBO(**COMMON, **LOOPS, warm_start_v=False, damping=0.8),
+    "QNBO shared": bilevel.QNBO(**COMMON, **LOOPS, n_v_steps=0, sampling="iid"),
+    # SR1 is only as stable as the last pairs of a step: enough of them, and none short.
+    "QNBO sr1": bilevel.QNBO(**COMMON, **LOOPS, form="sr1", n_gradient_steps=0, difference=1.0, sampling="blocks"),
+    "AdaBiO": bilevel.AdaBiO(**COMMON, **SERIES, noise_scale=0.5, slope_scale=2.0),
+    "FdeHBO ball": bilevel.FdeHBO(**COMMON, v_radius=0.3, momentum=0.8, perturbation=0.1),
+    "FdeHBO iid": bilevel.FdeHBO(**COMMON, sampling="iid"),
+    "LancBiO": bilevel.LancBiO(**COMMON, **LOOPS, **PERIOD),
+    "LancBiO blocks": bilevel.LancBiO(**COMMON, **LOOPS, period=3, sampling="blocks"),
+    "LancBiO from 0": bilevel.LancBiO(**COMMON, **LOOPS, **PERIOD, warm_start=False, sampling="iid"),
+    "PnPBO as MSEBA": bilevel.PnPBO(**COMMON, **PERIOD, v_estimator="page", outer_estimator="page", mixing=0.3),
+    "PnPBO mixed": bilevel.PnPBO(
+        **COMMON,
+        **PERIOD,
+        inner_estimator="page",
+        v_estimator="saga",
+        outer_estimator="saga",
+        v_ratio=3.0,
+        momentum=0.7,
+    ),
+    "PnPBO sgd": bilevel.PnPBO(
+        **COMMON, inner_estimator="page", v_estimator="sgd", outer_estimator="sgd", sampling="iid"
+    ),
 }
 
 
@@ -81,7 +109,7 @@ def assert_same_path(run, expected):
             assert np.linalg.norm(actual - wanted) <= 1e-10 * np.linalg.norm(wanted), (t, part)
 
 
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("case", cases.marked(SETTINGS))
 def test_first_iterates_on_quadratics_equal_the_transcription(case):
     run, expected, _ = both("quadratic", SETTINGS[case])
     assert_same_path(run, expected)
@@ -106,7 +134,7 @@ def test_projections_equal_the_transcription(case):
     assert np.max(last.outer_var) == bounds[1], "a bound was meant to be active"
 
 
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("case", cases.marked(SETTINGS))
 def test_declared_cost_equals_what_the_transcription_asked_for(case):
     solver = SETTINGS[case]
     run, _, plain = both("quadratic", solver)

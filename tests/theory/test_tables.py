@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bilevel.cli import app
+from bilevel.cli.app import app
 from bilevel.theory import tables
 from bilevel.theory.complexity import Measurement, read_measurements
 from bilevel.theory.first_passage import read_rows
@@ -45,6 +45,7 @@ def test_the_regime_is_told_by_periods_and_by_exponents_at_a_fixed_step():
     assert "| SRBA | N^1/2 ε^-1 | 0.50 ± 0.00 | 0.50 ± 0.00 | 1.00 ± 0.00 |" in tables.scaling_table(grid, "valleys")
 
 
+@pytest.mark.slow
 def test_drawing_twice_gives_the_same_bytes(tmp_path, kept):
     for name in ("first.svg", "second.svg"):
         tables.draw_lower_bound(kept[1], tmp_path / name)

@@ -24,17 +24,26 @@ from tests.transcription.draws import (
     point,
 )
 
+from .ada_bio import ada_bio
 from .alset import alset
 from .amigo import amigo
 from .bome import bome
 from .bsa import bsa
 from .f2sa import f2sa
+from .f2sa_p import f2sa_p
+from .fde_hbo import fde_hbo
 from .fsla import fsla
 from .hoag import hoag
 from .itd import itd
+from .lanc_bio import lanc_bio
 from .ma_soba import ma_soba
 from .mrbo import mrbo
+from .nbo import nbo
+from .neumann_aid import neumann_aid
+from .pnpbo import pnpbo
 from .pzobo import pzobo
+from .qnbo import qnbo
+from .s_tfbo import s_tfbo
 from .saba import saba
 from .soba import soba
 from .spaba import spaba
@@ -66,7 +75,14 @@ MRBO_ONE = scaled(gz=1, hv=Q, cr=1, fz=1, fx=1)
 SUSTAIN_ONE = added(scaled(gz=1), HYP2)
 F2SA_OPTIONS = {"delta_0": 0.1, "shared_batch": False}
 BOME_STEP = {"gz": (T + 1) * N, "gx": 2 * N, "fz": M, "fx": M}
+FDE_HBO_ONE = scaled(gz=3, gx=2, fz=1, fx=1)
+LANC_BIO_STEP = scaled(gz=T, hv=1, cr=1, fz=1, fx=1)
 HOAG_STEP = {"cr": N, "fz": M, "fx": M, "outer_value": M}
+
+PNPBO_BLOCKS = {"n_inner_blocks": len(blocks(N)), "n_outer_blocks": len(blocks(M))}
+SFFBA = {"estimators": dict.fromkeys("zvx", "zerosarah"), **PNPBO_BLOCKS}
+MA_SABA = {"estimators": dict.fromkeys("zvx", "saga"), "rho": 0.1, **PNPBO_BLOCKS}
+MIXED = {"estimators": {"z": "sgd", "v": "page", "x": "saga"}, **PNPBO_BLOCKS}
 
 # name: (function, options, cost of the first step, cost of the third step)
 COSTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int], dict[str, int]]] = {
@@ -89,6 +105,8 @@ COSTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int], dict[
         added(VRBO_FULL, VRBO_STEP),
     ),
     "f2sa": (f2sa, F2SA_OPTIONS, scaled(gz=2 * T, fz=T, gx=2, fx=1), scaled(gz=2 * T, fz=T, gx=2, fx=1)),
+    "f2sa_p": (f2sa_p, {}, scaled(gz=2 * T, fz=2 * T, gx=2, fx=2), scaled(gz=2 * T, fz=2 * T, gx=2, fx=2)),
+    "f2sa_p, p=1": (f2sa_p, {"order": 1}, *[scaled(gz=2 * T, fz=T, gx=2, fx=1)] * 2),
     "bsa": (bsa, {"n_neumann": Q}, added(scaled(gz=T), HYP2), added(scaled(gz=T), HYP2)),
     "alset": (alset, {"n_neumann": Q}, added(scaled(gz=T), HYP2), added(scaled(gz=T), HYP2)),
     "ttsa": (ttsa, {"n_neumann": Q}, added(scaled(gz=1), HYP2), added(scaled(gz=1), HYP2)),
@@ -96,6 +114,23 @@ COSTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int], dict[
     "bome": (bome, {"n_inner_steps": T}, BOME_STEP, BOME_STEP),
     "pzobo": (pzobo, {}, scaled(gz=(K + 1) * T, fz=1, fx=1), scaled(gz=(K + 1) * T, fz=1, fx=1)),
     "itd": (itd, {}, scaled(gz=T, hv=T - 1, cr=T, fz=1, fx=1), scaled(gz=T, hv=T - 1, cr=T, fz=1, fx=1)),
+    "pnpbo, sffba": (pnpbo, SFFBA, TWICE, TWICE),
+    "pnpbo, ma-saba": (pnpbo, MA_SABA, ONE, ONE),
+    "pnpbo, mixed": (
+        pnpbo,
+        MIXED,
+        {"gz": B, "hv": N, "fz": M, "cr": B, "fx": B},
+        scaled(gz=1, hv=2, fz=2, cr=1, fx=1),
+    ),
+    "s_tfbo": (s_tfbo, {}, ONE, ONE),
+    "ada_bio": (ada_bio, {}, *[scaled(gz=1, hv=2 * Q, cr=2, fz=2, fx=2)] * 2),
+    "neumann_aid": (neumann_aid, {"terms": Q}, *[scaled(gz=T, hv=Q, cr=1, fz=1, fx=1)] * 2),
+    "fde_hbo": (fde_hbo, {}, FDE_HBO_ONE, added(FDE_HBO_ONE, FDE_HBO_ONE)),
+    "lanc_bio": (lanc_bio, {"m": 5}, added(LANC_BIO_STEP, scaled(hv=1)), LANC_BIO_STEP),
+    "lanc_bio, restart": (lanc_bio, {"m": 2}, *[added(LANC_BIO_STEP, scaled(hv=1))] * 2),
+    "lanc_bio, from 0": (lanc_bio, {"m": 2, "residual": False}, LANC_BIO_STEP, LANC_BIO_STEP),
+    "nbo": (nbo, {}, *[scaled(gz=1, hv=2 * T - 1, cr=1, fz=1, fx=1)] * 2),
+    "qnbo": (qnbo, {}, *[scaled(gz=1 + 3 + 1 + 4, cr=1, fz=1, fx=1)] * 2),
     "hoag": (hoag, {}, HOAG_STEP, HOAG_STEP),
 }
 
@@ -112,12 +147,26 @@ UNITS = {
     "sustain": 2 * (LENGTH + 4),
     "vrbo": 2 * (T + 1) * (Q + 4),
     "f2sa": 3 * T + 3,
+    "f2sa_p": 2 * 2 * (T + 1),
+    "f2sa_p, p=1": 3 * (T + 1),
     "bsa": T + LENGTH + 3,
     "alset": T + LENGTH + 3,
     "ttsa": 1 + LENGTH + 3,
     "fsla": 7,
     "pzobo": (K + 1) * T + 2,
     "itd": 3 * T + 1,
+    "s_tfbo": 5,
+    "ada_bio": 2 * Q + 7,
+    "neumann_aid": T + Q + 3,
+    "fde_hbo": 14,
+    "lanc_bio": T + 4,
+    "lanc_bio, restart": T + 5,
+    "lanc_bio, from 0": T + 4,
+    "nbo": 2 * T + 3,
+    "qnbo": (1 + 3 + 4) + 4,
+    "pnpbo, sffba": 10,
+    "pnpbo, ma-saba": 5,
+    "pnpbo, mixed": 7,
 }
 
 

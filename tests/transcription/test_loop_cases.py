@@ -1,5 +1,6 @@
 """Transcriptions of methods with loops where their steps are known in closed form, or are those of another."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -28,7 +29,9 @@ from .alset import alset
 from .amigo import amigo
 from .bome import bome
 from .bsa import bsa
+from .directions import ball, directions
 from .f2sa import f2sa
+from .f2sa_p import f2sa_p, indices_of, rule
 from .hoag import exponential, hoag
 from .itd import itd, itd_gradient
 from .problems import Problem
@@ -180,6 +183,48 @@ def test_bome_at_the_inner_solution_follows_f() -> None:
     np.testing.assert_allclose(record["outer_var"], x - 0.05 * problem.fx(np.zeros(P), x))
 
 
+def test_the_rules_of_f2sa_p_are_those_of_tables() -> None:
+    assert [indices_of(order) for order in (1, 2, 3)] == [[0, 1], [-1, 1], [-1, 0, 1, 2]]
+    for order, weights in {
+        1: [-1, 1],
+        2: [-1 / 2, 1 / 2],
+        3: [-1 / 3, -1 / 2, 1, -1 / 6],
+        4: [1 / 12, -2 / 3, 2 / 3, -1 / 12],
+    }.items():
+        np.testing.assert_allclose(rule(indices_of(order), 1), weights, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(rule([-2, -1, 1, 2], 0), [-1 / 6, 2 / 3, 2 / 3, -1 / 6], rtol=1e-13)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_the_error_of_f2sa_p_falls_with_the_power_of_its_order(order: int) -> None:
+    problem = make_quadratic()
+    _, x, _ = point(problem)
+    z, _, _, grad_h = problem.solve(x)
+    loops = {j: [None] * 500 for j in range(-2, 3)}
+    draw = SimpleNamespace(inner_loops=loops, outer_loops=loops, inner=None, outer=None)
+
+    def error(nu: float) -> float:
+        one = f2sa_p(problem, z, x, [draw], order=order, nu=nu, normalized=False, **STEPS)[0]
+        return float(np.linalg.norm((x - one["outer_var"]) / 0.05 - grad_h))
+
+    np.testing.assert_allclose(error(0.04) / error(0.02), 2**order, rtol=0.15)
+
+
+def test_clipping_the_coordinates_of_v_moves_the_solution_and_a_wide_ball_does_not() -> None:
+    problem = make_quadratic()
+    largest = np.max(np.abs(problem.solve(np.zeros(D)).v))
+
+    def slope_at_the_end(projection: Callable[[np.ndarray], np.ndarray]) -> float:
+        z, v, x = np.zeros(P), np.zeros(P), np.zeros(D)
+        for _ in range(800):
+            d_z, d_v, d_x = directions(problem, (z, v, x), None, None)
+            z, v, x = z - 0.1 * d_z, projection(v - 0.1 * d_v), x - 0.1 * d_x
+        return float(np.linalg.norm(problem.solve(x).grad_h))
+
+    assert slope_at_the_end(lambda v: ball(v, 10 * largest)) < 1e-4
+    assert slope_at_the_end(lambda v: np.clip(v, -largest / 4, largest / 4)) > 1e-2
+
+
 def test_hoag_converges_and_uses_its_rule(problem: Problem) -> None:
     z, x, _ = point(problem)
     history = hoag(problem, z, x, range(150))
@@ -192,6 +237,7 @@ def test_hoag_converges_and_uses_its_rule(problem: Problem) -> None:
     assert exponential(1) == pytest.approx(0.09) and exponential(10_000) == 1e-12
 
 
+@pytest.mark.slow
 def test_variance_reduced_methods_converge_on_the_quadratic() -> None:
     problem = make_quadratic()
     z, x = np.zeros(P), np.full(D, -2.0)

@@ -13,11 +13,15 @@ from tests.transcription.draws import (
     T,
     assert_same,
     make_draws,
+    make_logistic,
+    make_quadratic,
     point,
 )
 
 from .directions import directions
+from .fde_hbo import fd_hypergradient, fd_residual, fde_hbo
 from .fsla import fsla
+from .lanc_bio import lanc_bio
 from .ma_soba import ma_soba
 from .mrbo import mrbo
 from .neumann import hyp1, n2
@@ -190,6 +194,63 @@ def test_fsla_by_hand(problem: Problem) -> None:
     np.testing.assert_allclose(two["inner_var"], z, rtol=1e-12)
     np.testing.assert_allclose(two["v"], v, rtol=1e-12)
     np.testing.assert_allclose(two["outer_var"], x1 - size / 2.0 * dh, rtol=1e-12)
+
+
+def test_differences_of_fde_hbo_miss_by_the_square_of_delta() -> None:
+    problem = make_logistic()
+    z, x, v = point(problem)
+
+    def errors(delta: float) -> list[float]:
+        _, d_v, d_x = directions(problem, (z, v, x), None, None)
+        found = (form(problem, z, x, v, ALL, delta) for form in (fd_residual, fd_hypergradient))
+        return [float(np.linalg.norm(one - exact)) for one, exact in zip(found, (d_v, d_x), strict=True)]
+
+    coarse, fine = errors(0.02), errors(0.01)
+    np.testing.assert_allclose(coarse[0] / fine[0], 4.0, rtol=0.01)
+    assert coarse[1] < 1e-12, "∇x G is quadratic in z"
+
+
+def test_fde_hbo_on_all_rows_of_a_quadratic_is_one_loop_of_full_gradients() -> None:
+    problem = make_quadratic()
+    z, x, _ = point(problem)
+    v = np.zeros(problem.p)
+    for t, record in enumerate(fde_hbo(problem, z, x, [ALL] * 6, delta=0.5, **STEPS), start=1):
+        d_z, d_v, d_x = directions(problem, (z, v, x), None, None)
+        step = 0.1 * t ** (-1 / 3)
+        z, v, x = z - step * d_z, v - step * d_v, x - step / 2 * d_x
+        for key, value in (("inner_var", z), ("v", v), ("outer_var", x)):
+            np.testing.assert_allclose(record[key], value, rtol=1e-10)
+
+
+def conjugate_gradients(matrix: np.ndarray, right: np.ndarray, start: np.ndarray, steps: int) -> list[np.ndarray]:
+    """Iterates 1, …, steps."""
+    v, residual = start, right - matrix @ start
+    direction, iterates = residual, []
+    for _ in range(steps):
+        length = residual @ residual / (direction @ matrix @ direction)
+        v, last = v + length * direction, residual
+        residual = residual - length * matrix @ direction
+        direction = residual + residual @ residual / (last @ last) * direction
+        iterates.append(v)
+    return iterates
+
+
+def test_lanc_bio_where_nothing_moves_is_restarted_conjugate_gradients() -> None:
+    problem = make_quadratic()
+    _, x, _ = point(problem)
+    z, v, _, _ = problem.solve(x)
+    still = {"step_size": 0.1, "outer_ratio": 1e30}
+    matrix, right = problem.inner.az.mean(axis=0), -problem.fz(z, x)
+    history = lanc_bio(problem, z, x, [ALL] * 9, m=3, **still)
+    expected = [np.zeros_like(z)]
+    for _ in range(3):
+        expected += conjugate_gradients(matrix, right, expected[-1], 3)
+    for record, wanted in zip(history, expected[1:], strict=True):
+        np.testing.assert_allclose(record["v"], wanted, rtol=1e-9, atol=1e-12)
+    longer = lanc_bio(problem, z, x, [ALL] * 8, m=9, **still)
+    assert [record["dimension"] for record in longer] == [1, 2, 3, 4, 5, 5, 5, 5]
+    for record in longer[4:]:
+        np.testing.assert_allclose(record["v"], v, rtol=1e-9)
 
 
 def test_soba_and_ttsa_second_steps(problem: Problem) -> None:

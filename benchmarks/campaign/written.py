@@ -1,0 +1,261 @@
+"""Each kind of file that the library writes: written well, then under a fault, then well again.
+
+``before`` writes it. ``during`` writes it again under the fault, and returns what was said, which must be a warning or
+an error that names the file or the folder. ``after`` writes it once more, and compares with what no fault happened to.
+"""
+
+import csv
+import functools
+import os
+import shutil
+import warnings
+from unittest import mock
+
+import numpy as np
+from typer.testing import CliRunner
+
+import bilevel
+from benchmarks.campaign import workshop
+from bilevel.bench.store import Store
+from bilevel.cli.app import app
+from bilevel.datasets import files, loading
+from bilevel.datasets.registry import SETS, ArraySpec, FileSet, RemoteFile
+from tests.bench.tiny import assert_same_table, table
+
+STEPS = {"max_steps": 60, "eval_every": 5}
+
+
+def command(*words):
+    """What a command said, and its code; it runs in this process, where all is imported."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert "Traceback" not in result.output, result.output
+    return " ".join(result.output.split()), result.exit_code
+
+
+@functools.cache
+def problem():
+    return bilevel.problems.quadratic(256, 64, 5, 3)
+
+
+def solve(**options):
+    return bilevel.run(problem(), bilevel.SRBA(0.05, batch_size=8, period=10), **{**STEPS, **options})
+
+
+@functools.cache
+def solved():
+    return solve()
+
+
+def check_same(result):
+    """The point and the history of an undisturbed run; where it was stopped, there may be one row more."""
+    np.testing.assert_array_equal(result.point.outer_var, solved().point.outer_var)
+    shared = np.isin(result.history["step"], solved().history["step"])
+    np.testing.assert_array_equal(result.history["outer_value"][shared], solved().history["outer_value"])
+
+
+class Kind:
+    """One kind of file, in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def contents(self):
+        """All files, as they are; what a disk is filled with is not ours."""
+        paths = (path for path in self.folder.rglob("*") if path.is_file() and path.name != "ballast")
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
+
+
+class StoreOfRun(Kind):
+    """A store, half full."""
+
+    options = ()
+
+    def before(self):
+        (self.folder / "store").mkdir()
+        for path in sorted(workshop.undisturbed()[0].folder.iterdir())[::2]:
+            shutil.copy(path, self.folder / "store")
+        self.there = self.contents()
+
+    def during(self):
+        process = workshop.start_run(self.folder / "store", *self.options)
+        said = process.end(code=None)
+        assert process.popen.returncode in (1, 2), said
+        assert f"`{self.folder / 'store'}` cannot be written to" in " ".join(said.split()), said
+        assert self.there.items() <= self.contents().items(), "what was there has changed"
+        workshop.check_whole(self.folder / "store")
+        return said
+
+    def after(self):
+        workshop.finish(self.folder / "store")
+
+
+class StoreOfJobs(StoreOfRun):
+    """The same, filled by two workers."""
+
+    options = ("--jobs", 2)
+
+
+class Checkpoint(Kind):
+    """A saved run."""
+
+    def before(self):
+        half = solve(max_steps=30)
+        half.save(self.folder / "run.npz")
+        self.there = self.contents()
+
+    def during(self):
+        try:
+            solved().save(self.folder / "run.npz")
+        except OSError as error:
+            said = str(error)
+        assert "run.npz" in said, said
+        assert self.contents() == self.there, "the last good one is not there"
+        return said
+
+    def after(self):
+        check_same(bilevel.resume(self.folder / "run.npz", problem(), **STEPS))
+        solved().save(self.folder / "run.npz")
+        assert set(self.contents()) == {"run.npz"}
+
+
+class TextLog(Kind):
+    """A table of a run, row by row."""
+
+    def before(self):
+        self.half = workshop.new_folder("half") / "run.npz"
+        solve(max_steps=30, log=self.log()).save(self.half)
+
+    def log(self):
+        return bilevel.CSVLog(self.folder / "run.csv")
+
+    def during(self):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_same(bilevel.resume(self.half, problem(), log=self.log(), **STEPS))
+        said = " ".join(str(one.message) for one in caught)
+        assert "The run goes on without it" in said, said
+        return said
+
+    def after(self):
+        self.check(bilevel.resume(self.half, problem(), log=self.log(), **STEPS))
+
+    def check(self, result):
+        with (self.folder / "run.csv").open() as file:
+            found = [float(row["outer_value"]) for row in csv.DictReader(file)]
+        assert found == result.history["outer_value"].tolist()
+        assert set(self.contents()) == {"run.csv"}
+
+
+class EventLog(TextLog):
+    """The same for TensorBoard."""
+
+    def log(self):
+        return bilevel.TensorBoardLog(self.folder)
+
+    def check(self, result):
+        assert all(name.startswith("events.out.tfevents.") for name in self.contents())
+
+
+class Page(Kind):
+    """The report of a store."""
+
+    words = ("report",)
+
+    def write(self):
+        return command(*self.words, workshop.undisturbed()[0].folder, "--out", self.folder / "out")
+
+    def before(self):
+        assert self.write()[1] == 0
+        self.there = self.contents()
+        assert self.there
+
+    def during(self):
+        said, code = self.write()
+        assert code == 2 and "out" in said and "error:" in said, said
+        assert self.contents() == self.there, "what was there has changed"
+        return said
+
+    def after(self):
+        assert self.write()[1] == 0
+        assert self.contents() == self.there
+
+
+class Figure(Page):
+    """Figures for print."""
+
+    words = ("figure",)
+
+
+class Programs(Kind):
+    """Compiled programs that processes share."""
+
+    def before(self):
+        self.changes = {"BILEVEL_COMPILE_CACHE": str(self.folder)}
+
+    def during(self):
+        store = workshop.new_folder("store")
+        said = workshop.start_run(store, "--only", "SOBA", "--seeds", "0:1", **self.changes).end()
+        found, expected = table(Store(store), "sweep"), table(workshop.undisturbed()[0], "sweep")
+        assert len(found)
+        assert_same_table(found, expected[expected["cell"].isin(found["cell"])].reset_index(drop=True))
+        return said
+
+    def after(self):
+        self.during()
+        assert self.contents(), "no program was kept"
+
+
+class Data(Kind):
+    """Downloaded data; what is received stands in for a host."""
+
+    def before(self):
+        arrays = {"X_train": np.arange(5000.0).reshape(1000, 5), "y_train": np.arange(1000) % 2}
+        specs = tuple(ArraySpec(name, one.dtype.str, one.shape) for name, one in arrays.items())
+        remote = RemoteFile(("https://127.0.0.1/none",), None, specs, 2**20)
+        self.known = FileSet("made_up", (remote,), files.checksum(arrays), (0, 1), "Nobody.")
+        self.arrays = arrays
+
+    def load(self):
+        places = {"BILEVEL_DATA": "", "BILEVEL_CACHE": str(self.folder)}
+        received = mock.patch.object(loading, "_fetch", return_value=self.arrays)
+        with mock.patch.dict(SETS, made_up=self.known), mock.patch.dict(os.environ, places), received:
+            return loading.load("made_up")
+
+    def during(self):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            data = self.load()
+        np.testing.assert_array_equal(data.X_train, self.arrays["X_train"])
+        said = " ".join(str(one.message) for one in caught)
+        assert "made_up" in said, said
+        assert not self.contents(), "a stray file"
+        return said
+
+    def after(self):
+        self.load()
+        assert set(self.contents()) == {"made_up.npz"}
+
+
+KINDS = {
+    "store": StoreOfRun,
+    "store, two workers": StoreOfJobs,
+    "checkpoint": Checkpoint,
+    "log": TextLog,
+    "TensorBoard log": EventLog,
+    "report": Page,
+    "figure": Figure,
+    "compiled programs": Programs,
+    "data": Data,
+}
+DONE = {
+    "store": "`bilevel run`, half of whose cells are there",
+    "store, two workers": "the same with `--jobs 2`",
+    "checkpoint": "`result.save`; the one before is kept, and resumed bit for bit",
+    "log": "`CSVLog`; the run goes on, and a resumed run completes the table",
+    "TensorBoard log": "`TensorBoardLog`; the run goes on",
+    "report": "`bilevel report`; the page before is kept",
+    "figure": "`bilevel figure`; those before are kept",
+    "compiled programs": "the folder of them; the run goes on",
+    "data": "`bilevel.datasets.load`; what was received is returned",
+}

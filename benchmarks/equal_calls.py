@@ -1,0 +1,220 @@
+"""h of every solver after equal oracle calls on three problems, all tuned alike; writes reports/equal_calls.md.
+
+    python benchmarks/equal_calls.py --jobs 2
+    python benchmarks/equal_calls.py --only SRBA --only SABA          # run these alone; the page has all that is kept
+    python benchmarks/equal_calls.py --quick --out quick/calls.md     # all of it in little
+
+Experiments are equal_*.toml of bilevel/bench/configs, which take every solver. Results are kept beside the page, in a
+folder with a file for each solver, which is a store of the benchmark: what is there is not run again. To have a solver
+measured anew, remove its file.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from markdown import number, table
+from rich.console import Console
+
+import bilevel
+from bilevel.bench.cells import SWEEP, build_problem, drop_duplicates
+from bilevel.bench.config import load_config
+from bilevel.bench.execute import Where, execute
+from bilevel.bench.live import watch
+from bilevel.bench.sections import final_values, make_sections
+from bilevel.bench.store import Store
+from bilevel.bench.tables import find_config
+
+PROBLEMS = {"equal_quadratic": "quadratics, h - h*", "equal_ijcnn1": "IJCNN1, h", "equal_cleaning": "cleaning, h"}
+LITTLE = {
+    "equal_quadratic": ("quadratic", {"n_inner": 256, "n_outer": 64, "dim_inner": 8, "dim_outer": 4}),
+    "equal_ijcnn1": ("breast_cancer", {}),
+    "equal_cleaning": ("digits_cleaning", {"corruption": 0.5, "n_train": 200, "n_val": 100}),
+}
+TUNED = "tuned"
+UNTUNED = {"untuned": ', "auto"', "untuned diagonal": ', "auto", diagonal'}
+TEXT = """# Equal oracle calls, equal tuning
+
+h of every solver after the same number of oracle calls, on random quadratics, penalty selection on IJCNN1 and data
+cleaning on a part of MNIST. Each solver has the same grid on a problem, the same seeds and the same budget. One command
+runs what is not kept yet, and writes this page:
+
+    python benchmarks/equal_calls.py --jobs 2
+
+Numbers are the median over {seeds} seeds of the batches, and in brackets the best of them, at the best setting of the
+solver; h is exact: the inner problem is solved anew at the last x. Solvers are in the order of their mean rank. The
+last column counts the runs that diverged, of all settings and seeds, on each problem. `SRBA`, "auto" has a single
+setting. It fits z first, by 76 n calls and more, which is most of these budgets or all of them; it is meant for longer
+runs. With `preconditioner="diagonal"` x moves at once. A step of `Exact`, `HOAG` or `DTFBO` costs what it costs: what
+counts is where they were before the budget was passed, which may be the start.
+
+{results}
+
+## How settings were chosen
+
+By the least median of the same number that is shown, so that all are flattered alike. The grid is the product of step
+sizes and ratios below; all else is at each solver's default, with batches of 64. A solver whose step has another
+meaning (`F2SAp` and `AdaBiO` move x by a length; for `STFBO` and `DTFBO` it is a bound) has the same numbers. Those
+that find their steps themselves have one setting. A longer series or inner loop, which lowers the bias of some, was not
+searched for: this is what a budget of {n_settings} settings gives.
+
+{grids}
+
+## The settings
+
+Step size and ratio. A star is at an end of the grid: a better setting may lie beyond.
+
+{settings}
+
+Kept: a row for each run, in `reports/equal_calls/`, a [store](../docs/benchmark.md#the-store).
+{machines}
+"""
+
+
+def shrink(experiment):
+    """The experiment in little, on data that need no file."""
+    problem, arguments = LITTLE[experiment.name]
+    arguments |= {"dtype": dict(experiment.problem_arguments)["dtype"], "seed": 0}
+    first = defaultdict(list)
+    for setting in experiment.settings:
+        first[setting.solver, setting.columns].append(setting)
+    settings = tuple(setting for some in first.values() for setting in some[:2])
+    little = {"problem": problem, "problem_arguments": tuple(sorted(arguments.items())), "settings": settings}
+    return replace(experiment, **little, seeds=(0, 1), max_calls=10_000)
+
+
+def run(experiment, store, only, where):
+    """Run what is missing; return how many tasks failed."""
+    known = [name for name in only or experiment.solvers if name in experiment.solvers]
+    with watch(experiment.metric, Console(stderr=True)) as watcher:
+        config = find_config(experiment.name)
+        return execute(experiment, store, watcher, only=known, phases=[SWEEP], where=where, config=config)
+
+
+def compact(store):
+    """Put the results of each solver into one file."""
+    solvers = store.read()["solver"].unique()
+    parts = {store.folder / f"{solver}.parquet": solver for solver in solvers}
+    for path, solver in parts.items():
+        store.keep(path, solver)
+    for path in store.folder.glob("*.parquet"):
+        if path not in parts:
+            path.unlink()
+
+
+def section_of(experiment, rows):
+    """The solvers at their best settings, from the rows of the experiment as it is now."""
+    problem = build_problem(experiment.problem, experiment.problem_arguments)
+    cells = drop_duplicates(experiment.cells(problem.n_inner, problem.n_outer), problem)
+    (section,) = make_sections(rows[rows["cell"].isin({cell.id for cell in cells})], experiment.metric)
+    return section
+
+
+def name_of(contender):
+    solver, _, column = contender.label.rstrip(")").partition(" (")
+    return f"`{solver}`" + UNTUNED.get(column, "")
+
+
+def outcome(contender, experiment):
+    """Median and best over seeds, and how many runs diverged of how many."""
+    values = final_values(contender.rows, experiment.metric)
+    ends = contender.swept[contender.swept["final"]]
+    diverged = f"{(ends['status'] == 'diverged').sum()}/{len(ends)}"
+    if contender.parameters is None:
+        return np.inf, np.inf, diverged
+    return float(np.median(values)), float(values.min()), diverged
+
+
+def show(median, best, _):
+    return f"{number(median, 4)} ({number(best, 4)})" if np.isfinite(median) else "diverged"
+
+
+def mean_ranks(outcomes):
+    """The mean over problems of each solver's rank, by its median; one that is missing is last."""
+    ranks = defaultdict(list)
+    for found in outcomes.values():
+        medians = {name: one[0] for name, one in found.items()}
+        for name in {name for others in outcomes.values() for name in others}:
+            own = medians.get(name, np.inf)
+            ranks[name].append(1 + sum(other < own for other in medians.values()))
+    return {name: float(np.mean(those)) for name, those in ranks.items()}
+
+
+def results(outcomes):
+    ranks, rows = mean_ranks(outcomes), []
+    for name in sorted(ranks, key=lambda name: (ranks[name], name)):
+        found = [those.get(name) for those in outcomes.values()]
+        cells = [None if one is None else show(*one) for one in found]
+        diverged = ", ".join("–" if one is None else one[-1] for one in found)
+        rows.append([name, f"{ranks[name]:.1f}", *cells, diverged])
+    return table(["solver", "mean rank", *(PROBLEMS[name] for name in outcomes), "diverged"], rows)
+
+
+def settings(sections):
+    shown = defaultdict(dict)
+    for place, section in sections.items():
+        for one in section.contenders:
+            has_grid = one.parameters is not None and one.swept["param_step_size"].nunique() > 1
+            steps = one.parameters if has_grid else {}
+            words = [f"{steps[name]:g}" + "*" * (name in one.edges) for name in ("step_size", "outer_ratio") if steps]
+            shown[name_of(one)][place] = ", ".join(words) or None
+    order = sorted(shown)
+    return table(["solver", *sections], [[name, *(shown[name].get(place) for place in sections)] for name in order])
+
+
+def grids(experiments):
+    rows = []
+    for one in experiments:
+        tuned = [dict(setting.parameters) for setting in one.settings if setting.columns == (TUNED,)]
+        values = ({parameters[name] for parameters in tuned} for name in ("step_size", "outer_ratio"))
+        lists = [", ".join(f"{value:g}" for value in sorted(those)) for those in values]
+        given = {name: value for name, value in one.problem_arguments if name.startswith("n_")}
+        sizes = ", ".join(f"{name} = {value}" for name, value in given.items())
+        rows.append([PROBLEMS[one.name].partition(",")[0], sizes or None, f"{one.max_calls:,}", *lists])
+    return table(["problem", "rows", "oracle calls", "step sizes", "ratios"], rows)
+
+
+def write(experiments, store, path):
+    """Write the page from all that is in the store."""
+    frame = store.read(SWEEP)
+    sections = {one.name: section_of(one, frame[frame["experiment"] == one.name]) for one in experiments}
+    outcomes = {
+        one.name: {name_of(other): outcome(other, one) for other in sections[one.name].contenders}
+        for one in experiments
+    }
+    text = TEXT.format(
+        seeds=len(experiments[0].seeds),
+        results=results(outcomes),
+        n_settings=len([one for one in experiments[0].settings if one.solver == "SRBA" and one.columns == (TUNED,)]),
+        grids=grids(experiments),
+        settings=settings({PROBLEMS[name].partition(",")[0]: one for name, one in sections.items()}),
+        machines=f"Run on: {'; '.join(sorted(frame['machine'].unique()))}.",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("reports") / "equal_calls.md", help="the page")
+    parser.add_argument("--only", action="append", help="run this solver alone; may be repeated")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--quick", action="store_true", help="all of it in little; give another --out")
+    given = parser.parse_args(arguments)
+    for name in given.only or ():
+        if name not in bilevel.SOLVERS:
+            parser.error(f"--only {name}: no such solver; there are {', '.join(bilevel.SOLVERS)}.")
+    experiments, store = [load_config(name) for name in PROBLEMS], Store(given.out.with_suffix(""))
+    experiments = [shrink(one) if given.quick else one for one in experiments]
+    failures = sum(run(one, store, given.only, Where(given.jobs)) for one in experiments)
+    compact(store)
+    write(experiments, store, given.out)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    bilevel.fuse_cpu_loops()
+    sys.exit(main())

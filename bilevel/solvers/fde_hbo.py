@@ -1,0 +1,113 @@
+"""FdeHBO: one loop of STORM estimates, products as differences of gradients.
+
+Yang, Xiao, Ji. Achieving O(ε^-1.5) Complexity in Hessian/Jacobian-free Stochastic Bilevel Optimization. NeurIPS 2023,
+arXiv 2312.03807. Confidence: low. Only abstract and summaries could be had, and no code of the authors: they name
+the single loop, the differences, the projection of v and the recursive momentum of all three estimates. That the
+differences are central is as in HJFBiO (ICML 2024), a later method of this kind.
+
+With D of :mod:`bilevel.solvers.srba`, its products replaced by central differences at z ± δ v on the same rows,
+
+    (∇²zz G) v ≈ (∇z G(z + δ v, x) - ∇z G(z - δ v, x)) / 2δ;   (∇²xz G) v ≈ (∇x G(z + δ v, x) - ∇x G(z - δ v, x)) / 2δ
+    draw S;  d ← D_S(u) + (1 - a)(d - D_S(u_previous)),  d = D_S(u) at first,  a = min(1, c (t - 1)^-⅔) for t >= 2
+    (z, v) ← (z, v) - α t^-⅓ d;   x ← x - (α/r) t^-⅓ d;   v into a ball of radius R
+
+Chosen here: each of z, v, x has batches of its own; all move at once from the old point; the schedules are those of
+MRBO, whose estimates are STORM's too; δ is 1e-3, since much less drowns in the rounding of float32; no ball unless a
+radius is given, since the paper's, a bound of the solution, is not known. A difference is off by the order of δ², by
+nothing on quadratics.
+Cost 14b, half at the first step, all of them gradients. Memory 6p + 3d. Adaptive: nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree, Rows
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.directions import decay, decay_share, split, storm
+from bilevel.solvers.parameters import fraction, positive
+from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning
+
+
+class FdeHBOState(NamedTuple):
+    """The iterate, the one before it, d, and the state of the transformation of d_x if there is one."""
+
+    point: Point
+    previous: Point
+    estimate: Point
+    preconditioning: Preconditioning = Preconditioning()
+
+
+class FdeHBODraw(NamedTuple):
+    """Batches for the estimates of D_z, D_v and D_x."""
+
+    inner: Any
+    v_rows: Rows
+    x_rows: Rows
+
+
+@solver
+class FdeHBO(PreconditionedSolver):
+    """Finite-difference enabled Hessian-free bilevel optimizer.
+
+    Parameters
+    ----------
+    step_size : first step of the inner variable and of v; steps decrease like t^-1/3
+    momentum : c; the share of the new sample in an estimate is min(1, c (t - 1)^-2/3)
+    perturbation : δ, gradients are taken at z ± δ v
+    """
+
+    momentum: float = fraction(default=0.5)
+    perturbation: float = positive(default=1e-3)
+    table_order = 30
+    complexity = Complexity("Õ(ε^-3/2)", "general expectation")
+    restarts = True
+
+    def init(self, oracles: Oracles, start: Point) -> FdeHBOState:
+        return FdeHBOState(start, start, trees.zeros_like(start), self.init_preconditioning(start))
+
+    def draw(self, oracles: Oracles, key: Array, index: Array) -> FdeHBODraw:
+        inner, v_inner, x_inner = split(oracles.draw_inner(key, index, 3), None, None, None)
+        v_outer, x_outer = split(oracles.draw_outer(key, index, 2), None, None)
+        return FdeHBODraw(inner, Rows(v_inner, v_outer), Rows(x_inner, x_outer))
+
+    def refresh(self, oracles: Oracles, state: FdeHBOState, index: Array, draw: FdeHBODraw) -> FdeHBOState:
+        return self.step(oracles, state, index, draw, first=True)
+
+    def step(
+        self, oracles: Oracles, state: FdeHBOState, index: Array, draw: FdeHBODraw, first: bool = False
+    ) -> FdeHBOState:
+        estimate = self._directions(oracles, state.point, draw)
+        if not first:
+            there = self._directions(oracles, state.previous, draw)
+            estimate = storm(decay_share(self.momentum, index - 1, 2 / 3), estimate, state.estimate, there)
+        moved = self.descend(oracles, state, estimate, decay(self.step_size, index, 1 / 3))
+        return moved._replace(previous=state.point, estimate=estimate)
+
+    def _directions(self, oracles: Oracles, point: Point, draw: FdeHBODraw) -> Point:
+        """Return D from gradients alone."""
+        shift = trees.scale(self.perturbation, point.v)
+        ahead = point._replace(inner_var=trees.add(point.inner_var, shift))
+        behind = point._replace(inner_var=trees.subtract(point.inner_var, shift))
+
+        def difference(gradient: Callable[[Point, Any], PyTree], rows: Any) -> PyTree:
+            change = trees.subtract(gradient(ahead, rows), gradient(behind, rows))
+            return trees.scale(1 / (2 * self.perturbation), change)
+
+        hvp = difference(oracles.inner_grad, draw.v_rows.inner)
+        cross = difference(oracles.inner_grad_outer, draw.x_rows.inner)
+        return Point(
+            oracles.inner_grad(point, draw.inner),
+            trees.add(cross, oracles.outer_grad_outer(point, draw.x_rows.outer)),
+            trees.add(hvp, oracles.outer_grad(point, draw.v_rows.outer)),
+        )
+
+    def calls(self, oracles: Oracles, draw: FdeHBODraw, refresh: bool) -> Calls:
+        one = Calls(
+            inner_grad=oracles.count_inner(draw.inner) + 2 * oracles.count_inner(draw.v_rows.inner),
+            inner_grad_outer=2 * oracles.count_inner(draw.x_rows.inner),
+            outer_grad=oracles.count_outer(draw.v_rows.outer),
+            outer_grad_outer=oracles.count_outer(draw.x_rows.outer),
+        )
+        return one if refresh else trees.scale(2, one)

@@ -1,0 +1,69 @@
+"""S-TFBO: the single-loop tuning-free method, steps divided by the norms of all directions so far.
+
+Yang, Ban, Huang, Ma, Ji. Tuning-Free Bilevel Optimization: New Algorithms and Convergence Analysis. ICLR 2025, arXiv
+2410.05140. Confidence: medium. Of the text only the abstract could be had; the steps are those of the authors' code,
+and the sums of squares those of a later paper's code, which follows this method (AdaRHD, single loop).
+
+    D = D(u);   b² ← b² + ||D_z||²;   c² ← c² + ||D_v||²;   a² ← a² + ||D_x||²;   f = max(b, c)
+    z ← z - D_z / b;   v ← v - D_v / f;   x ← x - D_x / (a f),   all at the old u
+
+At first b = c = 1/α and a = r, so that α and α/r bound the steps of z, v and of x from above, and any choice converges.
+The theory is of full-batch passes; the authors' experiments draw batches, and then the sums grow without an end.
+Cost 3n + 2m, or 5b. Memory 2p + d. Adaptive: all steps, by sums of squared norms.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, Rows
+from bilevel.oracles import SAMPLINGS, Oracles
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.directions import direction_calls, move, move_outer
+from bilevel.solvers.parameters import one_of, positive
+
+
+class STFBOState(NamedTuple):
+    """The iterate, and the sums of squares a², b² and c²."""
+
+    point: Point
+    outer_sum: Array
+    inner_sum: Array
+    v_sum: Array
+
+
+@solver
+class STFBO(Solver):
+    """Single-loop tuning-free bilevel optimizer.
+
+    Parameters
+    ----------
+    step_size : the first steps of the inner variable and of v are below it
+    outer_ratio : those of the outer variable are below ``step_size / outer_ratio``
+    sampling : "full", which the theory is of, or "blocks", "iid", "reshuffle"
+    """
+
+    step_size: float = positive(default=1.0)
+    sampling: str = one_of(SAMPLINGS, default="full", kw_only=True)
+    needs_plain_step = "its steps of z adapt by themselves"
+    table_order = 23
+    complexity = Complexity("Õ((n+m) ε^-1)", "full batches")
+
+    def init(self, oracles: Oracles, start: Point) -> STFBOState:
+        steps = jnp.asarray(self.step_size) ** -2
+        return STFBOState(start, jnp.asarray(self.outer_ratio) ** 2, steps, steps)
+
+    def step(self, oracles: Oracles, state: STFBOState, index: Array, draw: Rows) -> STFBOState:
+        point, direction = state.point, oracles.direction(state.point, draw)
+        outer_sum = state.outer_sum + trees.norm_sq(direction.outer_var)
+        inner_sum = state.inner_sum + trees.norm_sq(direction.inner_var)
+        v_sum = state.v_sum + trees.norm_sq(direction.v)
+        slow = jnp.sqrt(jnp.maximum(inner_sum, v_sum))
+        z = move(point.inner_var, direction.inner_var, 1 / jnp.sqrt(inner_sum))
+        moved = Point(z, point.outer_var, move(point.v, direction.v, 1 / slow))
+        moved = move_outer(oracles, moved, direction.outer_var, 1 / (jnp.sqrt(outer_sum) * slow))
+        return STFBOState(moved, outer_sum, inner_sum, v_sum)
+
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
+        return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

@@ -1,0 +1,95 @@
+"""Moves by an optax transformation: of x, or of z in the place of the plain step.
+
+With T a transformation that has a state of its own, and perhaps a schedule,
+
+    z ← z + T(∇z G)      x ← P(x + T(D_x))
+
+None is no transformation, and leaves nothing in a state and nothing in a compiled program.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from bilevel import _tree as trees
+from bilevel._types import Point, PyTree, Scalar
+from bilevel.oracles import Oracles
+from bilevel.solvers.base import PointState, Solver, State
+from bilevel.solvers.directions import inner_descent, move, repeat
+
+# Adam's step is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
+_RATE, _DELAY = 1e-2, 1000.0
+
+
+def init_state(optimizer: Any, variable: PyTree) -> Any:
+    """Return the state of a transformation before its first update."""
+    if optimizer is None:
+        return ()
+    with jax.numpy_dtype_promotion("standard"):
+        return _transformation(optimizer).init(variable)
+
+
+def find_move(optimizer: Any, direction: PyTree, state: Any, variable: PyTree) -> tuple[PyTree, Any]:
+    """Return what to subtract from a variable that is to move along a direction, and the new state."""
+    # optax promotes its integer counts to floats, which strict promotion would refuse.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, new = _transformation(optimizer).update(direction, state, variable)
+    # Updates are added where directions are subtracted.
+    return trees.scale(-1, _cast_like(updates, variable)), _cast_like(new, state)
+
+
+@dataclass(frozen=True)
+class InnerLoopSolver(Solver):
+    """A solver with a loop of inner steps, by a transformation where one is given. Its states have a field `inner`."""
+
+    needs_plain_step: ClassVar[str | None] = None
+
+    def init(self, oracles: Oracles, start: Point) -> State:
+        return PointState(start, self.init_inner(start))
+
+    def init_inner(self, start: Point) -> Any:
+        """Return the state of the transformation, () where there is none."""
+        return init_state(self.inner_optimizer, start.inner_var)
+
+    def check_start(self, start: Point) -> None:
+        check_transformation(self, "inner_optimizer", start.inner_var)
+
+    def inner_steps(self, oracles: Oracles, state: State, rows: Any, times: int, step: Scalar) -> State:
+        """Return the state after so many inner steps on these batches."""
+        if self.inner_optimizer is None:
+            return state._replace(point=inner_descent(oracles, state.point, rows, times, step))
+
+        def once(state: State, batch: Any) -> State:
+            point = state.point
+            grad = oracles.inner_grad(point, batch)
+            change, inner = find_move(self.inner_optimizer, grad, state.inner, point.inner_var)
+            return state._replace(point=point._replace(inner_var=move(point.inner_var, change, 1)), inner=inner)
+
+        return repeat(times, rows, once, state)
+
+
+def check_transformation(solver: Solver, name: str, variable: PyTree) -> None:
+    """Refuse a transformation that asks for more than gradients, its state and parameters."""
+    if getattr(solver, name) is None:
+        return
+    optimizer = _transformation(getattr(solver, name))
+    try:
+        with jax.numpy_dtype_promotion("standard"):
+            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), variable)
+    except TypeError as error:
+        told = f"`{type(solver).__name__}({name}=…)`: it is given gradients, its state and parameters"
+        raise ValueError(f"{told}, and asks for more ({error}); take a transformation that does not.") from error
+
+
+def _transformation(optimizer: Any) -> Any:
+    if not isinstance(optimizer, str):
+        return optimizer
+    import optax
+
+    return optax.adam(lambda count: _RATE / jnp.sqrt(1 + count / _DELAY))
+
+
+def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.asarray(old).dtype), tree, template)

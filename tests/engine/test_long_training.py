@@ -1,0 +1,215 @@
+"""Long runs: checkpoints on the way, stopping on a metric, metrics on a schedule of their own."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bilevel
+from tests import cases
+
+SRBA, SOBA = cases.SOLVERS["SRBA"], cases.SOLVERS["SOBA"]
+TIMED = {"seconds"}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_same_run(found, expected):
+    cases.assert_trees_equal(found.state, expected.state)
+    cases.assert_trees_equal(found.point, expected.point)
+    assert found.calls == expected.calls and set(found.history) == set(expected.history)
+    for name in set(expected.history) - TIMED:
+        np.testing.assert_array_equal(found.history[name], expected.history[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS))
+def test_a_run_from_a_checkpoint_has_the_state_and_the_history_of_a_whole_one(name, tmp_path):
+    problem, solver = cases.quadratic("float32"), cases.SOLVERS[name]
+    settings = {"eval_every": 40}  # so that 90 is no evaluation point
+    whole = bilevel.run(problem, solver, seed=5, max_steps=150, **settings)
+    bilevel.run(problem, solver, seed=5, max_steps=100, checkpoint=tmp_path, checkpoint_every=30, **settings)
+    assert names(tmp_path) == ["step-0000000060.npz", "step-0000000090.npz", "step-0000000100.npz"]
+    (tmp_path / "step-0000000100.npz").unlink()
+    resumed = bilevel.resume(tmp_path, problem, max_steps=150, **settings)
+    assert_same_run(resumed, whole)
+
+
+def test_the_last_few_checkpoints_are_kept_and_other_files_too(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    settings = {"checkpoint": tmp_path, "checkpoint_every": 10, "keep": 1}
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=25, **settings)
+    assert names(tmp_path) == ["notes.txt", "step-0000000025.npz"]
+    bilevel.resume(tmp_path, cases.quadratic("float32"), max_steps=40, **settings)
+    assert names(tmp_path) == ["notes.txt", "step-0000000040.npz"]
+
+
+def test_checkpoints_may_be_seconds_apart(tmp_path):
+    bilevel.run(cases.quadratic("float32"), SRBA, max_seconds=0.5, checkpoint=tmp_path, checkpoint_every=0.05, keep=99)
+    assert len(names(tmp_path)) >= 3
+
+
+def test_checkpoints_do_not_change_a_run(tmp_path):
+    plain = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=100)
+    noted = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=100, checkpoint=tmp_path, checkpoint_every=7)
+    assert_same_run(noted, plain)
+
+
+def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path):
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, checkpoint=tmp_path)
+    with pytest.raises(FileExistsError, match=r"has step-0000000005.npz of another run. `bilevel.resume` goes on"):
+        bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, checkpoint=tmp_path)
+    saved = tmp_path.parent / "saved.npz"
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=3).save(saved)
+    with pytest.raises(FileExistsError, match=r"of another run"):
+        bilevel.resume(saved, cases.quadratic("float32"), max_steps=5, checkpoint=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no checkpoint"):
+        bilevel.resume(tmp_path.parent, cases.quadratic("float32"), max_steps=5)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.warns(RuntimeWarning, match=r"`checkpoint`: .*No space left.* The run goes on without this one"):
+        result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=25, checkpoint=tmp_path, checkpoint_every=10)
+    assert result.history["step"][-1] == 25 and names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint_every": 10}, "`checkpoint_every=10`: needs `checkpoint=`"),
+        ({"checkpoint": "a", "checkpoint_every": 0}, "`checkpoint_every=0`: must be steps, as 1000, or seconds"),
+        ({"checkpoint": "a", "checkpoint_every": "often"}, "`checkpoint_every='often'`"),
+        ({"checkpoint": "a", "keep": 0}, "`keep=0`"),
+        ({"metrics_every": 0}, "`metrics_every=0`"),
+        ({"early_stopping": "test_error"}, "`early_stopping='test_error'`: must be a bilevel.EarlyStopping"),
+        ({"early_stopping": bilevel.EarlyStopping("speed")}, "metric='speed'.*the history has step, "),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": 3}, "metric=3"),
+        ({"metric": "a", "patience": 0}, "patience=0"),
+        ({"metric": "a", "min_change": -1.0}, "min_change=-1.0"),
+        ({"metric": "a", "better": "up"}, "better='up'"),
+    ],
+)
+def test_bad_stopping_rules_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bilevel.EarlyStopping(**arguments)
+
+
+def valley(at, sign=1):
+    """A metric of the step count, kept by a function of the point: it falls until its ``at``-th evaluation."""
+    seen = []
+
+    def metric(point):
+        seen.append(point)
+        return sign * (abs(len(seen) - at) + 1.0)
+
+    return metric
+
+
+def followed(metric, **metrics):
+    return dataclasses.replace(cases.quadratic("float32"), metrics={"held_out": metric, **metrics})
+
+
+@pytest.mark.parametrize(("sign", "better"), [(1, None), (-1, "higher")])
+def test_a_run_stops_where_its_metric_no_longer_improves(sign, better):
+    rule = bilevel.EarlyStopping("held_out", patience=3, better=better)
+    result = bilevel.run(followed(valley(4, sign)), SOBA, max_steps=200, eval_every=10, early_stopping=rule)
+    assert result.status == "stopped_early" and "no longer improved" in result.status.sentence
+    assert result.history["step"].tolist() == [0, 10, 20, 30, 40, 50, 60]
+    assert result.best_row == 3 and result.best_value == sign
+    there = bilevel.run(cases.quadratic("float32"), SOBA, max_steps=30)
+    cases.assert_trees_equal(result.best_point, there.point)
+
+
+@pytest.mark.parametrize(("patience", "last"), [(1, 10), (2, 100)])
+def test_small_changes_are_no_improvement(patience, last):
+    rule = bilevel.EarlyStopping("held_out", patience=patience, min_change=1.5)
+    result = bilevel.run(followed(valley(9)), SOBA, max_steps=200, eval_every=10, early_stopping=rule)
+    assert result.history["step"][-1] == last
+
+
+def test_a_resumed_run_stops_where_a_whole_one_does(tmp_path):
+    problem, rule = cases.quadratic("float32"), bilevel.EarlyStopping("outer_value", patience=2)
+    settings = {"eval_every": 10, "early_stopping": rule}
+    whole = bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=2000, **settings)
+    assert whole.status == "stopped_early"
+    (last,) = whole.history["step"][-1:]
+    noted = {"checkpoint": tmp_path, "checkpoint_every": int(last) - 5}
+    bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=2000, **settings, **noted)
+    (tmp_path / f"step-{last:010d}.npz").unlink()
+    resumed = bilevel.resume(tmp_path, problem, max_steps=2000, **settings)
+    assert resumed.status == "stopped_early" and resumed.history["step"][-1] == whole.history["step"][-1]
+    cases.assert_trees_equal(resumed.point, whole.point)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_metrics_of_held_out_rows_have_a_schedule_of_their_own(exact):
+    problem = followed(lambda point: float(np.sum(point.outer_var**2)))
+    result = bilevel.run(problem, SOBA, max_steps=65, eval_every=10, metrics_every=25, exact=exact)
+    measured = result.history["step"][~np.isnan(result.history["held_out"])]
+    assert result.history["step"].tolist() == [0, 10, 20, 25, 30, 40, 50, 60, 65]
+    assert measured.tolist() == [0, 25, 50, 65]
+    assert not np.isnan(result.history["outer_value"]).any()
+
+
+SCRIPT = """
+import sys
+import bilevel
+from tests.problems.test_hypergradients import network_problem
+
+folder, kind, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+problem, solver = network_problem(dtype="float32"), bilevel.SRBA(0.02, 1.0, 8, outer_optimizer="adam")
+settings = dict(max_steps=steps, eval_every=steps // 7, checkpoint=folder, checkpoint_every=steps // 50)
+if kind == "run":
+    result = bilevel.run(problem, solver, seed=3, **settings)
+else:
+    result = bilevel.resume(folder, problem, **settings)
+result.save(folder + "/end.npz")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path):
+    steps = 200_000
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def start(folder, kind):
+        return subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), kind, str(steps)], env=environment)
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole, "run").wait(timeout=300) == 0
+    victim = start(killed, "run")
+    while not (killed.exists() and len(list(killed.glob("step-*.npz"))) >= 3):
+        assert victim.poll() is None, "it ended before it was killed"
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    assert victim.wait(timeout=60) == -signal.SIGKILL
+    assert start(killed, "resume").wait(timeout=300) == 0
+    with np.load(whole / "end.npz") as one, np.load(killed / "end.npz") as other:
+        assert one["about"].tolist() == other["about"].tolist() and len(one["history_0"]) > 7
+        columns = json.loads(str(one["about"]))["columns"]
+        timed = f"history_{columns.index('seconds')}"
+        assert set(one.files) == set(other.files)
+        for name in set(one.files) - {timed}:
+            np.testing.assert_array_equal(one[name], other[name])

@@ -1,0 +1,83 @@
+"""Estimators in threads and as copies: the same to the last bit.
+
+The campaign of faults does so with every estimator, and in other processes.
+"""
+
+import copy
+import functools
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from sklearn.base import clone, is_classifier
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from bilevel import estimators
+from bilevel.estimators.threads import one_thread_if_small
+
+each = pytest.mark.parametrize("name", ["BilevelRidge", "DataCleaningClassifier"])
+
+
+def data(estimator):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 3))
+    y = X @ [1.0, -1.0, 0.5] + 0.3 * rng.standard_normal(40)
+    return X, (y > 0).astype(int) if is_classifier(estimator) else y
+
+
+def fit(name):
+    estimator = getattr(estimators, name)(random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return estimator.fit(*data(estimator))
+
+
+def fit_and_predict(name):
+    fitted = fit(name)
+    return fitted.predict(data(fitted)[0])
+
+
+@pytest.fixture(scope="module")
+def here():
+    return functools.cache(fit)
+
+
+@each
+def test_a_copy_predicts_as_the_original(name, here):
+    X, y = data(here(name))
+    expected = here(name).predict(X)
+    for other in (pickle.loads(pickle.dumps(here(name))), copy.deepcopy(here(name))):
+        np.testing.assert_array_equal(other.predict(X), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.testing.assert_array_equal(clone(other).fit(X, y).predict(X), expected)
+
+
+@each
+def test_two_threads_fit_alike(name, here):
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(fit_and_predict, [name, name]):
+            np.testing.assert_array_equal(found, here(name).predict(data(here(name))[0]))
+
+
+def blas_threads():
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize(("rows", "inside"), [(1000, 1), (300_000, 2)], ids=["small", "large"])
+def test_blas_has_one_thread_for_small_tables_and_what_it_had_when_all_fits_have_ended(rows, inside):
+    table = np.empty((rows, 2))
+
+    def fit_elsewhere():
+        with one_thread_if_small(table):
+            pass
+
+    # Of a thread that is not the first, OpenBLAS takes no number.
+    with threadpool_limits(2, user_api="blas"), ThreadPoolExecutor(1) as pool:
+        with one_thread_if_small(table):
+            assert set(blas_threads()) == {inside}
+            pool.submit(fit_elsewhere).result()
+            assert set(blas_threads()) == {inside}
+        assert set(blas_threads()) == {2}

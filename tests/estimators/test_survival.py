@@ -1,0 +1,370 @@
+"""Cox's model: fits, held-out losses, survival functions and concordance against their definitions, row by row."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from scipy.optimize import minimize
+from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, StratifiedKFold, cross_val_score
+from sklearn.utils import column_or_1d
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from bilevel.estimators import BilevelCoxPH, cox, hessian, penalties, surrogate
+from bilevel.estimators.choice import Search
+from bilevel.estimators.cox import Cox
+from bilevel.estimators.folds import make_folds
+from bilevel.estimators.glm import RidgeGLM
+from bilevel.estimators.jackknife import leave_out
+from bilevel.estimators.selection import Folds, Objective, Structure, held_out_loss, learn
+from bilevel.estimators.survival import concordance_index
+
+
+def draw(n, p, seed=0, ties=8):
+    """Rows, events and times, the latest first; times are whole numbers, so that many are tied."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, p))
+    times = np.ceil(ties * rng.exponential(np.exp(-X[:, 0] + 0.5 * X[:, 1])))
+    events = rng.random(n) < 0.6
+    order = np.argsort(-times, kind="stable")
+    return X[order], events[order], times[order]
+
+
+def target(events, times):
+    return np.array(list(zip(events, times, strict=True)), [("event", bool), ("time", float)])
+
+
+def make_model(X, events, times, weights=None, **options):
+    loss = Cox(times, np.ones(X.shape[0]) if weights is None else weights)
+    return RidgeGLM(X, events[:, None].astype(float), loss, intercept=False, **{"tol": 1e-18} | options)
+
+
+def log_likelihood(eta, events, times, weights):
+    """Breslow's partial likelihood as it is written down."""
+    total = 0.0
+    for i in np.flatnonzero(events * weights):
+        total += weights[i] * (eta[i] - np.log(np.sum((weights * np.exp(eta))[times >= times[i]])))
+    return total
+
+
+SHAPES = {"exact": (60, 5), "tall": (150, 3), "wide": (12, 20)}
+each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+@each_shape
+def test_a_fit_minimizes_the_penalized_partial_likelihood(shape):
+    X, events, times = draw(*shape)
+    rng = np.random.default_rng(1)
+    weights, strengths = rng.uniform(0.5, 2, shape[0]), rng.uniform(0.5, 3, shape[1])
+
+    def objective(coef):
+        return -log_likelihood(X @ coef, events, times, weights) + strengths @ coef**2 / 2
+
+    # Differences of the value are exact to 1e-11 or so, of which a minimizer makes 1e-6 in the coefficients.
+    expected = minimize(objective, np.zeros(shape[1]), method="BFGS", options={"gtol": 1e-7}).x
+    fits = make_model(X, events, times).fit(weights[None], np.log(strengths))
+    np.testing.assert_allclose(fits.coef[0, :, 0], expected, atol=1e-5)
+    np.testing.assert_allclose(fits.predictor[0, :, 0], X @ fits.coef[0, :, 0], atol=1e-8)
+
+
+@each_shape
+def test_a_fit_is_that_of_scikit_survival(shape):
+    linear_model = pytest.importorskip("sksurv.linear_model")
+    X, events, times = draw(*shape)
+    strengths = np.random.default_rng(1).uniform(0.5, 3, shape[1])
+    expected = linear_model.CoxPHSurvivalAnalysis(strengths, ties="breslow", tol=1e-12).fit(X, target(events, times))
+    fits = make_model(X, events, times).fit(np.ones((1, len(X))), np.log(strengths))
+    np.testing.assert_allclose(fits.coef[0, :, 0], expected.coef_, atol=1e-5)
+
+
+def divide(n, splits=3, repeats=1, weights=None):
+    cv = RepeatedKFold(n_splits=splits, n_repeats=repeats, random_state=0)
+    return make_folds(list(cv.split(np.zeros(n))), np.ones(n) if weights is None else weights)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_fold_costs_the_likelihood_of_all_rows_less_that_of_the_others(repeats):
+    X, events, times = draw(40, 4)
+    weights = np.random.default_rng(2).uniform(0.5, 2, 40)
+    model, folds = make_model(X, events, times, weights), divide(40, 3, repeats, weights)
+    fits = model.fit(folds.fitted, np.zeros(4))
+    expected = [
+        log_likelihood(eta, events, times, fitted) - log_likelihood(eta, events, times, weights)
+        for eta, fitted in zip(fits.predictor[..., 0], folds.fitted, strict=True)
+    ]
+    total, _ = held_out_loss(model.loss, model.y, folds, fits.predictor)
+    assert total == pytest.approx(sum(expected) / repeats)
+    rows, _ = model.loss.held_out(model.y, fits.predictor, folds.fitted, folds.held_out)
+    np.testing.assert_allclose(np.sum(folds.held_out * rows, axis=1), np.array(expected) / repeats)
+    assert (rows >= 0).all()
+
+
+def test_a_row_of_weight_two_is_the_row_twice():
+    X, events, times = draw(30, 3)
+    weights = 1.0 + (np.arange(30) % 2)
+    twice = np.repeat(np.arange(30), weights.astype(int))
+    splits = list(KFold(3).split(X))
+    copies = [tuple(np.flatnonzero(np.isin(twice, part)) for part in pair) for pair in splits]
+    structure, at = Structure("", np.arange(3), 1.0), np.array([0.0, 1.0, 2.0])
+    one = Objective(make_model(X, events, times, weights), make_folds(splits, weights), structure)(at)
+    other = Objective(
+        make_model(X[twice], events[twice], times[twice]), make_folds(copies, np.ones(len(twice))), structure
+    )(at)
+    assert one[0] == pytest.approx(other[0])
+    np.testing.assert_allclose(one[1], other[1])
+
+
+STRUCTURES = {
+    "single": Structure("single", np.zeros(5, int)),
+    "per_group": Structure("per_group", np.array([0, 1, 0, 2, 1]), 1.0),
+    "per_feature": Structure("per_feature", np.arange(5), 0.5),
+}
+
+
+def assert_gradient(model, folds, structure, h=1e-4):
+    objective, at = Objective(model, folds, structure), np.random.default_rng(3).uniform(0, 2, structure.size)
+    _, gradient = objective(at)
+    found = [(objective.value(at + h * e) - objective.value(at - h * e)) / (2 * h) for e in np.eye(structure.size)]
+    np.testing.assert_allclose(gradient, found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_gradients_are_finite_differences(structure):
+    X, events, times = draw(45, 6)
+    weights = np.random.default_rng(2).uniform(0.5, 2, 45)
+    model = make_model(X, events, times, weights, penalized=np.array([0, 1, 2, 4, 5]))
+    assert_gradient(model, divide(45, 3, 1, weights), STRUCTURES[structure])
+
+
+@pytest.mark.parametrize("shape", [(300, 3), (14, 30)], ids=["tall", "wide"])
+def test_gradients_are_finite_differences_with_many_rows_and_with_few(shape):
+    model = make_model(*draw(*shape))
+    assert_gradient(model, divide(shape[0], 3, 2), Structure("", np.arange(shape[1]) % 3, 1.0))
+
+
+def test_sparse_rows_and_blocks_of_rows_and_conjugate_gradients_give_the_same(monkeypatch):
+    X, events, times = draw(70, 8)
+    X = np.where(np.abs(X) > 0.7, X, 0)
+    structure, at = Structure("", np.arange(8), 1.0), np.linspace(0, 2, 8)
+    value, gradient = Objective(make_model(X, events, times), divide(70), structure)(at)
+    for name, module, entries in (("blocks", cox, 24), ("conjugate gradients", hessian, 0)):
+        monkeypatch.setattr(module, "_MOST_ENTRIES", entries)
+        for rows in (X, sp.csr_array(X)):
+            other = Objective(make_model(rows, events, times), divide(70), structure)(at)
+            np.testing.assert_allclose(other[0], value, rtol=1e-8, err_msg=name)
+            np.testing.assert_allclose(other[1], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_many_rows_are_not_replaced_by_few(monkeypatch):
+    monkeypatch.setattr(surrogate, "_MANY_ENTRIES", 0)
+    assert not surrogate.can_compress(make_model(*draw(200, 2)), divide(200))
+
+
+def test_leaving_a_fold_out_moves_the_minimizer_as_learning_without_it_does():
+    model, parts, structure = make_model(*draw(120, 4), tol=1e-12), divide(120, 6), Structure("", np.arange(4), 0.5)
+    bounds, options = (-5.0, 12.0), {"tol": 1e-9, "max_iter": 500}
+    arena, start = Search(model, parts, bounds, **options).arena, np.full(4, 2.0)
+    learned = learn(Objective(model, parts, structure), start, bounds, **options)
+    steps = leave_out(arena, learned) - learned.log_penalties
+    others = [Folds(*(np.delete(part, k, axis=0) for part in parts)) for k in range(6)]
+    exact = [learn(Objective(model, of, structure), start, bounds, **options).log_penalties for of in others]
+    assert np.corrcoef(np.ravel(steps), np.ravel(exact - learned.log_penalties))[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("n", [40, 1300])
+def test_concordance_is_a_count_of_pairs(n):
+    rng = np.random.default_rng(n)
+    times, events, risk = rng.integers(0, n // 3, n).astype(float), rng.random(n) < 0.5, rng.integers(0, 20, n) / 7
+    first = events[:, None] & ((times[:, None] < times) | ((times[:, None] == times) & ~events))
+    ahead = (risk[:, None] > risk) + 0.5 * (risk[:, None] == risk)
+    assert concordance_index(events, times, risk) == pytest.approx(np.sum(first * ahead) / np.sum(first), abs=1e-12)
+
+
+def test_no_pair_to_compare_is_an_error():
+    with pytest.raises(ValueError, match="No two rows of `y` can be compared"):
+        concordance_index(np.array([False, True]), np.array([1.0, 2.0]), np.zeros(2))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    X, events, times = draw(150, 4)
+    shuffled = np.random.default_rng(5).permutation(150)
+    X, y = 3 + 2 * X[shuffled], target(events, times)[shuffled]
+    return BilevelCoxPH("single", random_state=0).fit(X, y), X, y
+
+
+def test_the_coefficients_are_those_of_the_penalty(fitted):
+    model, X, y = fitted
+    scaled, coef = (X - X.mean(axis=0)) / X.std(axis=0), model.coef_ * X.std(axis=0)
+
+    def objective(w):
+        return -log_likelihood(scaled @ w, y["event"], y["time"], np.ones(150)) + model.penalties_ @ w**2 / 2
+
+    h = 1e-5
+    slope = [(objective(coef + h * e) - objective(coef - h * e)) / (2 * h) for e in np.eye(4)]
+    np.testing.assert_allclose(slope, 0, atol=1e-5)
+    assert np.ptp(model.penalties_) == 0 and model.penalty_structure_ == "single"
+
+
+def test_a_single_penalty_is_the_best_of_a_grid():
+    X, events, times = draw(80, 4, seed=3)
+    cv = StratifiedKFold(4)
+    model = BilevelCoxPH("single", cv=cv, tol=1e-5).fit(X, target(events, times))
+    inner = make_model((X - X.mean(axis=0)) / X.std(axis=0), events, times)
+    objective = Objective(inner, make_folds(list(cv.split(X, events)), np.ones(80)), Structure("", np.zeros(4, int)))
+    grid = [objective.value(np.array([at])) for at in np.log(80) + np.linspace(-9, 7, 60)]
+    assert objective.value(np.log(model.penalties_[:1])) <= min(grid) + 1e-3
+
+
+def test_survival_functions_are_breslows(fitted):
+    model, X, y = fitted
+    risk = np.exp(X @ model.coef_)
+    steps = [np.sum(y["event"] & (y["time"] == t)) / risk[y["time"] >= t].sum() for t in model.unique_times_]
+    expected = risk[:5, None] * np.cumsum(steps)
+    np.testing.assert_array_equal(model.unique_times_, np.unique(y["time"]))
+    np.testing.assert_allclose(model.predict_cumulative_hazard_function(X[:5], return_array=True), expected)
+    np.testing.assert_allclose(model.predict_survival_function(X[:5], return_array=True), np.exp(-expected))
+    (function,) = model.predict_survival_function(X[3:4])
+    np.testing.assert_allclose(function([0.0, *model.unique_times_, 1e9])[1:-1], np.exp(-expected[3]))
+    assert function(0.5) == 1.0 and function(1e9) == function(model.unique_times_[-1])
+
+
+def test_predictions_are_risks(fitted):
+    model, X, y = fitted
+    np.testing.assert_allclose(model.predict(X), X @ model.coef_)
+    assert model.score(X, y) == concordance_index(y["event"], y["time"], model.predict(X)) > 0.7
+    assert cross_val_score(model, X, y, cv=3).mean() > 0.65
+
+
+@pytest.fixture(scope="module")
+def useless():
+    """Two features that tell, and many that do not."""
+    X, events, times = draw(150, 17, ties=50)
+    return X[::-1], target(events, times)[::-1], np.arange(17) >= 2
+
+
+def test_groups_are_taken_where_they_help(useless):
+    X, y, noise = useless
+    model = BilevelCoxPH(groups=noise, random_state=0, cv=KFold(4)).fit(X, y)
+    assert model.penalty_structure_ == "per_group"
+    assert model.penalties_[noise].min() > 10 * model.penalties_[~noise].max()
+    assert list(model.candidates_["structure"]) == ["single"] + 3 * ["per_group"] + 3 * ["per_feature"]
+    assert set(model.candidates_["by"]) == {"nested folds"}
+
+
+def test_the_jackknife_serves_where_nested_folds_do_not(useless, monkeypatch):
+    X, y, noise = useless
+    monkeypatch.setattr(Folds, "nested", lambda folds, most: [])
+    model = BilevelCoxPH(groups=noise, random_state=0, cv=KFold(4)).fit(X, y)
+    assert set(model.candidates_["by"]) == {"jackknife"} and model.penalty_structure_ != "single"
+
+
+def test_large_sparse_rows_give_what_dense_ones_give(monkeypatch):
+    monkeypatch.setattr(penalties, "_FEW_ENTRIES", 0)
+    X, events, times = draw(60, 4)
+    X, y = np.where(np.abs(X) > 0.5, X, 0), target(events, times)
+    dense, sparse = (BilevelCoxPH("single", random_state=0).fit(form(X), y) for form in (np.asarray, sp.csr_array))
+    np.testing.assert_allclose(sparse.coef_, dense.coef_, rtol=1e-5)
+    curves = [
+        model.predict_survival_function(rows, return_array=True)
+        for model, rows in ((dense, X), (sparse, sp.csr_array(X)))
+    ]
+    np.testing.assert_allclose(*curves, rtol=1e-5)
+
+
+def test_rows_are_held_out_as_the_user_says(fitted):
+    _, X, y = fitted
+    labels = np.arange(150) // 10
+    own = BilevelCoxPH("single", cv=GroupKFold(3)).fit(X, y, cv_groups=labels)
+    pairs = BilevelCoxPH("single", cv=list(GroupKFold(3).split(X, groups=labels))).fit(X, y)
+    np.testing.assert_allclose(own.coef_, pairs.coef_)
+    given = BilevelCoxPH("single").fit(X[:100], y[:100], X_val=X[100:], y_val=y[100:])
+    same = BilevelCoxPH("single", cv=[(np.arange(100), np.arange(100, 150))]).fit(X, y)
+    np.testing.assert_allclose(given.coef_, same.coef_)
+
+
+def test_a_score_sees_targets_as_the_user_has_them(fitted):
+    model, X, y = fitted
+    y = y.astype([("seen", bool), ("days", int)])
+    names = set()
+
+    def concordance(model, X, y):
+        names.add(y.dtype.names)
+        return model.score(X, y)
+
+    scored = BilevelCoxPH("single", scoring=concordance, random_state=0).fit(X, y)
+    steps = 2 * np.log10(scored.penalties_ / model.penalties_)
+    np.testing.assert_allclose(steps, np.round(steps), atol=1e-6)
+    assert names == {("seen", "days")}
+
+
+def test_each_fold_has_its_part_of_the_events():
+    y = np.column_stack([np.arange(40) < 10, np.arange(40)]).astype(float)
+    splits = BilevelCoxPH(random_state=0)._split(np.zeros((40, 1)), y, np.ones(40), None)
+    assert {int(y[test, 0].sum()) for _, test in splits} == {2}
+
+
+Y = target([True, False, True, False], [1.0, 2.0, 3.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.ones(4), r"`y` must be a structured array of two fields.* Got an array of float64 and shape \(4,\)"),
+        ([(True, 1.0)] * 4, "structured array of two fields.* Got list"),
+        (None, "requires y to be passed, but the target y is None"),
+        (Y[["time", "event"]], "first field of `y`, 'time', must be of bool. Got float64"),
+        (Y.astype([("event", bool), ("time", "U3")]), "second field of `y`, 'time', must be of numbers. Got <U3"),
+        (target([True] * 4, [1.0, np.nan, 2.0, 3.0]), "Input y contains NaN"),
+        (target([True] * 4, [1.0, -1.0, 2.0, 3.0]), "Some times of `y` are negative"),
+        (target([False] * 4, [1.0, 1.0, 2.0, 3.0]), "All rows of `y` that have weight are censored"),
+        (Y[:3], "inconsistent numbers of samples"),
+    ],
+    ids=str,
+)
+def test_targets_that_are_none_are_refused(y, message):
+    with pytest.raises(ValueError, match=message):
+        BilevelCoxPH().fit(np.arange(8.0).reshape(4, 2), y)
+
+
+def test_rows_without_weight_have_no_events():
+    with pytest.raises(ValueError, match="All rows of `y` that have weight are censored"):
+        BilevelCoxPH().fit(np.arange(8.0).reshape(4, 2), Y, sample_weight=[0.0, 1.0, 0.0, 1.0])
+    with pytest.raises(ValueError, match="`y_val` must be a structured array"):
+        BilevelCoxPH().fit(np.arange(8.0).reshape(4, 2), Y, X_val=np.zeros((4, 2)), y_val=np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("X", "y"),
+    [
+        (np.ones((30, 2)), target(np.arange(30) % 2 == 0, np.arange(30.0))),
+        (np.arange(30.0)[:, None], target([True] * 30, np.arange(30.0))),
+        (np.arange(30.0)[:, None], target([True] * 30, np.ones(30))),
+        (np.arange(30.0)[:, None], target(np.arange(30) == 29, np.arange(30.0))),
+        (1e4 * np.arange(60.0).reshape(30, 2) ** 2, target([True] * 30, np.zeros(30))),
+    ],
+    ids=["constant", "perfect", "tied", "one event", "large"],
+)
+@pytest.mark.parametrize("standardize", [True, False])
+def test_odd_rows_are_fitted(X, y, standardize):
+    model = BilevelCoxPH(standardize=standardize, random_state=0).fit(X, y)
+    assert np.isfinite(model.coef_).all()
+    assert np.isfinite(model.predict_survival_function(X, return_array=True)).all()
+
+
+class CoxOfNumbers(BilevelCoxPH):
+    """Takes any numbers as times of events, as scikit-learn's checks give them."""
+
+    def fit(self, X, y, sample_weight=None, **options):
+        if y is None:
+            return super().fit(X, y)
+        y = column_or_1d(y, warn=True).astype(float)
+        return super().fit(X, target(np.ones(len(y), bool), y - min(0, np.nanmin(y))), sample_weight, **options)
+
+    def score(self, X, y):
+        return super().score(X, target(np.ones(len(y), bool), y - np.min(y)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::UserWarning")
+@parametrize_with_checks([CoxOfNumbers(), CoxOfNumbers("per_feature", standardize=False, cv=3)])
+def test_scikit_learn_finds_no_fault(estimator, check):
+    check(estimator)

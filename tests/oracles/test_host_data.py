@@ -1,0 +1,293 @@
+"""Rows that stay on the host: the bits of rows on the device, however they are read; draws from a window; refusals."""
+
+import gc
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel import HostData
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
+from bilevel.engine.loop import run_key
+from bilevel.engine.sweep import sweep
+from bilevel.oracles import HostSamples, host_samples
+from bilevel.oracles.host_data import _FileTable
+from bilevel.oracles.samples import PIECE
+from tests import cases
+
+# Steps with a pass between them, with one batch, with tables, and with loops inside.
+WAYS = ["SRBA blocks", "MASOBA iid"]
+WAYS += [pytest.param(way, marks=pytest.mark.slow) for way in ("SOBA iid", "SABA blocks", "StocBiO reshuffle")]
+
+
+@pytest.fixture(scope="module")
+def on_device():
+    return cases.logistic_selection()
+
+
+def logistic(dtype="float64", **options):
+    X, y, X_val, y_val = cases.logistic_data()
+    rows = HostData(X, **options), y, HostData(X_val, **options), y_val
+    return bilevel.problems.logistic_selection(*rows, dtype=dtype)
+
+
+def run(problem, solver, **options):
+    return bilevel.run(problem, solver, **({"max_steps": 40, "eval_every": 40, "exact": False} | options))
+
+
+def assert_same_bits(one, other):
+    cases.assert_trees_equal(one.point, other.point)
+    assert one.calls == other.calls
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_has_the_bits_of_one_with_its_rows_on_the_device(way, on_device, monkeypatch):
+    name, sampling = way.split()
+    monkeypatch.setattr("bilevel.engine.feed._PART_BYTES", 2**12)  # several parts
+    solver = replace(cases.SOLVERS[name], sampling=sampling)
+    assert_same_bits(run(logistic(), solver), run(on_device, solver))
+
+
+def scores(z, rows):
+    return jnp.tanh(rows @ z["a"]) @ z["b"]
+
+
+def inner_batch_loss(z, x, batch):
+    rows, targets = batch
+    return (scores(z, rows) - targets) ** 2 + jnp.exp(x) * jnp.sum(z["a"] ** 2)
+
+
+def outer_batch_loss(z, x, batch):
+    rows, targets = batch
+    return (scores(z, rows) - targets) ** 2
+
+
+RNG = np.random.default_rng(0)
+N = PIECE + 101  # a pass has two pieces, also on the device
+ROWS, TARGETS = RNG.normal(size=(N, 70)).astype(np.float32), RNG.normal(size=N).astype(np.float32)
+START = {"a": RNG.normal(size=(70, 3)).astype(np.float32) / 9, "b": np.ones(3, np.float32)}
+NETWORK = bilevel.SOBA(0.05, 10.0, 16, outer_batch_size=7)
+
+
+def network(inner, outer=None, **options):
+    outer = (ROWS[:60], TARGETS[:60]) if outer is None else outer
+    losses = {"inner_batch_loss": inner_batch_loss, "outer_batch_loss": outer_batch_loss}
+    variables = START, np.float32(-2.0)
+    return bilevel.BilevelProblem.from_losses(None, None, inner, outer, *variables, dtype="float32", **losses | options)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return run(network((ROWS, TARGETS)), NETWORK)
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, array in (("rows", ROWS), ("targets", TARGETS)):
+        np.save(tmp_path / f"{name}.npy", array)
+    return tuple(np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("rows", "targets"))
+
+
+def test_arrays_files_and_functions_train_a_network_alike(trained, files):
+    def function(numbers):
+        return ROWS[numbers], TARGETS[numbers]
+
+    sources = HostData((ROWS, TARGETS)), HostData(files, prefetch=0), HostData(function, length=N, prefetch=1)
+    for source in sources:
+        assert_same_bits(run(network(source), NETWORK), trained)
+
+
+def test_rows_as_they_lie_are_drawn_and_passed_over_like_a_shuffled_copy(tmp_path):
+    order = np.random.default_rng(0).permutation(N)  # of the first level that a problem lays out
+    np.save(tmp_path / "rows.npy", ROWS[order])
+    lying = HostData((np.load(tmp_path / "rows.npy", mmap_mode="r"), TARGETS[order]), shuffle=False)
+    both = [network(lying).oracles, network((ROWS, TARGETS)).oracles]
+    with arithmetic("float32"):
+        point = trees.cast(network(lying).start, np.float32)
+        cases.assert_trees_equal(*(_inner(oracles, point, None) for oracles in both))
+        last = np.int32(N // 16)  # a short block
+        cases.assert_trees_equal(*(_inner(oracles.with_batches(16, "blocks"), point, last) for oracles in both))
+
+
+@jax.jit
+def _inner(oracles, point, rows):
+    return oracles.inner(point, rows)
+
+
+def test_a_pass_is_the_mean_over_all_rows():
+    X, y, X_val, y_val = cases.logistic_data(997, 31)
+    problem = bilevel.problems.logistic_selection(HostData(X), y, X_val, y_val, dtype="float64")
+    pieces = replace(problem.oracles, inner_samples=replace(problem.oracles.inner_samples, piece=100))
+    z = problem.start.inner_var
+    weights = -y / (1 + np.exp(y * (X @ z)))
+    expected = X.T @ weights / len(y) + np.exp(problem.start.outer_var) * z
+    with arithmetic("float64"):
+        np.testing.assert_allclose(jax.jit(pieces.inner_grad)(problem.start), expected, rtol=1e-12)
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, files, trained):
+    problem = network(HostData(files))
+    run(problem, NETWORK, max_steps=20, checkpoint=tmp_path / "run", checkpoint_every=7)
+    max((tmp_path / "run").iterdir()).unlink()  # what a killed run does not write
+    again = network(HostData(files, prefetch=0))
+    assert_same_bits(bilevel.resume(tmp_path / "run", again, max_steps=40, eval_every=40), trained)
+
+
+def test_a_saved_run_of_other_rows_is_refused(tmp_path, files):
+    run(network(HostData(files)), NETWORK, max_steps=1).save(tmp_path / "run.npz")
+    with pytest.raises(ValueError, match="another problem"):
+        bilevel.resume(tmp_path / "run.npz", network(HostData((ROWS + 1, TARGETS))), max_steps=2)
+
+
+@pytest.mark.slow
+def test_settings_and_seeds_step_together_as_alone():
+    problem, solvers = logistic(), [replace(cases.SOLVERS["SOBA"], step_size=step) for step in (0.05, 0.1)]
+    for together in (False, True):
+        cells = sweep(problem, solvers, [0, 1], 2000, together=together)
+        for seed, row in enumerate(cells):
+            for solver, cell in zip(solvers, row, strict=True):
+                alone = bilevel.run(problem, solver, seed=seed, max_calls=2000)
+                np.testing.assert_allclose(cell.rows[-1]["outer_value"], alone.history["outer_value"][-1], rtol=1e-5)
+
+
+def test_rows_that_nobody_has_foreseen_are_not_taken_for_others():
+    samples = logistic().oracles.with_batches(cases.BATCH, "blocks").inner_samples
+    with arithmetic("float64"):
+        held = samples.hold(np.array([1, 4]), 3)
+        assert np.isfinite(held.take(jnp.int32(4))[1]).all()
+        for block in (0, 2, 6):
+            assert np.isnan(held.take(jnp.int32(block))[1]).all()
+
+
+@pytest.mark.parametrize("sampling", ["blocks", "iid"])
+def test_draws_from_a_window_have_the_probabilities_of_all_rows(sampling):
+    n, window, batch, seeds = 90, 24, 4, 4000
+    data = HostData(np.zeros((n, 2)), shuffle=False, window=window)
+    samples = HostSamples.from_data(data, "float32", np.random.default_rng(0)).with_batches(batch, sampling)
+    keys = jax.vmap(lambda seed: jax.random.fold_in(run_key(0), seed))(jnp.arange(seeds, dtype=jnp.int32))
+    steps = jnp.array([0, 5, 6, 17, 40], jnp.int32)
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: jax.vmap(lambda step: samples.draw(key, step))(steps)))(keys))
+    sizes = np.ones(n) if sampling == "iid" else np.minimum(batch, n - batch * np.arange(samples.n_blocks))
+    for step in range(len(steps)):
+        counts = np.bincount(drawn[:, step].ravel(), minlength=len(sizes))
+        expected = counts.sum() * sizes / n
+        deviations = (counts - expected) / np.sqrt(expected)
+        # Rows of one batch come from one window: their counts vary more than those of independent draws.
+        assert np.abs(deviations).max() < 4.5 * (2 if sampling == "iid" else 1)
+
+
+def test_a_window_holds_consecutive_rows_and_moves_on():
+    n, window, batch = 90, 24, 4
+    data = HostData(np.zeros((n, 2)), shuffle=False, window=window)
+    samples = HostSamples.from_data(data, "float32", np.random.default_rng(0)).with_batches(batch, "iid")
+    draw = jax.jit(jax.vmap(lambda step: samples.draw(run_key(3), step)))
+    rows = np.asarray(draw(jnp.arange(24, dtype=jnp.int32))).reshape(4, -1)  # 6 steps to a window, 4 windows around
+    firsts = []
+    for drawn in rows:
+        inside = [first for first in range(n) if np.all((drawn - first) % n < window)]
+        firsts.append(inside)
+    assert all(firsts)
+    assert any((first + 24) % n in firsts[1] and (first + 48) % n in firsts[2] for first in firsts[0])
+
+
+@pytest.mark.slow
+def test_a_run_from_a_window_finds_what_a_run_from_all_rows_finds():
+    X, y, X_val, y_val = cases.logistic_data(2000, 500)
+    settings = {"dtype": "float32", "outer_var": np.full(4, -3.0), "inner_var": np.zeros(4)}
+    window = HostData(X, shuffle=False, window=256), y, HostData(X_val, shuffle=False), y_val
+    windowed = bilevel.problems.logistic_selection(*window, **settings)
+    whole = bilevel.problems.logistic_selection(X, y, X_val, y_val, **settings)
+    solver = bilevel.SRBA(0.2, 5.0, 32)
+    ends = [run(problem, solver, max_steps=2000, eval_every=2000) for problem in (windowed, whole)]
+    values = [whole.exact_solver(end.point.outer_var).value for end in ends]
+    first = whole.exact_solver(whole.start.outer_var).value
+    assert abs(values[0] - values[1]) < 0.02 * (first - values[1])
+
+
+def test_rows_of_a_file_are_those_of_its_array(tmp_path):
+    rng = np.random.default_rng(0)
+    array = rng.integers(0, 100, (5000, 3, 50)).astype(np.int16)
+    np.save(tmp_path / "rows.npy", array)
+    table = _FileTable(np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    for numbers in (np.array([7]), rng.integers(0, 5000, 300), np.arange(5000)[::-1], np.array([3, 3, 4999, 0])):
+        np.testing.assert_array_equal(table[numbers], array[numbers])
+    np.testing.assert_array_equal(table[slice(10, 20)], array[10:20])
+
+
+def test_a_file_that_has_become_shorter_is_told(tmp_path):
+    np.save(tmp_path / "rows.npy", ROWS)
+    data = HostData(np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    with (tmp_path / "rows.npy").open("r+b") as file:
+        file.truncate(10_000)
+    data.read(np.arange(3))
+    with pytest.raises(ValueError, match=r"rows.npy` ends before its row 2148"):
+        data.read(np.arange(N))
+
+
+def test_what_a_function_returns_is_looked_at_in_a_run():
+    def short(numbers):
+        return ROWS[numbers[:7]], TARGETS[numbers[:7]]
+
+    with pytest.raises(ValueError, match=r"returned \[7\] rows for"):
+        run(network(HostData(short, length=N)), NETWORK)
+
+
+def test_labels_that_are_no_signs_are_refused():
+    X, y, X_val, y_val = cases.logistic_data()
+    with pytest.raises(ValueError, match="labels -1 and 1"):
+        bilevel.problems.logistic_selection(HostData(X), y + 1, X_val, y_val)
+
+
+REFUSED = {
+    "no length": (lambda: HostData(lambda numbers: ROWS[numbers]), "`length=…`"),
+    "other length": (lambda: HostData(ROWS, length=3), "the arrays have 2149 rows"),
+    "uneven": (lambda: HostData((ROWS, TARGETS[1:])), r"\[2148, 2149\] rows"),
+    "texts": (lambda: HostData(np.array(["a"])), "dtype <U1"),
+    "nothing": (lambda: HostData(()), "give an array"),
+    "a number": (lambda: HostData(3.0), "give an array"),
+    "prefetch": (lambda: HostData(ROWS, prefetch=-1), "prefetch=-1"),
+    "shuffled window": (lambda: HostData(ROWS, window=9), "shuffle=False"),
+    "other dtype": (lambda: HostData(lambda i: ROWS[i] if len(i) == 1 else ROWS[i] > 0, 9).read(np.arange(2)), "bool"),
+    "convex": (lambda: network(HostData((ROWS, TARGETS)), strongly_convex=True), "leave it out"),
+    "Exact": (lambda: run(logistic(), bilevel.Exact()), "Take a solver such as SRBA"),
+    "tolerance": (lambda: run(logistic(), cases.SOLVERS["SOBA"], exact=True, tolerance=1.0), "leave it out"),
+    "constants": (lambda: logistic().constants(), "as arrays"),
+    "full": (lambda: run(logistic(), bilevel.SOBA(0.1, 1.0, 8, sampling="full")), "draw batches"),
+    "rows": (lambda: run(logistic(), bilevel.SABA(0.1, 1.0, 8, memory="rows")), "memory='blocks'"),
+    "window": (lambda: run(logistic(shuffle=False, window=4), bilevel.SOBA(0.1, 1.0, 8)), "at least a batch"),
+    "cleaning": (lambda: bilevel.problems.data_cleaning(HostData(ROWS), TARGETS, ROWS, TARGETS), "Give arrays"),
+    "width": (
+        lambda: bilevel.problems.ridge_selection(HostData(ROWS), TARGETS, HostData(ROWS[:, 1:]), TARGETS),
+        "70 features",
+    ),
+    "length of y": (
+        lambda: bilevel.problems.ridge_selection(HostData(ROWS), TARGETS[1:], HostData(ROWS), TARGETS),
+        "2149 rows and `y_train` 2148",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_in_a_sentence(name):
+    attempt, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        attempt()
+
+
+def test_tables_beyond_memory_are_refused():
+    many = HostData(lambda numbers: (ROWS[numbers % N], TARGETS[numbers % N]), length=2**31 - 1, shuffle=False)
+    with pytest.raises(ValueError, match="take larger batches, or a solver without tables"):
+        run(network(many, many), bilevel.SABA(0.1, 1.0, 4))
+
+
+def test_a_reader_goes_with_its_problem():
+    problem = logistic()
+    number = int(problem.oracles.inner_samples.token)
+    assert number in host_samples._readers
+    del problem
+    gc.collect()
+    assert number not in host_samples._readers

@@ -1,0 +1,90 @@
+"""Inner steps by an optax transformation: every compiled solver admits one, or says why not."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import bilevel
+from bilevel._precision import arithmetic
+from tests import cases
+
+# By how much of t, and of how many inner steps at a time, the plain steps of z decrease.
+DECAYS = {"SOBA": 1 / 2, "MASOBA": 1 / 2, "FdeHBO": 1 / 3, "TTSA": 2 / 5, "BSA": 1 / 2, "ALSET": 1 / 2}
+ADMITTED = [name for name, solver in cases.SOLVERS.items() if solver.needs_plain_step is None]
+REFUSED = [name for name in cases.SOLVERS if name not in ADMITTED]
+STEP = 0.05
+
+
+def plain(name, **changes):
+    return cases.short(type(cases.SOLVERS[name]), STEP, 20.0, cases.BATCH, **changes)
+
+
+def as_sgd(name):
+    """The plain steps of a solver as a transformation."""
+    times = getattr(plain(name), "n_inner_steps", 1)
+    return optax.sgd(lambda count: STEP * (count // times + 1.0) ** -DECAYS.get(name, 0.0))
+
+
+def test_the_table_knows_every_solver():
+    assert set(DECAYS) <= set(ADMITTED)
+    assert {"SRBA", "SABA", "SOBA", "StocBiO", "AmIGO", "NeumannAID", "SPABA", "PnPBO", "LancBiO"} <= set(ADMITTED)
+    assert {"ITD", "PZOBO", "NBO", "QNBO", "MRBO", "SUSTAIN", "F2SA"} <= set(REFUSED)
+
+
+@pytest.mark.parametrize("name", cases.marked(ADMITTED))
+def test_gradient_descent_by_optax_steps_as_the_plain_step_does(name, tmp_path):
+    problem, solver = cases.quadratic(), plain(name)
+    given = replace(solver, inner_optimizer=as_sgd(name))
+    expected = bilevel.run(problem, solver, max_steps=30, eval_every=30)
+    found = bilevel.run(problem, given, max_steps=30, eval_every=30)
+    cases.assert_trees_close(found.point, expected.point, rtol=1e-9, atol=1e-11)
+    assert found.calls == expected.calls
+    bilevel.run(problem, given, max_steps=11, eval_every=11).save(tmp_path / "run.npz")
+    resumed = bilevel.resume(tmp_path / "run.npz", problem, solver=given, max_steps=30, eval_every=30)
+    cases.assert_trees_equal(resumed.state, found.state)
+    with pytest.raises(ValueError, match=rf"was made by {name} with a transformation of optax; pass it as `solver=`"):
+        bilevel.resume(tmp_path / "run.npz", problem, max_steps=30)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_solvers_of_plain_steps_say_so(name):
+    with pytest.raises(ValueError, match=rf"`{name}\(inner_optimizer=…\)`: .*; leave it out, or take a solver such as"):
+        plain(name, inner_optimizer="adam")
+
+
+def test_adam_moves_z_as_optax_alone_does():
+    problem, rate = cases.quadratic(), 0.03
+    solver = bilevel.SOBA(STEP, 1e15, sampling="full", inner_optimizer=optax.adam(rate))
+    found = bilevel.run(problem, solver, max_steps=25, eval_every=25).point
+    with arithmetic("float64"), jax.numpy_dtype_promotion("standard"):
+        z, optimizer = problem.start.inner_var, optax.adam(rate)
+        state = optimizer.init(z)
+        for _ in range(25):
+            updates, state = optimizer.update(problem.oracles.inner_grad(problem.start._replace(inner_var=z)), state, z)
+            z = optax.apply_updates(z, updates)
+    np.testing.assert_allclose(found.inner_var, z, rtol=1e-9)
+    assert np.abs(found.v).max() > 0.01, "v keeps its own step"
+
+
+@pytest.mark.parametrize("name", ["SRBA", "SABA", "SOBA"])
+def test_without_a_transformation_nothing_is_in_the_program(name):
+    problem, solver = cases.quadratic("float32"), plain(name)
+    with arithmetic(problem.dtype):
+        oracles = problem.oracles.with_batches(cases.BATCH, "blocks")
+        off, on = (
+            cases.lowered_steps(problem, one.resolve(oracles).cast(problem.dtype), oracles).as_text()
+            for one in (solver, replace(solver, inner_optimizer=optax.adam(0.1)))
+        )
+    assert off.count("stablehlo.sqrt") < on.count("stablehlo.sqrt")
+
+
+def test_bad_transformations_are_named():
+    with pytest.raises(ValueError, match=r"`SOBA\(inner_optimizer='sgd'\)`: must be None, 'adam' or an optax"):
+        bilevel.SOBA(inner_optimizer="sgd")
+    with pytest.raises(ValueError, match=r"`SOBA\(inner_optimizer=…\)`: it is given gradients.*asks for more"):
+        bilevel.run(cases.quadratic(), plain("SOBA", inner_optimizer=optax.polyak_sgd()), max_steps=1)
+    with pytest.raises(ValueError, match=r"`BSA\(inner_optimizer=…, warm_start=False\)`"):
+        plain("BSA", inner_optimizer="adam", warm_start=False)

@@ -1,0 +1,174 @@
+"""What a new user gets: the wheel in an empty environment, the README and every page as written, the command line.
+
+All of it is slow, for an environment is made and filled.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+import tarfile
+import time
+import tomllib
+import zipfile
+
+import pytest
+
+import bilevel
+from tests import wheel
+
+pytestmark = pytest.mark.slow
+
+PAGES = sorted(
+    str(path.relative_to(wheel.ROOT))
+    for path in [wheel.ROOT / "README.md", *(wheel.ROOT / "docs").rglob("*.md")]
+    if "```python" in path.read_text() or wheel.commands(path)
+)
+A_RUN = "import bilevel as b; b.run(b.problems.quadratic(60, 40, 5, 3), b.SOBA(batch_size=10), max_steps=1)"
+PATIENCE = 1200  # seconds for what another worker makes
+IMPORTS = "import jax\nimport numpy as np\n\nimport bilevel\n"
+DATA = IMPORTS + "X = np.random.default_rng(0).standard_normal((60, 3))\ny = np.where(X[:, 0] > 0, 1, -1)\n"
+READY = "problem = bilevel.problems.breast_cancer()\n"
+# What a page says that the reader has: a problem of theirs, rows.
+GIVEN = {
+    "docs/auto.md": IMPORTS + READY,
+    "docs/choosing.md": DATA + READY,
+    "docs/scale.md": DATA
+    + READY
+    + "X_train, X_val, y_train, y_val, solver = X, X, y, y, bilevel.SOBA(batch_size=8)\n"
+    + "jax.distributed.initialize = lambda: None  # one process; two are in test_two_processes.py\n",
+    "docs/solvers.md": IMPORTS + READY,
+}
+# Files that a page has its reader write, each a block of its own.
+FILES = {"docs/add-a-solver.md": {"heavy_ball.py": ("python", 0), "mine.toml": ("toml", 0)}}
+# Commands of a checkout, of other tests, or of days; all others are run.
+# The demo itself is a step of the new user's.
+NOT_RUN = r"make |pip install |python (?:examples|benchmarks)/|bilevel (?:audit|reproduce|complexity)|XLA_FLAGS="
+
+
+def made_once(factory, name, make):
+    """The folder that `make` fills, which the workers of one run of the tests share: the first of them makes it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    done, deadline = folder.with_suffix(".done"), time.monotonic() + PATIENCE
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        while not done.exists():
+            assert time.monotonic() < deadline, f"another worker does not finish {folder}"
+            time.sleep(1)
+    else:
+        make(folder)
+        done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    (path,) = made_once(tmp_path_factory, "wheel", wheel.build_wheel).glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def minimal(built, tmp_path_factory):
+    """The programs of an environment with the wheel and nothing else."""
+    return made_once(tmp_path_factory, "minimal", lambda folder: wheel.make_environment(folder, built)) / "bin"
+
+
+@pytest.fixture(scope="session")
+def whole(built, tmp_path_factory):
+    """The programs of an environment with the wheel and all extras, and DuckDB, which a page uses."""
+    wanted = f"{built}[all]", "duckdb"
+    return made_once(tmp_path_factory, "whole", lambda folder: wheel.make_environment(folder, *wanted)) / "bin"
+
+
+def test_the_wheel_holds_every_module_config_and_template_and_nothing_else(built):
+    with zipfile.ZipFile(built) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    package = wheel.ROOT / "bilevel"
+    expected = {str(path.relative_to(wheel.ROOT)) for path in package.rglob("*") if path.is_file()}
+    assert held == {name for name in expected if "__pycache__" not in name}
+
+
+def test_wheel_and_sdist_pass_the_checks_of_the_index(tmp_path):
+    for module in ("build", "twine"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: pip install -e '.[dev]'")
+    source = tmp_path / "source"
+    source.mkdir()
+    wheel.call(sys.executable, "-m", "build", "--outdir", tmp_path / "dist", wheel.copy_source(source))
+    files = sorted((tmp_path / "dist").iterdir())
+    assert [file.suffix for file in files] == [".whl", ".gz"]
+    assert "PASSED" in wheel.call(sys.executable, "-m", "twine", "check", "--strict", *files)
+    with tarfile.open(files[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"CHANGELOG.md", "LICENSE", "bilevel/bench/configs/demo.toml"} <= names
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_with_the_wheel_alone_the_library_works_and_the_command_line_names_its_extra(minimal, tmp_path):
+    shown = wheel.call(minimal / "bilevel", "--help", cwd=tmp_path)
+    assert "pip install 'bilevel[bench]'" in shown and "Traceback" not in shown
+    assert "pip install 'bilevel[bench]'" in wheel.call(minimal / "bilevel", "run", "demo", cwd=tmp_path, code=2)
+    assert wheel.call(minimal / "bilevel", "--version", cwd=tmp_path) == f"bilevel {bilevel.__version__}\n"
+    assert "extra bench: " in wheel.call(minimal / "bilevel", "doctor", cwd=tmp_path)
+    wheel.call(minimal / "python", "-c", "from bilevel import *; SRBA, run, plot", cwd=tmp_path)
+    _, own_losses, _ = wheel.blocks("README.md", "python")
+    (tmp_path / "own.py").write_text(own_losses)
+    assert float(wheel.call(minimal / "python", "own.py", cwd=tmp_path)) == pytest.approx(0.95, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("program", "extra"),
+    [
+        ("import bilevel.estimators; bilevel.estimators.BilevelRidge", "estimators"),
+        ("import bilevel; bilevel.problems.breast_cancer()", "data"),
+        ("import bilevel; bilevel.benchmark('demo', 'store')", "bench"),
+        (f"{A_RUN}.plot()", "plot"),
+        (f"{A_RUN}.to_dataframe()", "bench"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_extra(minimal, tmp_path, program, extra):
+    caught = f"try:\n    {program}\nexcept ImportError as error:\n    print(error)\n"
+    (tmp_path / "program.py").write_text(caught)
+    assert f"pip install 'bilevel[{extra}]'" in wheel.call(minimal / "python", "program.py", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_a_page_runs_as_written_from_the_wheel(whole, tmp_path, page):
+    python, written = wheel.blocks(page, "python"), FILES.get(page, {})
+    kept = {"BILEVEL_COMPILE_CACHE": str(whole.parent / "programs")}
+    for name, (language, place) in written.items():
+        (tmp_path / name).write_text(wheel.blocks(page, language)[place])
+    for line in wheel.commands(page):
+        if not re.match(NOT_RUN, line):
+            path = f"{whole}:/usr/bin:/bin"
+            wheel.call("/bin/sh", "-ec", line.replace("run demo", "run smoke"), cwd=tmp_path, PATH=path, **kept)
+    (tmp_path / "page.py").write_text(GIVEN.get(page, "") + "\n".join(python))
+    wheel.call(whole / "python", "page.py", cwd=tmp_path, **kept)
+    for text in wheel.blocks(page, "toml"):
+        (tmp_path / "block.toml").write_text(text)
+        wheel.call(
+            whole / "python", "-c", "import bilevel.bench.config as c; c.load_config('block.toml')", cwd=tmp_path
+        )
+
+
+def test_the_code_that_runs_is_that_of_the_wheel(whole, tmp_path):
+    shown = wheel.call(whole / "python", "-c", "import bilevel; print(bilevel.__file__)", cwd=tmp_path)
+    assert shown.startswith(str(whole.parent))
+
+
+def test_each_step_of_a_new_user_takes_about_a_minute(whole, tmp_path):
+    from benchmarks.new_user import STEPS, take_step
+
+    taken = {step: take_step(whole, step, tmp_path) for step in STEPS}
+    # Seconds of processors: the machine may do other things meanwhile. The report has the numbers.
+    assert max(of_processors for _, of_processors in taken.values()) < 100, taken
+
+
+def test_the_recipe_asks_for_what_the_package_asks_for():
+    project = tomllib.loads((wheel.ROOT / "pyproject.toml").read_text())["project"]
+    recipe = (wheel.ROOT / "conda" / "meta.yaml").read_text()
+    needed = re.findall(r"^    - ([a-z]+) (\S+)$", recipe.partition("  run:")[2].partition("test:")[0], re.MULTILINE)
+    stated = [re.match(r"([a-z]+)(.*)", one).groups() for one in project["dependencies"]]
+    assert sorted(needed) == sorted([("python", project["requires-python"]), *stated])

@@ -1,0 +1,42 @@
+"""Neumann-AID: inner steps, then the inverse Hessian of one training batch by a truncated geometric series."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from .handover import DrawnRows
+from .problems import Array, Problem
+
+
+def neumann_aid(
+    problem: Problem, z: Array, x: Array, draws: Sequence[Any], *, step_size: float, outer_ratio: float, terms: int
+) -> list[dict[str, Any]]:
+    """Draws: inner_loop (T), inner (for every product and the mixed derivative), outer. ``terms`` after the first."""
+    history = []
+    for draw in draws:
+        for rows in draw.inner_loop:
+            z = z - step_size * problem.gz(z, x, rows)
+        v1 = problem.fz(z, x, draw.outer)
+        p = v1
+        for _ in range(terms):
+            v1 = v1 - step_size * problem.hv(z, x, v1, draw.inner)
+            p = p + v1
+        v2 = step_size * p
+        v3 = problem.cr(z, x, v2, draw.inner)
+        x = x - step_size / outer_ratio * (problem.fx(z, x, draw.outer) - v3)
+        history.append({"inner_var": z, "outer_var": x, "v": -v2})
+    return history
+
+
+def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Follow a run of the library on its draws."""
+    rows, solver = DrawnRows(run), run.solver
+    draws = [
+        SimpleNamespace(
+            inner_loop=rows.inner_list(d.inner_loop, solver.n_inner_steps),
+            inner=rows.inner(d.neumann.cross),
+            outer=rows.outer(d.neumann.outer),
+        )
+        for d in run.draws
+    ]
+    return neumann_aid(problem, z, x, draws, terms=solver.n_neumann, **settings)

@@ -1,0 +1,62 @@
+"""The wheel, an empty environment with it, and the code of the pages run there: nothing of the source tree is seen."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BUILT_FROM = ("bilevel", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+BUILT_FROM += ("SECURITY.md", "constraints.txt")
+# What these tests set for speed, and what would let the source tree in.
+NOT_A_USERS = ("PYTHONPATH", "XLA_FLAGS", "JAX_ENABLE_X64", "JAX_COMPILATION_CACHE_DIR", "OMP_NUM_THREADS")
+
+
+def copy_source(folder):
+    """Copy what is built, so that nothing is written beside it."""
+    for name in BUILT_FROM:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def build_wheel(folder):
+    """Build the wheel from a copy of the source, and return its path."""
+    source = folder / "source"
+    source.mkdir(parents=True)
+    call(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, copy_source(source))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def make_environment(folder, *wanted):
+    """Make an empty environment, install into it at the versions that are known to work, and return its programs."""
+    call(sys.executable, "-m", "venv", folder)
+    constraints = "--constraint", ROOT / "constraints.txt"
+    call(folder / "bin" / "python", "-m", "pip", "install", "--quiet", *constraints, *wanted)
+    return folder / "bin"
+
+
+def call(*words, cwd=None, code=0, **changes):
+    """What a program prints, with an environment of a user's."""
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_A_USERS} | changes
+    words = [str(word) for word in words]
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def blocks(page, language):
+    """The fenced blocks of a page in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def commands(page):
+    """The commands of a page: lines of indented blocks that begin with a program's name, without their comments."""
+    lines = re.findall(r"^    ((?:\w+=\S+ )*(?:bilevel|pip|make|python) .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    return [re.split(r"\s+#", line)[0].strip() for line in lines]
