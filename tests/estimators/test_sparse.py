@@ -168,14 +168,14 @@ def test_where_most_features_are_useless_it_is_level_with_the_lasso_and_ahead_of
 @pytest.mark.slow
 def test_with_columns_of_noise_it_is_level_with_a_grid_of_l1_strengths():
     X, y = load_breast_cancer(return_X_y=True)
-    losses = []
-    for seed in range(3):
+    ratios = []
+    for seed in range(5):  # single splits differ by a fifth either way
         noise = np.random.default_rng(seed).standard_normal((len(X), 300))
         parts = train_test_split(np.hstack([X, noise]), y, test_size=0.3, random_state=seed, stratify=y)
-        final = LogisticRegression(l1_ratio=1, solver="liblinear", max_iter=1000)
+        final = LogisticRegression(l1_ratio=1, solver="liblinear", max_iter=1000, random_state=0)
         grid = {"logisticregression__C": np.geomspace(1e-2, 1e2, 9)}
         l1 = GridSearchCV(make_pipeline(StandardScaler(), final), grid, scoring="neg_log_loss")
         models = [BilevelSparseLogisticRegression(random_state=0), l1]
-        losses.append([log_loss(parts[3], model.fit(parts[0], parts[2]).predict_proba(parts[1])) for model in models])
-    ours, others = np.mean(losses, axis=0)
-    assert ours < 1.1 * others
+        ours, others = (log_loss(parts[3], model.fit(parts[0], parts[2]).predict_proba(parts[1])) for model in models)
+        ratios.append(ours / others)
+    assert np.median(ratios) < 1.1
