@@ -142,7 +142,12 @@ class Compiled:
         return self.of(solver)(solver, *arguments)
 
 
-advance = Compiled(take_steps)
+def _take_steps_of_one_run(solver: Solver, oracles: Oracles, *arguments: Any) -> State:
+    on_cpu = get_backend().platform == "cpu"
+    return take_steps(solver, oracles.for_one_run() if on_cpu else oracles, *arguments)
+
+
+advance = Compiled(_take_steps_of_one_run)
 # Numbers of a state by name: the cheap metrics, those of the problem that are compiled, those of the solver.
 Evaluation: TypeAlias = tuple[dict[str, Array], dict[str, Array], dict[str, Array]]
 

@@ -243,6 +243,10 @@ class Oracles(ABC):
         outer = inner if self.shares_rows else self.outer_samples.with_batches(outer_size, sampling)
         return replace(self, inner_samples=inner, outer_samples=outer)
 
+    def for_one_run(self) -> Self:
+        """Return the same oracles, computing as is fastest on a CPU in steps that no ``vmap`` batches."""
+        return self
+
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the same oracles in another floating type."""
         return self._map(lambda samples: samples.astype(dtype), partial(trees.cast, dtype=dtype))

@@ -247,7 +247,8 @@ class Samples:
 
     def mean(self, function: Callable[[PyTree, Array], PyTree]) -> PyTree:
         """Return the function of all rows, read in pieces: it sums over rows with the weights it is given."""
-        pieces = self.with_slices(min(self.piece or PIECE, self.n), "blocks")
+        in_blocks = self.blocks is not None and self.sampling == "blocks" and self.piece == self.batch_size
+        pieces = self if in_blocks else self.with_slices(min(self.piece or PIECE, self.n), "blocks")
 
         def with_piece(index: Array, total: PyTree) -> PyTree:
             return trees.add(total, trees.scale(pieces.share(index), function(*pieces.take(index))))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
 from tests import cases
@@ -59,6 +60,34 @@ def test_differences_equal_two_directions(name):
         cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-12)
         here, there = (cases.direction(auto, at, rows) for at in (point, previous))
         cases.assert_trees_close(expected, jax.tree.map(np.subtract, here, there), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [16, 48])
+def test_small_products_of_one_run_are_sums_with_the_same_results(batch):
+    with arithmetic("float64"):
+        problem = bilevel.problems.logistic_selection(*cases.logistic_data(100, 100, dim=32), dtype="float64")
+        plain = problem.oracles.with_batches(batch, "blocks")
+        summed, rows = plain.for_one_run(), Rows(jnp.int32(1), jnp.int32(0))
+        point, previous = points(problem)
+        dots = [str(jax.make_jaxpr(oracles.direction)(point, rows)).count("dot_general") for oracles in (plain, summed)]
+        assert dots == [6, 0]
+        found, expected = (cases.difference(oracles, point, previous, rows) for oracles in (summed, plain))
+        cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
+        found, expected = (cases.every_kind(oracles, point, rows) for oracles in (summed, plain))
+        cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_passes_of_one_run_read_the_blocks_of_its_steps(monkeypatch):
+    monkeypatch.setattr("bilevel.problems.linear.may_be_fused", lambda: True)
+    with arithmetic("float64"):
+        problem = bilevel.problems.logistic_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
+        plain = problem.oracles.with_batches(32, "blocks")
+        point, _ = points(problem)
+        found, expected = (cases.direction(oracles, point) for oracles in (plain.for_one_run(), plain))
+        cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
+        direction = jax.jit(lambda oracles: oracles.direction(point))
+        programs = (direction.lower(oracles).as_text() for oracles in (plain.for_one_run(), plain))
+        assert ["tensor<32x100xf64>" in program for program in programs] == [False, True]
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
