@@ -69,6 +69,7 @@ def measure(quick):
     parts = []
     for name, build in shapes.BY_NAME.items():
         parts += [f"### {name}", problem_table(build(), shapes.BATCH, solvers, rounds, seconds)]
+        print(f"\n{parts[-1]}\n", flush=True)
         jax.clear_caches()
     return "\n\n".join(parts)
 

@@ -110,9 +110,17 @@ SETTINGS = cases.SOLVERS | {
 }
 
 
+def narrow():
+    """A linear model with blocks whose products are sums, and whose passes read blocks where loops are fused."""
+    return bilevel.problems.logistic_selection(*cases.logistic_data(330, 220, dim=22), dtype="float64")
+
+
+PROBLEMS = cases.PROBLEMS | {"narrow": narrow}
 # The settings on a small problem, whose loops are compiled whole with their passes; those with tables on another too.
 CASES = {("quadratic", name): solver for name, solver in SETTINGS.items()}
 CASES |= {("logistic", name): solver for name, solver in SETTINGS.items() if solver.keeps_tables}
+CASES |= {("narrow", name): bilevel.SOLVERS[name](0.05, 20.0, 32) for name in ("SABA", "AmIGO")}
+CASES |= {("narrow", name): bilevel.SOLVERS[name](0.05, 20.0, 32, period=7) for name in ("SRBA", "VRBO")}
 CASES["logistic", "SABA, rows"] = bilevel.SABA(0.05, 20.0, cases.BATCH, memory="rows", rebuild_every=7)
 
 
@@ -120,7 +128,7 @@ def pages():
     """The draws of every case, save those that hold keys: each is a compilation, and fused or not they are the same."""
     found = {}
     for (problem, name), solver in CASES.items():
-        page = cases.trajectory(cases.PROBLEMS[problem](), solver, 0).page
+        page = cases.trajectory(PROBLEMS[problem](), solver, 0).page
         if not any(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(page)):
             found[problem, name] = jax.tree.map(np.asarray, page)
     return found
@@ -130,7 +138,7 @@ def ends(pages):
     """The last state of every case."""
     found = {}
     for (problem, name), solver in CASES.items():
-        states = cases.trajectory(cases.PROBLEMS[problem](), solver, 20, page=pages.get((problem, name))).states
+        states = cases.trajectory(PROBLEMS[problem](), solver, 20, page=pages.get((problem, name))).states
         found[problem, name] = [np.asarray(leaf) for leaf in jax.tree.leaves(states[-1])]
     return found
 
