@@ -30,6 +30,7 @@ _KEYS = {"solver", "parameters", "seed", "columns", "problem", "fingerprint", "p
 # The evaluated point with the smallest exact value h, that value, and its row in the history.
 Best: TypeAlias = tuple[Point | None, float, int]
 NO_BEST: Best = (None, np.inf, -1)  # without exact values
+_NOTABLE = 1e-3  # of the lowest value, by which the last one is above it
 
 
 class Status(StrEnum):
@@ -112,6 +113,10 @@ class RunResult:
         for name, entry in metrics.METRICS.items():
             if (entry.in_tables or entry.in_summary) and name in last:
                 lines.append(f"{name:<17} {self.history[name][0]:.6g} -> {last[name]:.6g}")
+        by_value = "value" in last and self.history["value"][self.best_row] == self.best_value
+        if by_value and last["value"] - self.best_value > _NOTABLE * abs(self.best_value):
+            steps = f"{self.history['step'][self.best_row]:,}"
+            lines.append(f"lowest value      {self.best_value:.6g} after {steps} steps: `best_point`")
         if self.problem.exact_solver is None:
             unknown = "the problem does not say that its inner loss is strongly convex"
             lines.append(f"No exact hypergradient: {NOT_SOLVED if self.problem.oracles.is_on_host else unknown}.")

@@ -122,6 +122,8 @@ def test_the_best_point_is_the_one_with_the_smallest_exact_value(tmp_path):
     assert 0 < best < len(values) - 1, "or this shows less than it says"
     assert result.best_value == values[best] and result.best_row == best
     cases.assert_trees_equal(result.best_point, visited[best])
+    assert values[-1] > 1.001 * values[best]
+    assert f"lowest value      {values[best]:.6g} after {best} steps: `best_point`" in result.summary()
     result.save(tmp_path / "run.npz")
     resumed = bilevel.resume(tmp_path / "run.npz", problem, max_steps=61)
     assert resumed.best_value == result.best_value and resumed.best_row == best
@@ -139,7 +141,7 @@ def test_without_exact_values_there_is_no_best_point(tmp_path):
     problem = cases.quadratic("float32")
     plain = bilevel.BilevelProblem(problem.oracles, problem.start)
     result = bilevel.run(plain, SRBA, max_steps=5)
-    assert result.best_point is None and result.best_value == np.inf
+    assert result.best_point is None and result.best_value == np.inf and "lowest value" not in result.summary()
     result.save(tmp_path / "run.npz")
     assert bilevel.resume(tmp_path / "run.npz", plain, max_steps=6).best_point is None
 
