@@ -69,7 +69,7 @@ campaign: install  ## faults on purpose: kills, full disks, damaged files, bad i
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --out reports/campaign.md
 
 campaign-quick: install  ## a little of each, in two minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --quick
+	$(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --quick
 
 constraints: install  ## write the versions of this environment to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
