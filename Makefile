@@ -9,7 +9,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
 demo: install  ## SRBA untuned beside four tuned solvers, on embedded data; the report is a page in demo/
@@ -29,11 +29,15 @@ HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expens
 PYTEST := $(CACHE) $(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # Without 64-bit types the defaults differ, and so may all that is done outside the arithmetic of a problem: building,
-# drawing, casting, loading. The examples of the pages run only as users run them.
+# drawing, casting, loading, results and what is solved in Python. Files on the rest state their dtype, in which they
+# compute the same in either mode, and run once. The examples of the pages run only as users run them.
 AS_USERS := tests/test_docs.py
 BOTH_MODES := tests/engine/test_run.py tests/solvers/test_contract.py
-BOTH_MODES_SLOW := tests/bench/test_cells.py tests/engine tests/oracles tests/problems \
-	$(addprefix tests/solvers/test_,adaptive.py deterministic.py registry.py)
+BOTH_MODES_SLOW := tests/bench/test_cells.py tests/solvers/test_deterministic.py \
+	$(addprefix tests/engine/test_,by_hand.py checkpoint.py long_training.py sweep.py) \
+	$(addprefix tests/oracles/test_,accumulation.py host_data.py losses_of_batches.py samples.py) \
+	$(addprefix tests/problems/test_,cross_validation.py exact.py hypergradients.py input.py logistic_selection.py) \
+	$(addprefix tests/problems/test_,losses.py problem.py quadratic.py real_data.py)
 
 test: install  ## the suite with 64-bit types on, then what may differ most with JAX as users have it
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow" --ignore=$(AS_USERS)
@@ -65,7 +69,7 @@ campaign: install  ## faults on purpose: kills, full disks, damaged files, bad i
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --out reports/campaign.md
 
 campaign-quick: install  ## a little of each, in two minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --quick
+	$(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --quick
 
 constraints: install  ## write the versions of this environment to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt

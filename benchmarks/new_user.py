@@ -19,16 +19,16 @@ STEPS = ("the README's example", "losses of one's own", "one benchmark and its p
 
 
 def take_step(programs, step, folder):
-    """Take a step of the README as written, and return its seconds, on the clock and of processors."""
+    """Take a step of the README as written; return what it prints and its seconds, on the clock and of processors."""
     estimator, own_losses, _ = wheel.blocks("README.md", "python")
     (command,) = (line for line in wheel.commands("README.md") if line.startswith("bilevel run"))
     began, compiles = _clocks(), {"BILEVEL_COMPILE_CACHE": "off"}
     if step == STEPS[2]:
-        wheel.call("/bin/sh", "-ec", command, cwd=folder, PATH=f"{programs}:/usr/bin:/bin", **compiles)
+        shown = wheel.call("/bin/sh", "-ec", command, cwd=folder, PATH=f"{programs}:/usr/bin:/bin", **compiles)
     else:
         (folder / "step.py").write_text(estimator if step == STEPS[0] else own_losses)
-        wheel.call(programs / "python", "step.py", cwd=folder, **compiles)
-    return _since(began)
+        shown = wheel.call(programs / "python", "step.py", cwd=folder, **compiles)
+    return shown, _since(began)
 
 
 def _clocks():
@@ -48,7 +48,7 @@ def measure(folder):
     for step in STEPS:
         place = folder / step.replace(" ", "-").replace("'", "")
         place.mkdir()
-        yield step, take_step(programs, step, place)
+        yield step, take_step(programs, step, place)[1]
 
 
 def main():

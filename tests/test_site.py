@@ -137,9 +137,7 @@ def test_the_reference_has_every_public_name():
     assert public - {"datasets", "problems"} <= shown | listed
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/index.md", pytest.param("docs/quick-start.md", marks=pytest.mark.slow), "docs/runs.md"]
-)
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/runs.md"])
 def test_the_examples_of_a_page_run_one_after_another(page, capsys):
     scope = {}
     for block in code_blocks(page):

@@ -34,11 +34,16 @@ def build_wheel(folder):
     return wheel
 
 
-def make_environment(folder, *wanted):
-    """Make an empty environment, install into it at the versions that are known to work, and return its programs."""
-    call(sys.executable, "-m", "venv", folder)
-    constraints = "--constraint", ROOT / "constraints.txt"
-    call(folder / "bin" / "python", "-m", "pip", "install", "--quiet", *constraints, *wanted)
+def make_environment(folder, *wanted, in_haste=False):
+    """Make an empty environment, install into it at the versions that are known to work, and return its programs.
+
+    In haste the pip of this environment fills it, and a module is compiled when it is first imported.
+    """
+    call(sys.executable, "-m", "venv", *(["--without-pip"] if in_haste else []), folder)
+    python = folder / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python) if in_haste else (python, "-m", "pip")
+    options = ["--quiet", "--constraint", ROOT / "constraints.txt", *(["--no-compile"] if in_haste else [])]
+    call(*pip, "install", *options, *wanted)
     return folder / "bin"
 
 

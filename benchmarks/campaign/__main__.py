@@ -29,6 +29,7 @@ SECTIONS = (  # in the order of the report
     "inputs",
     "long_runs",
 )
+LONG = ("long_runs", "inputs", "kills")  # begun first, so that none of them is left alone at the end
 RULE = """\
 A case survives if nothing is lost and a message says what happened. Where a store is filled, it is compared in the end,
 cell by cell, with the store of a run that nothing happened to: every number of the sweep the same to the last bit, the
@@ -45,8 +46,10 @@ def main(arguments=None):
     parts, every, spent = [], [], 0.0
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(given.jobs))
-        found = list(pool.map(partial(run_section, given, stack), given.only))
-    for name, (rows, seconds, revision) in zip(given.only, found, strict=True):
+        begun = sorted(given.only, key=lambda name: name not in LONG)
+        found = dict(zip(begun, pool.map(partial(run_section, given, stack), begun), strict=True))
+    for name in given.only:
+        rows, seconds, revision = found[name]
         parts.append(f"{describe(name)}\n\n{table.write(rows)}\n\n(`{name}`, {seconds:.0f} s, at {revision})")
         every, spent = every + rows, spent + seconds
     tried, lost = (sum(getattr(row, name) for row in every) for name in ("tried", "lost"))

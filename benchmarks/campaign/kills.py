@@ -16,7 +16,7 @@ from tests.bench.cluster import Cluster
 
 def rows(seed, quick):
     rng = random.Random(seed)
-    counts = (2, 1, 1, 1) if quick else (60, 16, 16, 12)
+    counts = (1, 1, 1, 1) if quick else (60, 16, 16, 12)
     kinds = (kill_command, kill_local_worker, kill_dask_worker, kill_scheduler)
     return [kind(rng, count) for kind, count in zip(kinds, counts, strict=True)]
 

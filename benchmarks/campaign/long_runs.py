@@ -22,13 +22,13 @@ from benchmarks.campaign.table import Counter
 ROOT = Path(__file__).parents[2]
 MOST_MAPS = 30_000  # of 65 530, beyond which XLA crashes
 GROWTH = 1.15  # of the memory of a process, from its first half to its second
-QUICK_GROWTH = 1.3  # few problems leave the allocator no time to settle; kept programs would give 1.5
+QUICK_GROWTH = 1.3  # few problems leave the allocator no time to settle; kept programs would give 1.4
 
 
 def rows(seed, quick):
     return [
         long_run(20_000 if quick else 10**6, 100 if quick else 1000),
-        many_problems(24, 6, QUICK_GROWTH) if quick else many_problems(500, 32, GROWTH),
+        many_problems(16, 4, QUICK_GROWTH) if quick else many_problems(500, 32, GROWTH),
         copies_of_estimators(seed),
         same_bits(quick),
     ]

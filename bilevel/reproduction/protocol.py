@@ -66,13 +66,13 @@ def reproduce(
 
 
 def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
-    """Return the experiment with a published setting of each solver and the untuned one, two seeds, and two epochs."""
+    """Return the experiment with a published setting of each solver and the untuned one, two seeds, and an epoch."""
     chosen: dict[tuple[str, str], Setting] = {}
     for setting in experiment.settings:
         for column in {PUBLISHED, UNTUNED}.intersection(setting.columns):
             chosen.setdefault((setting.solver, column), setting)
     arguments = tuple(sorted((dict(experiment.problem_arguments) | little).items()))
-    limits: dict[str, Any] = {"max_calls": None, "epochs": 2.0, "timing_epochs": None, "max_seconds": 0.5}
+    limits: dict[str, Any] = {"max_calls": None, "epochs": 1.0, "timing_epochs": None, "max_seconds": 0.1}
     settings = tuple(chosen.values())
     return replace(experiment, seeds=(0, 1), problem_arguments=arguments, settings=settings, **limits)
 

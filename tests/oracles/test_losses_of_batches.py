@@ -137,8 +137,8 @@ KEYED = [name for name, solver in cases.SOLVERS.items() if not solver.needs_fini
 def test_random_losses_repeat_and_resume_bit_for_bit(name, tmp_path):
     problem, solver = made(noisy, dtype="float32"), cases.short(type(cases.SOLVERS[name]), 0.02, 20.0, cases.BATCH)
     whole = bilevel.run(problem, solver, seed=1, max_steps=40, eval_every=40)
-    plain = bilevel.run(made(dtype="float32"), solver, seed=1, max_steps=40, eval_every=40)
-    assert np.abs(whole.point.inner_var - plain.point.inner_var).max() > 1e-6, "noise was meant to be there"
+    plain = bilevel.run(made(), solver, seed=1, max_steps=40, eval_every=40)  # the program of a test above
+    assert np.abs(whole.point.inner_var - plain.point.inner_var).max() > 1e-4, "noise was meant to be there"
     assert whole.calls == plain.calls
     bilevel.run(problem, solver, seed=1, max_steps=17, eval_every=17).save(tmp_path / "run.npz")
     resumed = bilevel.resume(tmp_path / "run.npz", problem, max_steps=40, eval_every=40)

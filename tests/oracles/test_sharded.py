@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -112,20 +111,6 @@ def test_one_device_is_allowed_and_changes_nothing():
     assert isinstance(sharded.oracles, ShardedOracles)
     cases.assert_trees_close(one.point, other.point, rtol=1e-5, atol=1e-6)
     assert one.calls == other.calls
-
-
-@pytest.mark.slow
-def test_the_page_on_scale_works_as_written():
-    text = (ROOT / "docs" / "scale.md").read_text()
-    blocks = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
-    # The example runs this line; here there is one process, and JAX has started.
-    blocks = blocks.replace("jax.distributed.initialize()", "").replace("10_000", "10")
-    data = dict(zip(("X_train", "y_train", "X_val", "y_val"), cases.logistic_data(200, 100), strict=True))
-    problem = bilevel.problems.logistic_selection(**data)
-    scope = {"jax": jax, "bilevel": bilevel, "problem": problem, "solver": bilevel.SOBA(batch_size=8)} | data
-    exec(blocks, scope)
-    alone = bilevel.run(problem, scope["solver"], max_steps=10)
-    cases.assert_trees_close(scope["result"].point, alone.point, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_cannot_be_taken_where_no_device_is_meant():
