@@ -1,3 +1,4 @@
+import gc
 import signal
 from pathlib import Path
 
@@ -14,7 +15,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _programs.MOST_KINDS = 10**6  # tests share programs across modules; they are let go below
 
+gc.set_threshold(50_000, 20, 50)  # tracing makes many objects that live on; looking through them takes a twentieth
+
+# Files with the longest tests. They come first: a worker that is done takes over the last tests of the other, and at
+# the end neither waits long for the other.
+_LONG = ("test_audit.py", "test_cpu_loops.py", "test_sharded.py", "test_wheel.py")
+
 _MAPS = Path("/proc/self/maps")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in _LONG)
 
 
 @pytest.fixture(autouse=True, scope="module")
