@@ -78,6 +78,7 @@ def test_inputs_that_are_drawn_twice_count_once_and_the_note_counts_them(monkeyp
     assert re.match(r"300 refused .* 300 with a result", row.note)
 
 
+@pytest.mark.slow
 def test_a_few_inputs_end_in_a_result_or_a_sentence():
     found = inputs.judge_area("solvers", 0, 100)
     assert len(found) == 100 and [verdict for verdict in found if verdict["kind"] not in inputs.FINE] == []

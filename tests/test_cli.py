@@ -189,6 +189,7 @@ def test_the_report_compares_with_an_earlier_store(finished, tmp_path):
     assert "SOBA (before)" in page and "the same in every seed" in page
 
 
+@pytest.mark.slow
 def test_figures_are_written_for_print(finished, tmp_path):
     shown = said("figure", finished[1], "--out", tmp_path / "figures")
     kinds = {path.suffix: path for path in (tmp_path / "figures").iterdir()}

@@ -248,6 +248,7 @@ def test_the_splits_after_one_that_took_too_long_are_not_tried(script, tmp_path)
     ]
 
 
+@pytest.mark.slow
 def test_a_fit_that_takes_too_long_ends_its_process(script):
     body = "import estimators; estimators.limit(0.2)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", body], cwd=FOLDER)

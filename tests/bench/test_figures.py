@@ -104,6 +104,7 @@ def test_a_figure_fits_a_column_and_has_a_panel_for_seconds_and_one_for_calls(ta
     assert FONT_SIZE >= 7
 
 
+@pytest.mark.slow
 def test_a_legend_of_long_names_fits_the_figure(table):
     section = make_sections(table.assign(columns="published"))[1]
     with matplotlib.rc_context({"font.size": FONT_SIZE}):

@@ -68,6 +68,7 @@ for name in estimators.__all__:
 """
 
 
+@pytest.mark.slow
 def test_no_fit_imports_jax():
     program = (
         "import sys, numpy as np; from bilevel.estimators import BilevelLogisticRegression, BilevelRidge; "

@@ -101,6 +101,7 @@ def test_bfloat16_is_in_the_products_and_float32_in_the_state():
     assert products and all("bf16" in line for line in products)
 
 
+@pytest.mark.slow
 def test_what_is_computed_in_float64_stays_so():
     found = [bilevel.hypergradient(problem, damping=5.0) for problem in (wide(), wide(compute_dtype="bfloat16"))]
     assert found[0].gradient == found[1].gradient

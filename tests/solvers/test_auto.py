@@ -277,7 +277,8 @@ def badly_scaled(strongly_convex):
     return bilevel.BilevelProblem.from_losses(inner, outer, data[:100], data[100:], **start, dtype="float32")
 
 
-@pytest.mark.parametrize("exact", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False])
 def test_a_z_that_is_left_behind_is_told(exact):
     problem, auto = badly_scaled(exact), bilevel.SRBA("auto", batch_size=8, preconditioner="diagonal")
     how = r"at z\*\(x\)" if exact else "after 5 conjugate-gradient steps of z alone"

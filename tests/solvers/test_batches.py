@@ -42,6 +42,7 @@ def test_calls_follow_each_level_under_every_sampling(sampling):
         assert (inner, outer) == rows[sampling]
 
 
+@pytest.mark.slow
 def test_equal_sizes_compile_the_same_program():
     problem = cases.quadratic("float32")
 
