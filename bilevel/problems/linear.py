@@ -78,10 +78,10 @@ class LinearOracles(RowwiseOracles):
 
     def _as_steps_read(self, samples: Samples) -> Samples:
         """Return samples whose full-batch pass leaves in the cache what steps read: blocks, not the rows once more."""
-        if not self.sums_small_products or samples.blocks is None or not may_be_fused():
+        if not self.sums_small_products or samples.blocks is None or samples.sampling != "blocks":
             return samples
         block = jax.tree.leaves(samples.blocks)[0][0]
-        return replace(samples, piece=samples.batch_size) if is_small(block) else samples
+        return replace(samples, piece=samples.batch_size) if may_be_fused() and is_small(block) else samples
 
     def _features(self, data: PyTree) -> Array:
         """Return the rows, (features, samples): the first array of the data."""
