@@ -8,6 +8,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
+from bilevel.engine.loop import advance, draw_page, initial_state, run_key, take_steps
 from tests import cases
 from tests.solvers.transcribed import KIND_NAMES
 
@@ -86,8 +87,23 @@ def test_passes_of_one_run_read_the_blocks_of_its_steps(monkeypatch):
         found, expected = (cases.direction(oracles, point) for oracles in (plain.for_one_run(), plain))
         cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
         direction = jax.jit(lambda oracles: oracles.direction(point))
-        programs = (direction.lower(oracles).as_text() for oracles in (plain.for_one_run(), plain))
-        assert ["tensor<32x100xf64>" in program for program in programs] == [False, True]
+        shuffled = problem.oracles.with_batches(32, "reshuffle")
+        programs = [direction.lower(o).as_text() for o in (plain.for_one_run(), plain, shuffled.for_one_run())]
+        # Blocks in the order of a pass have other weights: there the flat rows are read, at once.
+        assert ["tensor<32x100xf64>" in program for program in programs] == [False, True, True]
+        assert ["stablehlo.while" in program for program in programs] == [True, False, False]
+
+
+def test_steps_of_one_run_have_no_small_products_and_those_that_a_sweep_batches_have():
+    with arithmetic("float64"):
+        problem = bilevel.problems.logistic_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
+        oracles = problem.oracles.with_batches(32, "blocks")
+        solver = bilevel.SOBA(0.1, 1.0, 32).resolve(oracles).cast(problem.dtype)
+        page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), 9))
+        state = jax.eval_shape(initial_state, solver, oracles, problem.start)
+        arguments = solver, oracles, state, page, np.int32(0), np.int32(9)
+        programs = [program.lower(*arguments).as_text() for program in (advance.of(solver), jax.jit(take_steps))]
+        assert ["dot_general" in program for program in programs] == [False, True]
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
