@@ -2,11 +2,13 @@
 
     python benchmarks/auto_networks.py [--steps 3000]
 
-A network of 9010 parameters on the digits of scikit-learn with a weight decay per array, and that of
-`examples/neural_cleaning.py` with a weight per row, of which 40 % have a redrawn label.
+A network of 9010 parameters on the digits of scikit-learn with a weight decay per array; that of
+`examples/neural_cleaning.py` with a weight per row, of which 40 % have a redrawn label; and those of
+`examples/label_noise.py --quick` and `examples/weight_decay.py`, beside the settings that these examples have.
 """
 
 import argparse
+import importlib
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 import bilevel
 
 HIDDEN, FIRST = 120, -5.0
+METRICS = {"": {}, ', preconditioner="low_rank"': {"preconditioner": "low_rank"}}
 
 
 def decays():
@@ -44,33 +47,48 @@ def decays():
     )
 
 
-def row_weights():
-    """A weight per row of the example."""
+def example(name):
+    """The module of an example."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-    from neural_cleaning import build
+    return importlib.import_module(name)
 
-    return build(0.4)
+
+def by_hand(ratios):
+    """Four pairs of step and ratio."""
+    settings = [(step, ratio) for step in (0.1, 0.3) for ratio in ratios]
+    return {f"SRBA({step:g}, {ratio:g})": bilevel.SRBA(step, ratio, 32) for step, ratio in settings}
+
+
+def list_problems(steps):
+    """Each problem with its batch and other settings than "auto"."""
+    yield decays(), 32, by_hand((0.1, 1.0))
+    yield example("neural_cleaning").build(0.4), 32, by_hand((2e-4, 2e-3))
+    noise = example("label_noise")
+    problem = noise.build(noise.load("digits", 1000, 250, 0.5))
+    yield problem, 64, {"SOBA of the example": noise.solver_of(1000, steps, 100, 64)}
+    decay = example("weight_decay")
+    problem = decay.build(decay.digits(400))
+    yield problem, decay.BATCH, {"SOBA of the example": decay.solver_of(steps)}
 
 
 def describe(problem, solver, steps):
-    """The loss on validation rows at the end, and whether the run warned."""
+    """The loss on validation rows at the end, the test error, and whether the run warned."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         result = bilevel.run(problem, solver, max_steps=steps, eval_every=steps)
     said = "; ".join(str(one.message).partition(".")[0] for one in told) or "nothing"
-    return f"{result.history['outer_value'][-1]:.3f} | {said}"
+    error = f"{result.history['test_error'][-1]:.3f}" if "test_error" in result.history else "–"
+    return f"{result.history['outer_value'][-1]:.3f} | {error} | {said}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3000)
     steps = parser.parse_args().steps
-    print("| x | solver | validation loss | it says |\n| --- | --- | --- | --- |")
-    for problem, ratios in ((decays(), (0.1, 1.0)), (row_weights(), (2e-4, 2e-3))):
-        settings = [(step, ratio) for step in (0.1, 0.3) for ratio in ratios]
-        solvers = {'SRBA("auto")': bilevel.SRBA("auto", batch_size=32)}
-        solvers["the same, diagonal"] = bilevel.SRBA("auto", batch_size=32, preconditioner="diagonal")
-        solvers |= {f"SRBA({step:g}, {ratio:g})": bilevel.SRBA(step, ratio, 32) for step, ratio in settings}
+    print("| problem | solver | validation loss | test error | it says |\n| --- | --- | --- | --- | --- |")
+    for problem, batch, others in list_problems(steps):
+        auto = {f'SRBA("auto"{more})': kind for more, kind in METRICS.items()}
+        solvers = {name: bilevel.SRBA("auto", batch_size=batch, **kind) for name, kind in auto.items()} | others
         for name, solver in solvers.items():
             print(f"| {problem.name} | `{name}` | {describe(problem, solver, steps)} |", flush=True)
 

@@ -23,7 +23,7 @@ SOLVERS = (
     Question("Are second derivatives out of reach?", "F2SA, F2SAp, FdeHBO", "gradients alone"),
     Question(
         "Is the inner level a network, or not convex?",
-        'SRBA("auto", preconditioner="diagonal")',
+        'SRBA("auto")',
         "with exact=False; read F, and held-out errors",
     ),
     Question("Is a Hessian over all rows cheap?", "Exact", "a few dozen exact steps"),

@@ -98,10 +98,14 @@ def optimizer(steps):
     return optax.adam(optax.cosine_decay_schedule(RATE, steps))
 
 
+def solver_of(steps):
+    own = {"inner_optimizer": optimizer(steps), "outer_optimizer": "adam", "outer_bounds": tuple(np.log(BOUNDS))}
+    return bilevel.SOBA(0.1, batch_size=BATCH, **own)
+
+
 def learn(problem, steps):
     """Move the decays while the network is trained."""
-    own = {"inner_optimizer": optimizer(steps), "outer_optimizer": "adam", "outer_bounds": tuple(np.log(BOUNDS))}
-    return bilevel.run(problem, bilevel.SOBA(0.1, batch_size=BATCH, **own), max_steps=steps, eval_every=steps)
+    return bilevel.run(problem, solver_of(steps), max_steps=steps, eval_every=steps)
 
 
 def trainer(problem, parts, steps, seed=0):

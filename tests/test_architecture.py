@@ -17,7 +17,7 @@ PACKAGE = ROOT / "bilevel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 MOST_MODULES = 186  # each algorithm is one of them
-MOST_LINES = 25_000
+MOST_LINES = 25_500
 LONGEST_MODULE = 350
 MEDIAN_FUNCTION = 8  # lines of code, less than this
 SHARED_LINES = 10  # of code, fewer than these in two places

@@ -57,8 +57,10 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
     with arithmetic(dtype):
         inner, outer = solver.batches()
         oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
-        solver = solver.resolve(oracles)
         start = trees.to_numpy(problem.start, dtype)
+        if problem.exact_solver is None:
+            solver = solver.fit_start(oracles, start)
+        solver = solver.resolve(oracles)
         solver.check_start(start)
         if isinstance(solver, HostSolver):
             oracles = oracles.astype(dtype)

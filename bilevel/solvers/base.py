@@ -82,6 +82,10 @@ class SolverBase(ABC):
         """Return the solver with defaults that depend on the size of the problem filled in."""
         return self
 
+    def fit_start(self, oracles: Oracles, start: Point) -> Self:
+        """Return the solver fitted to the inner level at the start; asked where nobody says that it is convex."""
+        return self
+
     def batches(self) -> tuple[int, int]:
         """Return the rows per batch of each level."""
         return self.batch_size, self.batch_size
@@ -169,6 +173,10 @@ class Solver(SolverBase):
         if self.inner_optimizer is not None and self.needs_plain_step is not None:
             way = "leave it out, or take a solver such as SOBA, StocBiO or AmIGO"
             raise ValueError(f"`{type(self).__name__}(inner_optimizer=…)`: {self.needs_plain_step}; {way}.")
+
+    def fit_start(self, oracles: Oracles, start: Point) -> Self:
+        """Return the solver fitted to the inner level at the start; asked where nobody says that it is convex."""
+        return self
 
     def batches(self) -> tuple[int, int]:
         """Return the rows per batch of each level."""

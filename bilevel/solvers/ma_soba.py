@@ -19,7 +19,7 @@ from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.directions import decay, decay_share, descend, direction_calls, move
 from bilevel.solvers.parameters import fraction
-from bilevel.solvers.transformations import InnerLoopSolver, find_move
+from bilevel.solvers.transformations import InnerLoopSolver, find_move, inner_transformation
 
 
 class MASOBAState(NamedTuple):
@@ -55,7 +55,7 @@ class MASOBA(InnerLoopSolver):
         inner = state.inner
         if self.inner_optimizer is not None:
             z = state.point.inner_var
-            change, inner = find_move(self.inner_optimizer, direction.inner_var, inner, z)
+            change, inner = find_move(inner_transformation(self), direction.inner_var, inner, z)
             point = point._replace(inner_var=move(z, change, 1))
         share = decay_share(self.momentum, index, 0.5)
         average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, state.average, direction.outer_var)

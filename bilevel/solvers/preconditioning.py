@@ -19,18 +19,21 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
+from bilevel.oracles.diagonal import probe_signs
 from bilevel.solvers import low_rank
 from bilevel.solvers.base import Solver, State
 from bilevel.solvers.directions import descend, inner_batch, move
 from bilevel.solvers.low_rank import LowRank
 from bilevel.solvers.parameters import bounds, positive, transformation
-from bilevel.solvers.transformations import check_transformation, find_move, init_state
+from bilevel.solvers.transformations import check_transformation, find_move, init_state, inner_transformation
 
 _FLOOR_EXACT = 1e-12  # scales of columns from 1e-3 to 1e3 span 12 orders: only what is nearly 0 is lifted
+N_NORM_PROBES = 2  # steps of a tenth are far from the limit, and bear an estimate that is a tenth of the norm
 _FLOOR_PROBED = 0.1  # what probes say of a coordinate far below the others is noise
 
 
@@ -80,7 +83,7 @@ class PreconditionedSolver(Solver):
         check_transformation(self, "inner_optimizer", start.inner_var)
 
     def init_preconditioning(self, start: Point, diagonal: PyTree = ()) -> Preconditioning:
-        outer, inner = (self.outer_optimizer, start.outer_var), (self.inner_optimizer, start.inner_var)
+        outer, inner = (self.outer_optimizer, start.outer_var), (inner_transformation(self), start.inner_var)
         return Preconditioning(diagonal, init_state(*outer), init_state(*inner))
 
     def descend(
@@ -104,7 +107,7 @@ class PreconditionedSolver(Solver):
         if self.inner_optimizer is not None:
             # In the place of the plain step, which is then not computed.
             old, given = preconditioning.inner, original.inner_var
-            change, new = find_move(self.inner_optimizer, given, old, point.inner_var)
+            change, new = find_move(inner_transformation(self), given, old, point.inner_var)
             moved = moved._replace(inner_var=move(point.inner_var, change, 1 if scale is None else scale))
             preconditioning = preconditioning._replace(inner=new)
         return state._replace(point=moved, preconditioning=preconditioning)
@@ -134,9 +137,29 @@ def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
     return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, oracles.squared_diagonals(point))
 
 
+def metric_norm(oracles: Oracles, point: Point, index: Count) -> PyTree:
+    """Return an estimate of ‖∇²zz G‖ in Frobenius' norm, which bounds its largest eigenvalue, for every array of z.
+
+    With random signs s, ‖∇²zz G s‖² is that norm squared on average.
+    """
+    flat, unravel = ravel_pytree(point.inner_var)
+
+    def squared(signs: Array) -> Array:
+        return trees.norm_sq(oracles.hvp(point._replace(v=unravel(signs))))
+
+    signs = probe_signs(flat.size, index)[:N_NORM_PROBES].astype(flat.dtype)
+    norm = jnp.sqrt(jnp.mean(jax.lax.map(squared, signs)))
+    return jax.tree.map(lambda _: jnp.maximum(norm, np.finfo(norm.dtype).tiny), point.inner_var)
+
+
 def diagonal_calls(oracles: Oracles) -> Calls:
     """Return the cost of a diagonal: a product per inner row and pass."""
     return Calls(hvp=oracles.diagonal_passes * oracles.n_inner)
+
+
+def norm_calls(oracles: Oracles) -> Calls:
+    """Return the cost of `metric_norm`."""
+    return Calls(hvp=N_NORM_PROBES * oracles.n_inner)
 
 
 def _spread(bound: PyTree, like: PyTree) -> PyTree:

@@ -21,11 +21,18 @@ from bilevel.solvers import low_rank
 from bilevel.solvers.directions import direction_calls, move_outer
 from bilevel.solvers.low_rank import LowRank
 from bilevel.solvers.parameters import one_of, positive, whole
-from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning, diagonal_calls, metric_diagonal
+from bilevel.solvers.preconditioning import (
+    PreconditionedSolver,
+    Preconditioning,
+    diagonal_calls,
+    metric_diagonal,
+    metric_norm,
+    norm_calls,
+)
 from bilevel.solvers.progress import QUIET_WINDOWS, Progress, check_following, check_progress, init_progress
 from bilevel.solvers.rollback import Rollback, check_refresh, init_rollback, measure, point_within_reach
 
-DIAGONAL, LOW_RANK = "diagonal", "low_rank"
+DIAGONAL, LOW_RANK, NORM = "diagonal", "low_rank", "norm"
 _DRIFTED = 0.5  # a working recursion shows 0 to 0.3, one at the floor of its arithmetic 0.4 to 1.1
 
 
@@ -59,13 +66,14 @@ class RecursiveSolver(PreconditionedSolver):
     ----------
     preconditioner : "diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken with each full-batch pass
         (n calls more, 8n where it is estimated); "low_rank" also by eight directions (8n calls more), fits z before the
-        first step, and lets x wait for z and v; None leaves the moves as they are
+        first step, and lets x wait for z and v; "norm" divides them by an estimate of the norm of ∇²zz G (2n calls
+        more), which knows no direction, and so none of negative curvature; None leaves the moves as they are
     least_progress : end where h changes by at most this share of itself from one window of full-batch passes to the
         next, twice in a row; needs "low_rank". None means to go on
     """
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
-    preconditioner: str | None = one_of((DIAGONAL, LOW_RANK), default=None, optional=True, kw_only=True)
+    preconditioner: str | None = one_of((DIAGONAL, LOW_RANK, NORM), default=None, optional=True, kw_only=True)
     least_progress: float | None = positive(default=None, optional=True, hint="; use None to go on", kw_only=True)
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
 
@@ -73,7 +81,7 @@ class RecursiveSolver(PreconditionedSolver):
 
     def init(self, oracles: Oracles, start: Point) -> RecursiveState:
         zero = jnp.zeros_like(self.step_size)
-        ones = trees.ones_like(start.inner_var) if self.preconditioner else ()
+        ones = jax.tree.map(partial(self._ones, zero), start.inner_var) if self.preconditioner else ()
         preconditioning = self.init_preconditioning(start, ones)
         if self.preconditioner == LOW_RANK:
             start, memory = low_rank.init_low_rank(oracles, start, partial(self._diagonal, oracles))
@@ -119,7 +127,12 @@ class RecursiveSolver(PreconditionedSolver):
         progress = check_progress(state.progress, point, exact, oracles.outer_value(point), stepped, least)
         return check_following(progress, lengths, moves, state.rollback)
 
+    def _ones(self, zero: Array, leaf: Array) -> Array:
+        return jnp.ones_like(zero if self.preconditioner == NORM else leaf)
+
     def _diagonal(self, oracles: Oracles, point: Point, index: Count = 0) -> PyTree:
+        if self.preconditioner == NORM:
+            return metric_norm(oracles, point, index)
         probed_apart = self.preconditioner == LOW_RANK and oracles.diagonal_passes > 1
         return () if probed_apart else metric_diagonal(oracles, point, index)
 
@@ -154,7 +167,8 @@ class RecursiveSolver(PreconditionedSolver):
             cost = direction_calls(oracles.n_inner, oracles.n_outer)
             if self.preconditioner == LOW_RANK:
                 return trees.add(cost, low_rank.pass_calls(oracles)._replace(outer_value=oracles.n_outer))
-            return cost if self.preconditioner is None else trees.add(cost, diagonal_calls(oracles))
+            of_metric = {DIAGONAL: diagonal_calls, NORM: norm_calls}
+            return cost if self.preconditioner is None else trees.add(cost, of_metric[self.preconditioner](oracles))
         return direction_calls(2 * oracles.count_inner(draw.inner), 2 * oracles.count_outer(draw.outer))
 
     def diagnostics(self, state: RecursiveState) -> dict[str, Array]:
@@ -179,7 +193,8 @@ class RecursiveSolver(PreconditionedSolver):
 
     def may_leave_inner_behind(self, steps: int) -> bool:
         assert self.period is not None, "resolve() fills it in"
-        return self.preconditioner is not None and steps > self.period  # before, a run has hardly begun
+        # Before, a run has hardly begun; and where the norm is the metric, z is not meant to be at a minimum.
+        return self.preconditioner in (DIAGONAL, LOW_RANK) and steps > self.period
 
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
         assert self.period is not None, "resolve() fills it in"
@@ -187,10 +202,10 @@ class RecursiveSolver(PreconditionedSolver):
             return (
                 f"{type(self).__name__}: x stood still in {diagnostics['x_held']:.0%} of the run, waiting for z, which "
                 "is on its way for long, as in a network. Other settings may end far lower: give "
-                "preconditioner='diagonal', in which x does not wait, or a `step_size` and an `outer_ratio`."
+                "preconditioner='norm' and inner_optimizer='adam', or a `step_size` and an `outer_ratio`."
             )
-        if np.dtype(dtype) != np.float32 or not diagnostics["drift"] > _DRIFTED:
-            return None
+        if np.dtype(dtype) != np.float32 or not diagnostics["drift"] > _DRIFTED or self.inner_optimizer is not None:
+            return None  # a transformation of z averages over steps, and its steps do not shrink with D
         if self.least_progress is not None and diagnostics["h_lag"] <= _SMALL_LAG:
             return None  # D itself is near 0, and what is left of it does not matter
         return (

@@ -15,10 +15,12 @@ Adaptive: nothing, or with `step_size="auto"` the steps and their metric.
 from dataclasses import replace
 from typing import Self
 
+from bilevel._types import Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.curvature import has_negative_curvature
 from bilevel.solvers.parameters import positive
-from bilevel.solvers.recursive import LOW_RANK, RecursiveSolver
+from bilevel.solvers.recursive import LOW_RANK, NORM, RecursiveSolver
 
 AUTO = "auto"
 _AUTO_STEP = 0.1  # of the diagonal
@@ -37,7 +39,8 @@ class SRBA(RecursiveSolver):
     ----------
     step_size : ρ, the step of the inner variable and of v; "auto" stands for a setting that needs no tuning: step 0.1
         in the metric "low_rank", Adam, wide bounds where the problem knows any, a period of (n + m) // batch_size
-        between 20 and 300, an end where h no longer falls, and all rows or fewer in a batch where there are few
+        between 20 and 300, an end where h no longer falls, and all rows or fewer in a batch where there are few; where
+        the inner level has negative curvature at the start, as in a network, the metric "norm", Adam for z, and no end
     period : q, steps from one full-batch pass to the next; None means max(1, (n + m) // (2 batch_size))
     """
 
@@ -54,6 +57,12 @@ class SRBA(RecursiveSolver):
         if self.outer_batch_size is None:
             return replace(self, batch_size=min(n_inner, n_outer))
         return replace(self, batch_size=min(inner, n_inner), outer_batch_size=min(outer, n_outer))
+
+    def fit_start(self, oracles: Oracles, start: Point) -> Self:
+        chosen = self.step_size != AUTO or self.preconditioner is not None or oracles.diagonal_passes == 1
+        if chosen or not has_negative_curvature(oracles, start):
+            return self
+        return replace(self, preconditioner=NORM, inner_optimizer=self.inner_optimizer or "adam")
 
     def own_max_steps(self) -> int | None:
         return _AUTO_STEPS if self.step_size == AUTO else None

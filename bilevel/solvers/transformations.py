@@ -19,8 +19,9 @@ from bilevel.oracles import Oracles
 from bilevel.solvers.base import PointState, Solver, State
 from bilevel.solvers.directions import inner_descent, move, repeat
 
-# Adam's step is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
+# Adam's step of x is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
 _RATE, _DELAY = 1e-2, 1000.0
+_INNER_RATE = 1e-3  # what networks are commonly trained with
 
 
 def init_state(optimizer: Any, variable: PyTree) -> Any:
@@ -40,6 +41,15 @@ def find_move(optimizer: Any, direction: PyTree, state: Any, variable: PyTree) -
     return trees.scale(-1, _cast_like(updates, variable)), _cast_like(new, state)
 
 
+def inner_transformation(solver: Solver) -> Any:
+    """Return the transformation of z; "adam" stands for one of z's own."""
+    if not isinstance(solver.inner_optimizer, str):
+        return solver.inner_optimizer
+    import optax
+
+    return optax.adam(_INNER_RATE)
+
+
 @dataclass(frozen=True)
 class InnerLoopSolver(Solver):
     """A solver with a loop of inner steps, by a transformation where one is given. Its states have a field `inner`."""
@@ -51,7 +61,7 @@ class InnerLoopSolver(Solver):
 
     def init_inner(self, start: Point) -> Any:
         """Return the state of the transformation, () where there is none."""
-        return init_state(self.inner_optimizer, start.inner_var)
+        return init_state(inner_transformation(self), start.inner_var)
 
     def check_start(self, start: Point) -> None:
         check_transformation(self, "inner_optimizer", start.inner_var)
@@ -64,7 +74,7 @@ class InnerLoopSolver(Solver):
         def once(state: State, batch: Any) -> State:
             point = state.point
             grad = oracles.inner_grad(point, batch)
-            change, inner = find_move(self.inner_optimizer, grad, state.inner, point.inner_var)
+            change, inner = find_move(inner_transformation(self), grad, state.inner, point.inner_var)
             return state._replace(point=point._replace(inner_var=move(point.inner_var, change, 1)), inner=inner)
 
         return repeat(times, rows, once, state)

@@ -1,6 +1,7 @@
 """Moves in a metric, by a transformation, within bounds, under rollback: and nothing of it where it is off."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +16,7 @@ from bilevel._precision import arithmetic
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.engine.sweep import sweep
+from bilevel.oracles.diagonal import probe_signs
 from bilevel.solvers import preconditioning, rollback
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.directions import descend, direction_calls
@@ -22,7 +24,7 @@ from bilevel.solvers.parameters import whole
 from bilevel.solvers.recursive import RecursiveState
 from tests import cases
 from tests.solvers.transcribed import start_of
-from tests.transcription.adaptive import Adam, adaptive_srba
+from tests.transcription.adaptive import Adam, adaptive_srba, metric, norm
 
 BATCH, PERIOD = cases.BATCH, 7
 DIAGONAL = bilevel.SRBA(0.1, 1.0, BATCH, period=PERIOD, preconditioner="diagonal")
@@ -43,15 +45,20 @@ def selection(outer_var=None, **kwargs):
 # Transcription
 
 
-SETTINGS = {
-    "quadratic": (ADAPTIVE, PERIOD, (-0.5, 0.35)),
-    "logistic": (ADAPTIVE, PERIOD, (-0.5, 0.35)),
-}
+def norm_of(plain, index, z, x):
+    with arithmetic("float64"):
+        signs = np.asarray(probe_signs(len(z), index))[: preconditioning.N_NORM_PROBES]
+    return norm(plain, z, x, signs)
 
 
-@pytest.mark.parametrize("case", SETTINGS)
-def test_iterates_equal_the_transcription(case):
-    name, (method, period, bounds) = case, SETTINGS[case]
+METRICS = {"diagonal": lambda plain, index, z, x: metric(plain, z, x, BATCH), "norm": norm_of}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize("name", ["quadratic", "logistic"])
+def test_iterates_equal_the_transcription(name, kind):
+    inner = "adam" if kind == "norm" else None
+    method = replace(ADAPTIVE, preconditioner=kind, inner_optimizer=inner)
     problem = cases.quadratic() if name == "quadratic" else selection()
     run = cases.trajectory(problem, method, 56)
     draws = [
@@ -62,15 +69,16 @@ def test_iterates_equal_the_transcription(case):
         for d in run.draws
     ]
     plain = cases.in_numpy(name, problem)
-    settings = {"step_size": 0.1, "period": period, "batch": BATCH, "bounds": bounds}
+    settings = {"step_size": 0.1, "period": PERIOD, "bounds": (-0.5, 0.35), "scale_at": partial(METRICS[kind], plain)}
+    settings["inner_adam"] = Adam(1e-3, np.inf) if inner else None
     expected = adaptive_srba(plain, *start_of(problem), draws, adam=adam_of_the_library(), **settings)
     for t, (state, step) in enumerate(zip(run.states, expected, strict=True)):
         for part, wanted in step.items():
             actual = np.asarray(getattr(state.point, part))
             assert np.linalg.norm(actual - wanted) <= 1e-10 * np.linalg.norm(wanted), (t, part)
     assert float(run.states[-1].rollback.rollbacks) == 0
-    diagonals = {tuple(np.asarray(state.preconditioning.diagonal)) for state in run.states}
-    assert len(diagonals) == (1 if name == "quadratic" else -(-56 // period))
+    diagonals = {tuple(np.ravel(state.preconditioning.diagonal)) for state in run.states}
+    assert len(diagonals) == (1 if (name, kind) == ("quadratic", "diagonal") else 56 // PERIOD)
 
 
 def test_bounds_are_active_where_the_transcription_is_clipped():

@@ -312,9 +312,20 @@ def test_negative_curvature_along_v_is_told():
 def test_an_x_that_waits_for_a_network_is_told(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     problem = importlib.import_module("neural_cleaning").build(0.4)
-    with pytest.warns(RuntimeWarning, match=r"x stood still in 100% of the run.*preconditioner='diagonal'"):
-        result = bilevel.run(problem, bilevel.SRBA("auto", batch_size=32), max_steps=900, eval_every=900)
+    waiting = bilevel.SRBA("auto", batch_size=32, preconditioner="low_rank")
+    with pytest.warns(RuntimeWarning, match=r"x stood still in 100% of the run.*preconditioner='norm'"):
+        result = bilevel.run(problem, waiting, max_steps=900, eval_every=900)
     assert not np.any(result.point.outer_var["logit"])
+
+
+@pytest.mark.slow
+def test_auto_learns_the_weights_of_rows_with_a_network(monkeypatch, recwarn):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    problem = importlib.import_module("neural_cleaning").build(0.4)
+    result = bilevel.run(problem, bilevel.SRBA("auto", batch_size=32), max_steps=1500, eval_every=1500)
+    assert (result.solver.preconditioner, result.solver.inner_optimizer) == ("norm", "adam")
+    assert result.history["outer_value"][-1] < 0.25 and result.history["auc"][-1] > 0.95
+    assert result.history["rollbacks"][-1] == 0 and not recwarn
 
 
 def test_the_refit_is_the_exact_solution_of_a_quadratic_in_five_coordinates():

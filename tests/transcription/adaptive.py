@@ -1,6 +1,6 @@
-"""SRBA in the metric of a diagonal, with Adam and bounds: dense NumPy, without rollback."""
+"""SRBA in a metric, with Adam and bounds: dense NumPy, without rollback."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,11 @@ def metric(problem: Problem, z: Array, x: Array, batch: int) -> Array:
     rows, rest = row_diagonals(problem, z, x)
     diagonal = rows.mean(axis=0) + rest
     return diagonal + np.mean(rows**2, axis=0) / (batch * diagonal)
+
+
+def norm(problem: Problem, z: Array, x: Array, signs: Array) -> float:
+    """The root of the mean of |H s|² over rows s of signs."""
+    return float(np.sqrt(np.mean([np.sum(problem.hv(z, x, s) ** 2) for s in signs])))
 
 
 class Adam:
@@ -52,17 +57,18 @@ def adaptive_srba(
     *,
     step_size: float,
     period: int,
-    batch: int,
+    scale_at: Callable[[int, Array, Array], Array | float],
     adam: Adam,
     bounds: Sequence[float],
+    inner_adam: Adam | None = None,
 ) -> list[dict[str, Any]]:
-    """Draws: inner, outer (not read at the steps that take all rows)."""
+    """Draws: inner, outer (not read at the steps that take all rows). The metric is that of a step, at its z and x."""
     u = u_prev = (z, np.zeros_like(z), x)
     history = []
     for s, draw in enumerate(draws):
         if s % period == 0:
             estimate = directions(problem, u, None, None)
-            scale = metric(problem, u[0], u[2], batch)
+            scale = scale_at(s, u[0], u[2])
         else:
             here = directions(problem, u, draw.inner, draw.outer)
             there = directions(problem, u_prev, draw.inner, draw.outer)
@@ -70,6 +76,7 @@ def adaptive_srba(
         d_z, d_v, d_x = estimate
         u_prev = u
         z, v, x = u
-        u = (z - step_size * d_z / scale, v - step_size * d_v / scale, box(x + adam.update(d_x), bounds))
+        z = z - step_size * d_z / scale if inner_adam is None else z + inner_adam.update(d_z)
+        u = (z, v - step_size * d_v / scale, box(x + adam.update(d_x), bounds))
         history.append({"inner_var": u[0], "v": u[1], "outer_var": u[2]})
     return history

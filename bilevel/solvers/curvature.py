@@ -1,0 +1,50 @@
+"""Whether the inner level is convex where a run starts, by the Lanczos process.
+
+With H = ∇²zz G and q random signs of norm 1, k products with H give the tridiagonal matrix of H on the Krylov space of
+q. Its eigenvalues lie between those of H, and its outermost ones approach those of H first. So negative curvature that
+they show is there; what they do not show may be missed, where few directions have it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from scipy.linalg import eigvalsh_tridiagonal
+
+from bilevel._types import Array, Point
+from bilevel.oracles import Oracles
+from bilevel.oracles.diagonal import probe_signs
+
+N_PRODUCTS = 12
+_NEGATIVE = 1e-3  # of the largest curvature: a thousand times what rounding in float32 makes of 0
+
+
+def has_negative_curvature(oracles: Oracles, point: Point) -> bool:
+    """Tell whether ∇²zz G is seen to have a negative eigenvalue at a point, beyond rounding."""
+    diagonal, beside = (np.asarray(part, float) for part in _tridiagonal(oracles, point))
+    if not (np.isfinite(diagonal).all() and np.isfinite(beside).all()):
+        return False  # a run from there will say so
+    curvatures = eigvalsh_tridiagonal(diagonal, beside[:-1])
+    return bool(curvatures[0] < -_NEGATIVE * np.abs(curvatures).max())
+
+
+@jax.jit
+def _tridiagonal(oracles: Oracles, point: Point) -> tuple[Array, Array]:
+    """Return the diagonal of the matrix, and what stands beside it."""
+    flat, unravel = ravel_pytree(point.inner_var)
+    first = probe_signs(flat.size, 0)[0].astype(flat.dtype) / flat.size**0.5
+
+    def once(carry: tuple[Array, Array, Array], _: Any) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
+        before, beside, vector = carry
+        product = ravel_pytree(oracles.hvp(point._replace(v=unravel(vector))))[0] - beside * before
+        along = vector @ product
+        left = product - along * vector
+        length = jnp.linalg.norm(left)
+        # Where all that is left is rounding, the Krylov space is exhausted.
+        over = length <= jnp.finfo(flat.dtype).eps ** 0.5 * jnp.abs(along)
+        length = jnp.where(over, 0, length)
+        return (vector, length, jnp.where(over, 0, left / length)), (along, length)
+
+    return jax.lax.scan(once, (jnp.zeros_like(first), jnp.zeros((), flat.dtype), first), length=N_PRODUCTS)[1]
