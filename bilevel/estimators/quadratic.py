@@ -7,7 +7,8 @@ Which variables those are is found by exchanging them; if that goes in circles, 
 import warnings
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
+from scipy.linalg.lapack import dposv
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import enet_path
 
@@ -22,10 +23,8 @@ def solve_positive(Q: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Solve Q x = right for Q that is positive definite, or nearly so."""
     if not len(right):
         return right
-    try:
-        return cho_solve(cho_factor(Q, check_finite=False), right, check_finite=False)
-    except LinAlgError:
-        return np.linalg.lstsq(Q, right, rcond=None)[0]
+    found, failed = dposv(Q, right, lower=True)[1:]
+    return np.linalg.lstsq(Q, right, rcond=None)[0] if failed else found
 
 
 def minimize_l1(Q: np.ndarray, q: np.ndarray, strengths: np.ndarray, w: np.ndarray) -> np.ndarray:

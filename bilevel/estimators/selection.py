@@ -71,12 +71,15 @@ class Folds(NamedTuple):
         """Return some of the folds."""
         return Folds(*(part[folds] for part in self))
 
+    def only(self, folds: np.ndarray) -> "Folds":
+        """Return some of the folds, with weights as if they were all."""
+        part = self.take(folds)
+        factor = self.sizes.sum() / part.sizes.sum()
+        return part._replace(held_out=factor * part.held_out, sizes=factor * part.sizes)
+
     def by_shuffle(self) -> list["Folds"]:
-        """Return the folds of each shuffle, with weights as if it were the only one."""
-        numbers = np.unique(self.shuffles)
-        parts = [self.take(self.shuffles == number) for number in numbers]
-        factor = float(len(numbers))
-        return [part._replace(held_out=factor * part.held_out, sizes=factor * part.sizes) for part in parts]
+        """Return the folds of each shuffle."""
+        return [self.only(np.flatnonzero(self.shuffles == number)) for number in np.unique(self.shuffles)]
 
     def without(self, folds: np.ndarray) -> "Folds":
         """Return the other folds, with the rows that these hold out taken from both."""

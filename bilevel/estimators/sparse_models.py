@@ -21,6 +21,7 @@ TOLERANCE = 1e-9  # of the optimality conditions, relative to the gradient of th
 _LEAST_SLOPE = 1e-6  # of the gradient at zero, which is not taken for less
 _ROUNDING = 1e-6  # below which a step that gains little is the last
 _MOST_STEPS = 100
+_SINGLE, _LARGE = 1e-7, 1e7  # down to which Hessians have single precision, and from how many multiplications on
 _FAR = 1.0  # a move of a log strength too long to extrapolate along
 
 
@@ -50,7 +51,7 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         if left <= tol or last / 2 < left < _ROUNDING:
             break
         chosen, last = penalty.working_set(w, residuals), left
-        reduced = _reduce(loss, penalty, eta, chosen)
+        reduced = _reduce(loss, penalty, eta, chosen, left)
         slope = reduced.reduce(gradient[chosen], by_intercept)
         start = w[chosen]
         step = np.zeros_like(w)
@@ -67,8 +68,9 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
     return Solution(w, intercept - shared, eta - shared, left, size)
 
 
-def _reduce(loss: WeightedLoss, penalty: Penalty, eta: np.ndarray, chosen: np.ndarray) -> Reduced:
-    hessian = loss.curvature(eta, chosen)
+def _reduce(loss: WeightedLoss, penalty: Penalty, eta: np.ndarray, chosen: np.ndarray, left: float) -> Reduced:
+    single = left >= _SINGLE and isinstance(loss.loss, Softmax) and len(eta) * len(chosen) ** 2 >= _LARGE
+    hessian = loss.curvature(eta, chosen, np.float32 if single else np.float64)
     hessian[np.arange(len(chosen)), np.arange(len(chosen))] += penalty.squares[chosen]
     return Reduced(hessian, len(chosen))
 
@@ -94,13 +96,13 @@ def _search(
 class Solved:
     """A solution, and how it moves with the strengths as long as its support stays."""
 
-    def __init__(self, loss: WeightedLoss, penalty: Penalty, solution: Solution) -> None:
-        self.loss, self.penalty, self.solution = loss, penalty, solution
+    def __init__(self, loss: WeightedLoss, penalty: Penalty, solution: Solution, tol: float) -> None:
+        self.loss, self.penalty, self.solution, self.tol = loss, penalty, solution, tol
         self.support = penalty.working_set(solution.w, np.zeros_like(solution.w))
 
     @cached_property
     def hessian(self) -> Reduced:
-        reduced = _reduce(self.loss, self.penalty, self.solution.eta, self.support)
+        reduced = _reduce(self.loss, self.penalty, self.solution.eta, self.support, self.tol)
         reduced.matrix += self.penalty.bend(self.solution.w, self.support)
         return reduced
 
@@ -208,7 +210,7 @@ class SparseModel(ABC):
         penalty, losses = self.penalty(log_penalties), self.weighted(weights)
         once: dict[WeightedLoss, Solved] = {}  # parts of the same validation rows share a fit
         for loss, first in zip(losses, self._starts(len(losses), log_penalties, start), strict=True):
-            once[loss] = once.get(loss) or Solved(loss, penalty, solve(loss, penalty, *first, self.tol))
+            once[loss] = once.get(loss) or Solved(loss, penalty, solve(loss, penalty, *first, self.tol), self.tol)
         solved = [once[loss] for loss in losses]
         coef = np.array([item.solution.w.reshape(-1, self.outputs) for item in solved])
         intercept, eta = (np.array([getattr(item.solution, name) for item in solved]) for name in ("intercept", "eta"))

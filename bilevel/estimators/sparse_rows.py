@@ -11,21 +11,22 @@ import scipy.sparse as sp
 from bilevel.estimators.losses import Loss, Softmax, Squared
 
 _GRAM_ENTRIES = 5e7  # up to which the products of all columns are kept, of all fits together
+_CHUNK = 512  # rows whose products stay in the cache
 
 
 def scale_entries(X: Any, factors: np.ndarray) -> Any:
-    """Multiply each row, or with factors (rows, columns) each entry."""
+    """Multiply each column, or with factors (rows, columns) each entry."""
     if not sp.issparse(X):
-        return X * (factors if factors.ndim == 2 else factors[:, None])
+        return X * factors
     scaled = X.copy()
-    columns = np.repeat(np.arange(X.shape[1]), np.diff(X.indptr))
-    scaled.data *= factors[X.indices, columns] if factors.ndim == 2 else factors[X.indices]
+    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
+    scaled.data *= factors[rows, X.indices] if factors.ndim == 2 else factors[X.indices]
     return scaled
 
 
 def multiply(A: Any, B: Any) -> np.ndarray:
-    """Return A'B as an array."""
-    product = A.T @ B
+    """Return AB' as an array."""
+    product = A @ B.T
     return product.toarray() if sp.issparse(product) else product
 
 
@@ -33,19 +34,17 @@ class Columns:
     """The columns of all rows, and of a constant where there is an intercept; products of columns are kept."""
 
     def __init__(self, X: Any, fit_intercept: bool) -> None:
-        constant = np.ones((X.shape[0], int(fit_intercept)))
+        constant = np.ones((int(fit_intercept), X.shape[0]))
         self.X = X
         self.n_features = X.shape[1]
-        self.with_constant = (
-            sp.hstack([X, constant], format="csc") if sp.issparse(X) else np.asfortranarray(np.hstack([X, constant]))
-        )
+        self.transposed = sp.vstack([X.T, constant], format="csr") if sp.issparse(X) else np.vstack([X.T, constant])
         self.fit_intercept = fit_intercept
         self._base: tuple[np.ndarray, np.ndarray] | None = None
 
-    def take(self, columns: np.ndarray, used: np.ndarray) -> Any:
-        """Return some columns of the rows that are used."""
-        chosen = self.with_constant[:, columns]
-        return chosen if used.all() else chosen[np.flatnonzero(used)]
+    def take(self, columns: np.ndarray, rows: np.ndarray) -> Any:
+        """Return some columns of some rows, transposed."""
+        chosen = self.transposed[columns]
+        return chosen[:, rows] if sp.issparse(chosen) else chosen.take(rows, axis=1)
 
     def mean_squares(self, weights: np.ndarray) -> float:
         """Return the mean over the features of Σ_i weight_i x_ij², of centered features if there is an intercept."""
@@ -62,8 +61,9 @@ class Columns:
         return product if np.array_equal(base, weights) else product + self._product(weights - base)
 
     def _product(self, weights: np.ndarray) -> np.ndarray:
-        A = self.take(np.arange(self.with_constant.shape[1]), weights != 0)
-        return multiply(A, scale_entries(A, weights[weights != 0]))
+        rows = np.flatnonzero(weights)
+        A = self.take(np.arange(self.transposed.shape[0]), rows)
+        return multiply(A, scale_entries(A, weights[rows]))
 
 
 class WeightedLoss:
@@ -71,7 +71,7 @@ class WeightedLoss:
 
     def __init__(self, columns: Columns, y: np.ndarray, loss: Loss, weights: np.ndarray, n_fits: int) -> None:
         self.columns, self.y, self.loss, self.weights = columns, y, loss, weights
-        self.used = weights > 0
+        self.used = np.flatnonzero(weights > 0)
         keep = isinstance(loss, Squared) and y.shape[1] == 1 and n_fits * columns.n_features**2 <= _GRAM_ENTRIES
         self._gram = columns.gram(weights) if keep else None
         by_coef, by_intercept = self.gradient(np.zeros(y.shape))
@@ -92,30 +92,32 @@ class WeightedLoss:
         """Take derivatives by the predictor to coefficients and intercepts; the latter are zero without one."""
         return np.asarray(self.columns.X.T @ slopes), slopes.sum(axis=0) * self.columns.fit_intercept
 
-    def curvature(self, eta: np.ndarray, variables: np.ndarray) -> np.ndarray:
+    def curvature(self, eta: np.ndarray, variables: np.ndarray, dtype: type = np.float64) -> np.ndarray:
         """Return the Hessian in some variables, followed by the intercepts where there are any."""
-        outputs = self.y.shape[1]
-        features, classes = np.divmod(variables, outputs)
-        constants = np.arange(outputs) if self.columns.fit_intercept else np.arange(0)
-        features = np.concatenate([features, np.full(len(constants), self.columns.n_features)])
-        classes = np.concatenate([classes, constants])
+        outputs, n_features = self.y.shape[1], self.columns.n_features
+        intercepts = n_features * outputs + np.arange(outputs * self.columns.fit_intercept)
+        features, classes = np.divmod(np.append(variables, intercepts), outputs)
         if self._gram is not None:
             return self._gram[np.ix_(features, features)]
-        return self._blocks(eta[self.used], self.columns.take(features, self.used), classes)
+        unique, places = np.unique(features, return_inverse=True)
+        hessian = self._blocks(eta[self.used], self.columns.take(unique, self.used).astype(dtype), places, classes)
+        hessian[np.diag_indices_from(hessian)] *= 1 + 10 * np.finfo(dtype).eps  # stays positive with rounding
+        return hessian.astype(np.float64)
 
-    def _blocks(self, eta: np.ndarray, columns: Any, classes: np.ndarray) -> np.ndarray:
+    def _blocks(self, eta: np.ndarray, A: Any, places: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return Σ_i weight_i (diag(d_i) − p_i p_i') ⊗ x_i x_i' on the chosen pairs; p appears for softmax only."""
-        weights, y = self.weights[self.used], self.y[self.used]
+        weights, y, hessian = self.weights[self.used], self.y[self.used], np.zeros((len(classes),) * 2, A.dtype)
+        bend = self.loss.curvature(y, eta)
         if isinstance(self.loss, Softmax):
-            bend = np.exp(eta - eta.max(axis=1, keepdims=True))
-            bend /= bend.sum(axis=1, keepdims=True)
-            mixed = scale_entries(columns, (np.sqrt(weights)[:, None] * bend)[:, classes])
-            hessian = -multiply(mixed, mixed)
-        else:
-            bend, hessian = self.loss.curvature(y, eta), np.zeros((len(classes), len(classes)))
+            bend = self.loss.derivative(np.zeros(1), eta)
+            mixed = np.ascontiguousarray((np.sqrt(weights)[:, None] * bend).T, A.dtype)
+            size = len(weights) if sp.issparse(A) else _CHUNK
+            for rows in (slice(begin, begin + size) for begin in range(0, len(weights), size)):
+                part = scale_entries(A[:, rows][places], mixed[classes, rows])
+                hessian -= multiply(part, part)
         for k in range(y.shape[1]):
             own = np.flatnonzero(classes == k)
-            part = scale_entries(columns[:, own], np.sqrt(weights * bend[:, k]))
+            part = scale_entries(A[places[own]], np.sqrt(weights * bend[:, k]).astype(A.dtype))
             hessian[np.ix_(own, own)] += multiply(part, part)
         return hessian
 

@@ -15,12 +15,14 @@ from bilevel.estimators.comparison import OUTER_FOLDS, Comparison, Race, join_lo
 from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure
 from bilevel.estimators.sparse_models import SparseModel
 
-RATIOS = 0.3, 1e-2, 10.0  # of both strengths in their units: an elastic net, nearly the lasso, nearly ridge
+RATIOS = {0.3: 0, 1e-2: -1, 10.0: 1}  # an elastic net, nearly the lasso, nearly ridge; points from the best to begin at
 _PATH = 0.5 ** np.arange(0.5, 13)  # parts of the strength that leaves no coefficient
+_ROWS = 500  # that are held out along a path; a path is there for a start alone
 _RISES, _CLEAR = 2, 5.0  # a path ends after so many rises in a row, or so many nats above its best value
-_ROUGH, _FINE = 1e-3, 1e-6  # tolerance of fits along a path, and where derivatives are taken
+_AHEAD = 2.0  # nats by which a path must be ahead of the first, for each row that no fold holds out beside one that is
+_ROUGH, _FINE = 5e-2, 1e-4  # tolerance of fits along a path, and where derivatives are taken
 _ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
-_FIRST_STEP = 0.5  # of a log strength
+_FIRST_STEP, _REACH = 0.5, 1.5  # of a log strength: how far the first step goes, and how far a round of L-BFGS-B
 _FACTORS = np.log([[1e-5, 1.5], [1e-6, 1e3]])  # bounds of both strengths in their units
 _MOST_NONZERO = 1500  # coefficients; strengths that leave more of them are not searched
 
@@ -98,6 +100,8 @@ class StrengthSearch:
         )
         self.units = measure_units(model, folds.fitted)
         self.bounds, self._too_many = self.units.bounds(), False
+        held_out = np.cumsum((folds.held_out > 0).sum(axis=1))
+        self._some = folds.only(np.flatnonzero(np.append(0, held_out[:-1]) < _ROWS))
 
     def learn_single(self) -> Learned:
         """Follow paths from strong strengths to weak ones, and refine the best point."""
@@ -105,19 +109,22 @@ class StrengthSearch:
             return Learned(self.single, np.log(self.units[:2]), 0.0, self.units.empty, [0.0], True)
         found: list[Learned] = []
         for ratio in RATIOS:
-            found.append(self._follow_path(ratio))
+            found.append(self._follow_path(ratio, found[0] if found else None))
             if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
                 break  # where weaker squares help, stronger ones would not
-        best = min(found, key=lambda path: path.value)
+        rows, some = (np.count_nonzero(part.held_out.any(axis=0)) for part in (self.folds, self._some))
+        best = min(found, key=lambda path: path.value + _AHEAD * (rows / some - 1) * (path is not found[0]))
         if self._too_many:  # further down than the next step of the path, coefficients would be too many
             self.bounds[0, 0] = max(self.bounds[0, 0], best.log_penalties[0] - np.log(2))
         return self.learn(self.single, best.log_penalties, best)
 
-    def _follow_path(self, ratio: float) -> Learned:
+    def _follow_path(self, ratio: float, near: Learned | None) -> Learned:
         """Return the best point, with each fit started from the last."""
-        objective, rises, best = Objective(self.model, self.folds, self.single, self.units.empty), 0, None
+        objective, rises, best = Objective(self.model, self._some, self.single, near and near.fits), 0, None
+        place = near.log_penalties[0] - np.log(_PATH * self.units.norms) if near else np.zeros(1)
+        first = np.clip(np.argmin(np.abs(place)) + RATIOS[ratio], 0, len(_PATH) - 1)
         with self._up_to(_ROUGH):
-            for factor in _PATH:
+            for factor in _PATH[first:]:
                 log_strengths = np.log([factor * self.units.norms, factor * ratio * self.units.squares])
                 value = objective.value(log_strengths)
                 assert objective.fits is not None
@@ -144,12 +151,16 @@ class StrengthSearch:
     def learn(self, structure: Structure, start: np.ndarray, before: Learned, folds: Folds | None = None) -> Learned:
         """Minimize J by L-BFGS-B, and return the best point of all."""
         objective = Objective(self.model, folds or self.folds, structure, before.fits)
-        bounds = np.repeat(self.bounds, len(start) // 2, axis=0)
-        start = np.clip(start, *bounds.T)
+        bounds = np.repeat(self.bounds, len(start) // 2, axis=0).T
         with self._up_to(_FINE):
-            tracked = _Tracked(objective, start)
+            tracked, last = _Tracked(objective, np.clip(start, *bounds)), np.inf
             options = {"maxiter": self.max_iter, "ftol": self.tol / tracked.scale, "gtol": self.tol / tracked.scale}
-            found = minimize(tracked, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+            while tracked.best[1] < last - self.tol:  # a step too long costs more than all others
+                point, last = tracked.best[:2]
+                box = np.clip(point + np.array([[-_REACH], [_REACH]]), *bounds[:, None])
+                found = minimize(tracked, point, jac=True, method="L-BFGS-B", bounds=box.T, options=options)
+                if np.all((tracked.best[0] > box[0]) & (tracked.best[0] < box[1])):
+                    break
         return Learned(structure, *tracked.best, objective.values, found.status != 1)
 
     def learn_structure(self, structure: Structure, single: Learned, folds: Folds | None = None) -> Learned:

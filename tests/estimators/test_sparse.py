@@ -10,7 +10,9 @@ from sklearn.model_selection import GridSearchCV, KFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bilevel.estimators import BilevelElasticNet, BilevelRidge, BilevelSparseLogisticRegression
+from bilevel.estimators import BilevelElasticNet, BilevelRidge, BilevelSparseLogisticRegression, strengths
+from bilevel.estimators.selection import Folds
+from bilevel.estimators.strengths import StrengthSearch
 
 N, P, USEFUL = 80, 20, 4
 
@@ -74,6 +76,19 @@ def test_the_classifier_is_the_logistic_regression_of_its_strengths(classes):
     np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-5)
 
 
+def test_paths_on_some_folds_end_at_strengths_as_good_as_those_on_all(monkeypatch):
+    X, y = load_iris(return_X_y=True)
+    X = X + np.random.default_rng(0).standard_normal(X.shape)
+    few_rows, used = [], StrengthSearch._follow_path
+    record = lambda search, *a: few_rows.append(len(search._some.fitted)) or used(search, *a)  # noqa: E731
+    monkeypatch.setattr(StrengthSearch, "_follow_path", record)
+    on_all = BilevelSparseLogisticRegression(random_state=0).fit(X, y)
+    monkeypatch.setattr(strengths, "_ROWS", 60)
+    on_some = BilevelSparseLogisticRegression(random_state=0).fit(X, y)
+    assert few_rows[0] > 10 and few_rows[-1] == 2
+    assert on_some.history_["value"].min() == pytest.approx(on_all.history_["value"].min(), abs=0.003 * len(y))
+
+
 @pytest.mark.parametrize("made", [sp.csr_array, pytest.param(sp.csc_array, marks=pytest.mark.slow)])
 def test_sparse_rows_give_what_dense_ones_give(rows, fitted, made):
     X, y = rows
@@ -82,6 +97,15 @@ def test_sparse_rows_give_what_dense_ones_give(rows, fitted, made):
     labels = (y > y.mean()).astype(int)
     dense, sparse = (BilevelSparseLogisticRegression(random_state=0).fit(part, labels) for part in (X, made(X)))
     np.testing.assert_allclose(dense.predict_proba(X), sparse.predict_proba(made(X)), atol=1e-3)
+
+
+def test_some_folds_weigh_as_much_as_all():
+    held_out = np.kron(np.eye(5), [1.0, 2.0]) / 2
+    folds = Folds.of_rows(1.0 * (held_out == 0), held_out)
+    part = folds.only(np.array([1, 3]))
+    assert part.sizes.sum() == part.held_out.sum() == folds.held_out.sum() == 7.5
+    np.testing.assert_array_equal(part.held_out, 2.5 * held_out[[1, 3]])
+    np.testing.assert_array_equal(part.fitted, folds.fitted[[1, 3]])
 
 
 def test_rows_of_weight_zero_do_not_count(rows, fitted):

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression
 
+from bilevel.estimators import sparse_models, sparse_rows
 from bilevel.estimators.losses import Logistic, Poisson, Softmax, Squared
 from bilevel.estimators.quadratic import minimize_groups, minimize_l1
 from bilevel.estimators.selection import Folds, held_out_loss
@@ -132,6 +133,44 @@ def test_hypergradients_are_those_of_finite_differences(name, sparse):
     forward = np.sum(cotangent * model.push_forward(fits, move))
     np.testing.assert_allclose(forward, gradient @ move, rtol=1e-8)
     assert 0 < np.count_nonzero(fits.coef) < fits.coef.size
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-6), (np.float32, 1e-5)])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("loss", [Logistic(), Softmax(), Poisson()], ids=["logistic", "softmax", "Poisson"])
+def test_the_hessian_is_that_of_differences_of_gradients_in_either_precision(loss, sparse, dtype, rtol, monkeypatch):
+    monkeypatch.setattr(sparse_rows, "_CHUNK", 7)
+    X, y = make(loss, sparse)
+    rng = np.random.default_rng(2)
+    [weighted] = ElasticNetModel(X, y, loss).weighted(np.resize([2.0, 0.0, 1.0], (1, N)))
+    flat = rng.standard_normal((P + 1) * y.shape[1]) / 3  # coefficients, then intercepts
+    variables = np.array([0, 2, 3, P * y.shape[1] - 1])
+
+    def gradient(flat):
+        coef, intercept = np.split(flat.reshape(P + 1, -1), [P])
+        return np.concatenate([part.ravel() for part in weighted.gradient(X @ coef + intercept)])
+
+    chosen = np.append(variables, np.arange(P * y.shape[1], len(flat)))
+    moves = 1e-5 * np.eye(len(flat))[chosen]
+    expected = np.array([gradient(flat + move) - gradient(flat - move) for move in moves])[:, chosen] / 2e-5
+    coef, intercept = np.split(flat.reshape(P + 1, -1), [P])
+    found = weighted.curvature(X @ coef + intercept, variables, dtype)
+    np.testing.assert_allclose(found, expected, atol=rtol * np.abs(expected).max())
+    assert found.dtype == np.float64
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_large_problems_end_at_the_same_minimum(sparse, monkeypatch):
+    X, y = make(Softmax(), sparse)
+    dtypes, curvature = [], sparse_rows.WeightedLoss.curvature
+    record = lambda *a: dtypes.append(a[3]) or curvature(*a)  # noqa: E731
+    monkeypatch.setattr(sparse_rows.WeightedLoss, "curvature", record)
+    double = fit_one(ElasticNetModel(X, y, Softmax()), np.repeat([1.0, 0.1], P))
+    assert set(dtypes) == {np.float64}
+    monkeypatch.setattr(sparse_models, "_LARGE", 0)
+    single = fit_one(ElasticNetModel(X, y, Softmax()), np.repeat([1.0, 0.1], P))
+    assert np.float32 in dtypes
+    np.testing.assert_allclose(single.coef, double.coef, atol=1e-8)
 
 
 def test_minimizing_a_quadratic_and_absolute_values_finds_the_best_of_all_patterns_of_signs():
