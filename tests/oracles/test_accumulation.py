@@ -29,11 +29,9 @@ def test_parts_of_a_batch_have_the_derivatives_of_the_whole(kind, full):
         cases.assert_trees_close(*(cases.every_kind(oracles, POINT, Rows() if full else last) for oracles in both))
 
 
-@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA",)))
-def test_every_solver_steps_alike_on_parts_of_its_batches(name):
-    # Without parts, all but two run the programs of the test of losses of a batch.
-    sizes = {"outer_batch_size": 4} if name in ("SRBA", "SOBA") else {}
-    solver = cases.short(type(cases.SOLVERS[name]), 0.05, 20.0, cases.BATCH, **sizes)
+@pytest.mark.parametrize("name", ["SRBA", "SOBA"])  # all others: tests/solvers/test_options.py
+def test_steps_on_parts_of_batches_are_those_on_whole_ones(name):
+    solver = cases.short(type(cases.SOLVERS[name]), 0.05, 20.0, cases.BATCH, outer_batch_size=4)
     whole, parts = (bilevel.run(made(accumulate=k), solver, max_steps=20, eval_every=20) for k in (1, 2))
     cases.assert_trees_close(whole.point, parts.point, rtol=1e-9, atol=1e-11)
     assert whole.calls == parts.calls

@@ -58,8 +58,8 @@ def test_losses_of_a_batch_have_the_derivatives_of_losses_of_a_sample(sampling, 
         cases.assert_trees_close(*(cases.every_kind(oracles, point, rows) for oracles in both))
 
 
-@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA",)))
-def test_every_solver_steps_alike_on_losses_of_a_batch(name, of_batches):
+@pytest.mark.parametrize("name", ["SRBA", "SABA"])  # all others: tests/solvers/test_options.py
+def test_steps_on_losses_of_a_batch_are_those_on_losses_of_a_sample(name, of_batches):
     solver = cases.short(type(cases.SOLVERS[name]), 0.05, 20.0, cases.BATCH)
     one, many = (bilevel.run(problem, solver, max_steps=20, eval_every=20) for problem in (made(), of_batches))
     cases.assert_trees_close(one.point, many.point, rtol=1e-9, atol=1e-11)

@@ -62,7 +62,7 @@ def nested_problem(**changes):
     )
 
 
-@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA",)))
+@pytest.mark.parametrize("name", cases.marked(["SRBA", "F2SA"], quick=("SRBA",)))
 def test_a_dict_of_arrays_runs_like_the_flat_vector(name):
     solver = dataclasses.replace(cases.SOLVERS[name], step_size=0.3, outer_ratio=1.0)
     settings = {"dtype": "float64", "strongly_convex": True}
