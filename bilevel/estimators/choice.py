@@ -123,14 +123,14 @@ class Search:
 
         Each is learned anew from what was learned with them: a start decides nothing but the time.
         """
-        losses, whole = [], [outer for _, outer in rows.nested(OUTER_FOLDS)]
+        losses, model, whole = [], self.arena.model, [outer for _, outer in rows.nested(OUTER_FOLDS)]
         for (inner, outer), rows_outer in zip(folds.nested(OUTER_FOLDS), whole, strict=True):
             found = [
                 self._learn(objective, item.log_penalties, rough=_ROUGH)
                 for item in path
-                for objective in [Objective(self.arena.model, inner, item.structure, item.fits)]
+                for objective in [Objective(model, inner, item.structure, item.fits)]
             ]
-            fits = [self.arena.model.fit(outer.fitted, item.log_penalties[item.structure.groups]) for item in found]
+            fits = [model.fit(outer.fitted, item.log_penalties[item.structure.groups], item.fits) for item in found]
             losses.append(np.array([self._row_losses(fit, rows_outer) for fit in fits]))
         return join_losses(losses, [outer.held_out[0] for outer in whole])
 

@@ -103,9 +103,9 @@ class RidgeGLM:
                 w[-1] = self.loss.link(mean)
             return w, None
         if state.weights is not weights and state.weights.shape != weights.shape:
-            w = np.repeat(state.w.mean(axis=1, keepdims=True), len(weights), axis=1)
-            eta = np.repeat(state.eta.mean(axis=1, keepdims=True), len(weights), axis=1)
-            return at.restart(w, eta), None
+            mean = state.weights.mean(axis=0)  # coefficients are about linear in weights: mixed weights, mixed fits
+            shares = 1 / len(state.weights) + np.linalg.pinv((state.weights - mean).T, rcond=1e-8) @ (weights - mean).T
+            return at.restart(*(np.einsum("pfc,fg->pgc", part, shares) for part in (state.w, state.eta))), None
         w, eta = state.w, state.eta
         move = log_penalties - state.log_penalties
         if move.any() and np.abs(move).max() <= _FAR:
@@ -129,10 +129,13 @@ class RidgeGLM:
             gain = np.einsum("pfc,pfc->f", gradient, step)
             w, eta, value = self._descend(at, weights, (w, eta, value), step, gain)
             stalls = gain.max() < _NOISE and gain.max() > last.max() / 2
-            if gain.max() <= self.tol or stalls or (hessian.constant and hessian.exact):
+            rate = min(1.0, gain.max() / last.max()) if hessian.near and last.max() < np.inf else 1.0  # of next gains
+            if gain.max() * rate <= self.tol or stalls or (hessian.constant and hessian.exact):
                 break
-            blocks = None if hessian.blocks.outdated or slow else hessian.blocks
-            slow |= y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
+            lags = y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
+            stale = hessian.near and hessian.blocks is blocks  # else new blocks would not help
+            blocks = None if hessian.blocks.outdated or slow or (lags and stale) else hessian.blocks
+            slow |= lags and not stale
         if isinstance(loss, Softmax):  # what all classes share is undetermined but for rounding
             w, eta = (part - part.mean(axis=-1, keepdims=True) for part in (w, eta))
         hessian.move(eta)

@@ -213,11 +213,13 @@ class Hessian:
         self.move(eta)
         rows, size = at.Z.shape
         self.constant = isinstance(loss, Squared)
-        self.tall = rows > ROWS_PER_COORDINATE * size and y.shape[-1] * weights.shape[1] * size**2 <= _MOST_ENTRIES
+        cox, few = isinstance(loss, Cox), y.shape[-1] * weights.shape[1] * size**2 <= _MOST_ENTRIES
+        self.tall = rows > ROWS_PER_COORDINATE * size and few and not cox
         self.small = isinstance(loss, Softmax) and size * y.shape[-1] <= _SMALL
-        self.exact = self.constant or self.small or (y.shape[-1] == 1 and not self.tall)
+        self.exact = self.constant or self.small or (y.shape[-1] == 1 and not self.tall and not cox)
         self.blocks = blocks if blocks is not None and (self.constant or not self.exact) else self._make_blocks(eta)
         self.exact &= self.blocks.dense
+        self.near = cox and self.blocks.dense  # so that a step is about Newton's while blocks are new
         self._precondition = self.blocks.solver(at.ridge)
 
     def _make_blocks(self, eta: np.ndarray) -> Blocks:
@@ -240,14 +242,11 @@ class Hessian:
         return flat_gram(self.at.Z, self.loss.total_bender(self.y[:, 0], eta, weights), eta.shape[-1])
 
     def _risk_blocks(self, loss: Cox, eta: np.ndarray) -> Blocks:
-        """Return the matrix of each fit, or of their mean where rows are many, or the diagonal where columns are."""
-        Z, weights = self.at.Z, self.weights
-        if self.tall:
-            eta, weights = eta.mean(axis=1, keepdims=True), weights.mean(axis=1, keepdims=True)
-        blocks = _blocks(Z, loss.diagonal(self.y, eta, weights))
+        """Return about the matrix of each fit, or the diagonal where columns are many."""
+        diagonal, outer_means = loss.thin_curvature(self.y, eta, self.weights)
+        blocks = _blocks(self.at.Z, diagonal)
         if blocks.dense:
-            for row, outer in zip(blocks.entries, loss.outer_means(Z, self.y, eta, weights), strict=True):
-                row[0] -= outer
+            blocks.entries[:, 0] -= outer_means(self.at.Z)
         return blocks
 
     def _flat_of_each(self, eta: np.ndarray) -> np.ndarray:
@@ -264,7 +263,7 @@ class Hessian:
     @property
     def reusable(self) -> bool:
         """Whether the blocks serve at other penalties: those of a few outputs are made anew for less than they cost."""
-        return self.constant or not (self.exact or self.blocks.outdated or self.y.shape[-1] == 1)
+        return self.constant or not (self.exact or self.blocks.outdated or (self.y.shape[-1] == 1 and not self.near))
 
     def move(self, eta: np.ndarray) -> None:
         """Let products be those at other predictors; the blocks stay."""

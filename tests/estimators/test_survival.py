@@ -140,17 +140,90 @@ def test_gradients_are_finite_differences_with_many_rows_and_with_few(shape):
     assert_gradient(model, divide(shape[0], 3, 2), Structure("", np.arange(shape[1]) % 3, 1.0))
 
 
-def test_sparse_rows_and_blocks_of_rows_and_conjugate_gradients_give_the_same(monkeypatch):
+def test_sparse_rows_and_diagonals_give_the_same(monkeypatch):
     X, events, times = draw(70, 8)
     X = np.where(np.abs(X) > 0.7, X, 0)
     structure, at = Structure("", np.arange(8), 1.0), np.linspace(0, 2, 8)
     value, gradient = Objective(make_model(X, events, times), divide(70), structure)(at)
-    for name, module, entries in (("blocks", cox, 24), ("conjugate gradients", hessian, 0)):
-        monkeypatch.setattr(module, "_MOST_ENTRIES", entries)
+    for name, entries in (("blocks", hessian._MOST_ENTRIES), ("diagonals", 0)):
+        monkeypatch.setattr(hessian, "_MOST_ENTRIES", entries)
         for rows in (X, sp.csr_array(X)):
             other = Objective(make_model(rows, events, times), divide(70), structure)(at)
             np.testing.assert_allclose(other[0], value, rtol=1e-8, err_msg=name)
             np.testing.assert_allclose(other[1], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def second_derivative(X, events, times, weights, eta):
+    """Sum over events of the covariance of the rows at risk, as it is written down."""
+    total = np.zeros((X.shape[1], X.shape[1]))
+    for i in np.flatnonzero(events * weights):
+        share = weights * np.exp(eta - eta.max()) * (times >= times[i])
+        share = share / share.sum()
+        centered = X - share @ X
+        total += weights[i] * (share[:, None] * centered).T @ centered
+    return total
+
+
+def thin_blocks(X, events, times, weights, eta):
+    """The matrix of each fit that events at few times give."""
+    loss, y = Cox(times, np.ones(len(X))), events[:, None, None].astype(float)
+    diagonal, outer_means = loss.thin_curvature(y, eta[..., None], weights)
+    return np.einsum("rp,rf,rq->fpq", X, diagonal[..., 0], X) - outer_means(X)
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+@pytest.mark.parametrize("ties", [8, 1e6])
+def test_with_every_time_kept_blocks_are_the_second_derivative(ties, spread, monkeypatch):
+    monkeypatch.setattr(cox, "_KNOTS", 1e9)
+    X, events, times = draw(80, 4, ties=ties)
+    rng = np.random.default_rng(4)
+    weights, eta = rng.uniform(0.5, 2, (80, 3)) * (rng.random((80, 3)) < 0.7), spread * rng.standard_normal((80, 3))
+    weights[:3, 0] = 0
+    for f, found in enumerate(thin_blocks(X, events, times, weights, eta)):
+        expected = second_derivative(X, events, times, weights[:, f], eta[:, f])
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_events_at_few_times_give_about_the_second_derivative(spread):
+    X, events, times = draw(800, 4, ties=1e6)
+    eta = spread * X[:, :1] * [1.0, 0.5]
+    weights = np.random.default_rng(4).random((800, 2)) < 0.8
+    for f, found in enumerate(thin_blocks(X, events, times, weights.astype(float), eta)):
+        expected = second_derivative(X, events, times, weights[:, f], eta[:, f])
+        assert np.abs(np.linalg.eigvals(np.linalg.solve(expected, found)) - 1).max() < 0.1
+        assert np.linalg.eigvalsh(found).min() > 0
+
+
+def test_products_are_those_of_the_second_derivative_where_hazards_are_tiny():
+    _, events, times = draw(40, 2, ties=1e6)
+    eta, move = np.linspace(-400, 0, 40), np.random.default_rng(4).standard_normal(40)
+    bend = Cox(times, np.ones(40)).total_bender(
+        events[:, None, None].astype(float), eta[:, None, None], np.ones((40, 1))
+    )
+    expected = second_derivative(np.eye(40), events, times, np.ones(40), eta) @ move
+    np.testing.assert_allclose(bend(move[:, None, None])[:, 0, 0], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_few_times_are_kept_with_all_events():
+    rng = np.random.default_rng(0)
+    sums, events = np.cumsum(rng.exponential(size=(5000, 2)), axis=0), rng.random((5000, 2))
+    sets, kept, moved = cox.RiskSets(np.arange(5000)).thin(sums, events)
+    assert len(kept) < 200 and sets.ends[-1] == 5000
+    np.testing.assert_array_equal(kept, sums[sets.ends - 1])
+    assert np.log(sums[sets.ends[1:] - 1] / sums[sets.ends[:-1]]).max() < 1 / cox._KNOTS
+    np.testing.assert_allclose(moved.sum(axis=0), events.sum(axis=0))
+
+
+def test_a_start_mixes_the_fits_of_other_folds():
+    X, events, times = draw(200, 4)
+    model, folds = make_model(X, events, times), divide(200, 4)
+    fits = model.fit(folds.fitted, np.zeros(4))
+    smaller = folds.without(np.array([0]))
+    expected = model.fit(smaller.fitted, np.zeros(4)).state.w
+    start = model._start(fits.state.at, smaller.fitted, np.zeros(4), fits.state)[0]
+    mean = fits.state.w.mean(axis=1, keepdims=True)
+    assert np.abs(start - expected).max() < 0.5 * np.abs(mean - expected).max()
 
 
 def test_many_rows_are_not_replaced_by_few(monkeypatch):
