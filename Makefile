@@ -3,6 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Python then keeps what it compiles of the modules that it imports, as it does unless told otherwise: a new process
+# would compile them again, which takes longer than to import them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo reproduce test test-slow campaign campaign-quick lint docs serve bench constraints clean
 
 install: $(STAMP)

@@ -90,5 +90,14 @@ def test_an_image_of_the_page_is_the_row(tmp_path):
 def test_its_memory_is_told_beside_plain_training(example, data):
     with jax.numpy_dtype_promotion("standard"):  # optax promotes its counts
         plain, learned = (example.peak_memory(kind, data, 10, 100.0, 64) for kind in ("no weights", "learned weights"))
-    held = sum(part.nbytes for part in data.train)
-    assert held < plain < learned < 3 * plain
+    held = sum(part.nbytes for part in (*data.train, *data.validation))
+    assert held <= plain < held + 2**28 and held <= learned < held + 2**28
+
+
+def test_the_peak_of_the_process_is_counted_anew(example):
+    before = example._reset_peak()
+    large = np.ones(2**24)
+    del large
+    assert 2**27 <= example._status("VmHWM") - before < 2**28
+    assert example._status("VmHWM") - example._reset_peak() > 2**26
+    assert example._status("VmHWM") - example._status("VmRSS") < 2**26

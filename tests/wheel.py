@@ -12,6 +12,7 @@ BUILT_FROM = ("bilevel", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"
 BUILT_FROM += ("SECURITY.md", "constraints.txt")
 # What these tests set for speed, and what would let the source tree in.
 NOT_A_USERS = ("PYTHONPATH", "XLA_FLAGS", "JAX_ENABLE_X64", "JAX_COMPILATION_CACHE_DIR", "OMP_NUM_THREADS")
+NOT_A_USERS += ("PYTHONDONTWRITEBYTECODE",)  # what a process compiles of its modules serves the next
 
 
 def copy_source(folder):
