@@ -98,6 +98,6 @@ def test_the_peak_of_the_process_is_counted_anew(example):
     before = example._reset_peak()
     large = np.ones(2**24)
     del large
-    assert 2**27 <= example._status("VmHWM") - before < 2**28
+    assert 2**27 - 2**22 <= example._status("VmHWM") - before < 2**28  # the system counts in lumps
     assert example._status("VmHWM") - example._reset_peak() > 2**26
     assert example._status("VmHWM") - example._status("VmRSS") < 2**26
