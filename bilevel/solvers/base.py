@@ -174,10 +174,6 @@ class Solver(SolverBase):
             way = "leave it out, or take a solver such as SOBA, StocBiO or AmIGO"
             raise ValueError(f"`{type(self).__name__}(inner_optimizer=…)`: {self.needs_plain_step}; {way}.")
 
-    def fit_start(self, oracles: Oracles, start: Point) -> Self:
-        """Return the solver fitted to the inner level at the start; asked where nobody says that it is convex."""
-        return self
-
     def batches(self) -> tuple[int, int]:
         """Return the rows per batch of each level."""
         return self.batch_size, self.batch_size if self.outer_batch_size is None else self.outer_batch_size
