@@ -13,6 +13,7 @@ import numpy as np
 from bilevel import _tree as trees
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.base import Oracles
+from bilevel.oracles.convolutions import channels_last
 from bilevel.oracles.samples import PIECE, STATIC, Samples
 
 FEW_ROWS = 512  # keep a processor busy in a pass
@@ -67,6 +68,7 @@ class AutodiffOracles(Oracles):
     ----------
     accumulate : into how many parts a batch is cut, which are read one after the other and added up
     compute_dtype : what losses compute in, where runs do so in float32; None for float32 too
+    convolves : whether a loss has convolutions, which are rearranged on a CPU
     """
 
     inner_loss: Loss = field(metadata=STATIC)
@@ -75,6 +77,7 @@ class AutodiffOracles(Oracles):
     outer_of_batch: bool = field(default=False, metadata=STATIC)
     accumulate: int = field(default=1, metadata=STATIC)
     compute_dtype: str | None = field(default=None, metadata=STATIC)
+    convolves: bool = field(default=False, metadata=STATIC)
 
     holds_only_rows = True
 
@@ -100,10 +103,10 @@ class AutodiffOracles(Oracles):
         return self._in_parts(rows, "outer", point, data, weights)
 
     def _inner_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self._mean("inner", data, weights)(*point[:2])
+        return self._arrange(self._mean("inner", data, weights))(*point[:2])
 
     def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
-        return self._mean("outer", data, weights)(*point[:2])
+        return self._arrange(self._mean("outer", data, weights))(*point[:2])
 
     def with_batches(self, batch_size: int, sampling: str, outer_batch_size: int | None = None) -> Self:
         drawn = Oracles.with_batches(self, batch_size, sampling, outer_batch_size)
@@ -121,9 +124,12 @@ class AutodiffOracles(Oracles):
         piece = min(PIECE, max(samples.batch_size, FEW_ROWS))
         return samples if samples.piece is not None or samples.n <= piece else replace(samples, piece=piece)
 
+    def _arrange(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return channels_last(function) if self.convolves and jax.default_backend() == "cpu" else function
+
     def _in_parts(self, function: Callable[..., Any], level: str, point: Point, data: PyTree, weights: Array) -> Any:
         """Return a sum over weighted rows, of the parts of a batch one after the other."""
-        parts = self.accumulate
+        parts, function = self.accumulate, self._arrange(function)
         if parts == 1 or weights.size % parts:  # a pass over all rows is read in pieces already
             return function(point, data, weights)
         axes = (self.inner_samples if level == "inner" else self.outer_samples).row_axes

@@ -14,6 +14,7 @@ from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Point, PyTree, as_float
 from bilevel.oracles import AutodiffOracles, DifferenceOracles, HostData, HostSamples, Oracles, Samples
 from bilevel.oracles.autodiff import Loss, checked, takes_key
+from bilevel.oracles.convolutions import has_convolutions
 from bilevel.oracles.host_data import head
 from bilevel.oracles.samples import NARROW
 from bilevel.oracles.sharding import digest, shard, shard_own
@@ -157,8 +158,8 @@ class BilevelProblem:
                 accumulate=check_sizes(accumulate=accumulate)[0],
                 compute_dtype=compute_dtype,
             )
-            for level in ("inner", "outer"):
-                _check_loss(level, oracles, start)
+            traced = [_check_loss(level, oracles, start) for level in ("inner", "outer")]
+            oracles = replace(oracles, convolves=any(map(has_convolutions, traced)))
         problem = cls(oracles, start, name=name, metrics=metrics)
         if not strongly_convex:
             return problem
@@ -274,8 +275,8 @@ def _lay_out_for(loss: Loss, of_batch: bool, rows: PyTree, dtype: np.dtype, rng:
     return replace(samples, key_words=jnp.zeros(2, jnp.uint32)) if takes_key(loss) else samples
 
 
-def _check_loss(level: str, oracles: AutodiffOracles, start: Point) -> None:
-    """Refuse a loss that fails on one sample, or whose derivatives JAX cannot take; nothing is computed."""
+def _check_loss(level: str, oracles: AutodiffOracles, start: Point) -> Any:
+    """Return the traced derivatives; refuse a loss that fails on one sample, or has none. Nothing is computed."""
     name, inner = f"{level}_loss", (oracles.inner_loss, oracles.inner_samples, oracles.inner_of_batch)
     outer = oracles.outer_loss, oracles.outer_samples, oracles.outer_of_batch
     loss, samples, of_batch = inner if level == "inner" else outer
@@ -292,6 +293,7 @@ def _check_loss(level: str, oracles: AutodiffOracles, start: Point) -> None:
         raise ValueError(f"`{name}`: JAX cannot take its derivatives over many samples: {reason}{way}") from error
     if any(isinstance(constant, jax.core.Tracer) for constant in traced.consts):
         raise ValueError(f"`{name}` keeps an array that JAX has traced, and uses it in the next call; compute it anew.")
+    return traced
 
 
 def lay_out_rows(data: PyTree, dtype: np.dtype, rng: np.random.Generator, narrow: int) -> Samples:
