@@ -103,7 +103,7 @@ def is_clean(problem):
 @jax.jit
 def _loss(z, X, y, weights, penalty):
     def loss(z):
-        return jnp.mean(weights * cross_entropies(X @ z, y)) + penalty * jnp.sum(z**2)
+        return jnp.mean(weights * cross_entropies(z @ X.T, y)) + penalty * jnp.sum(z**2)
 
     return jax.value_and_grad(loss)(z)
 
@@ -143,9 +143,9 @@ def measures(problem, z, x):
     """Test error, validation loss and error, and the AUC of the weights where there are any."""
     validation, metrics = problem.oracles.outer_samples.leaves, problem.metrics
     point = problem.start._replace(inner_var=np.asarray(z, np.float32))
-    scores = np.asarray(validation.features) @ point.inner_var
+    scores = point.inner_var @ np.asarray(validation.features).T
     loss = float(jnp.mean(cross_entropies(jnp.asarray(scores), validation.labels)))
-    error = float(np.mean(scores.argmax(1) != np.asarray(validation.labels)))
+    error = float(np.mean(scores.argmax(0) != np.asarray(validation.labels)))
     row = {"test_error": float(metrics["test_error"](point)), "validation_loss": loss, "validation_error": error}
     if x is not None:
         row["weight_auc"] = float(metrics["weight_auc"](point._replace(outer_var=np.asarray(x, np.float32))))

@@ -136,7 +136,7 @@ def cleaning_like(**sizes):
     problem = cleaning_problem(**sizes)
 
     def cross_entropies(z, rows):
-        scores = jax.nn.log_softmax(rows.features @ z)
+        scores = jax.nn.log_softmax(rows.features @ z.T)
         return -jnp.take_along_axis(scores, rows.labels[:, None], axis=1)[:, 0]
 
     def outer_loss(z, x, rows):

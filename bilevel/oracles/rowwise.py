@@ -17,7 +17,10 @@ from bilevel.oracles.base import Oracles, estimate, join
 
 @dataclass(frozen=True)
 class RowwiseOracles(Oracles):
-    """A subclass writes terms and sums of each level, and the inner regularization term; terms are rows first."""
+    """A subclass writes terms and sums of each level, and the inner regularization term.
+
+    Terms are arrays whose last axis is that of the rows, so that weights of rows broadcast along it.
+    """
 
     @abstractmethod
     def _inner_terms(self, point: Point, data: PyTree) -> PyTree:

@@ -79,7 +79,7 @@ def cross_validation(
     groups : the group of each feature, 0, 1, …; features of a group share a penalty; one each by default, and zeros
         for a single penalty
     prior_scale : s, how far the logarithms of the penalties may spread around their mean; no prior by default
-    inner_var, outer_var : the start; z = 0, (folds, features) or (folds, features, classes), and x = -2 by default
+    inner_var, outer_var : the start; z = 0, (folds, features) or (folds, classes, features), and x = -2 by default
     outer_bounds, dtype, seed : as for `logistic_selection`; the seed deals out folds too
     """
     dtype, rng = resolve_dtype(dtype, X), make_rng(seed)
@@ -124,7 +124,7 @@ def _squared(rows: np.ndarray, targets: np.ndarray, groups: Array | None, dtype:
 def _softmax(rows: np.ndarray, labels: np.ndarray, groups: Array | None, dtype: np.dtype) -> Model:
     data, n_classes = label_rows(rows, "y", labels, dtype)
     model = SoftmaxSelectionOracles(NO_ROWS, NO_ROWS, per="feature", groups=groups)
-    return data, model, (rows.shape[1], n_classes), 0
+    return data, model, (n_classes, rows.shape[1]), 0
 
 
 NO_ROWS = Samples(leaves=None, n=0, axes=(), dtype=np.dtype(np.float32))
@@ -137,7 +137,7 @@ _EACH = Point(0, None, 0)  # of the points of all models: z and v along their fi
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class FoldsOracles(RowwiseOracles):
-    """Folded rows, the same on both levels; terms are rows first, models second.
+    """Folded rows, the same on both levels; terms are models first.
 
     Attributes
     ----------
@@ -160,7 +160,7 @@ class FoldsOracles(RowwiseOracles):
         return _choose(data, self._all_changes(point, previous, data), (0, 0))
 
     def _inner_sum(self, terms: tuple[Array, Array], data: Folded, weights: Array, like: Point) -> InnerPass:
-        each = jax.vmap(self.model._inner_sum, in_axes=(1, None, None, _EACH))
+        each = jax.vmap(self.model._inner_sum, in_axes=(0, None, None, _EACH))
         return _sum_cross(each(terms, data.rows, weights, like))
 
     def _inner_apart(self, point: Point, data: Folded, weights: Array) -> InnerPass:
@@ -186,11 +186,11 @@ class FoldsOracles(RowwiseOracles):
         return jax.vmap(self.model._diagonal_regularization, in_axes=(_EACH,))(point)
 
     def _outer_terms(self, point: Point, data: Folded) -> Array:
-        slopes = jax.vmap(self.model._outer_terms, in_axes=(_EACH, None), out_axes=1)(point, data.rows)
+        slopes = jax.vmap(self.model._outer_terms, in_axes=(_EACH, None))(point, data.rows)
         return _where_held_out(data, slopes, 0)
 
     def _outer_sum(self, terms: Array, data: Folded, weights: Array, like: Point) -> OuterPass:
-        each = jax.vmap(self.model._outer_sum, in_axes=(1, None, None, _EACH))
+        each = jax.vmap(self.model._outer_sum, in_axes=(0, None, None, _EACH))
         return OuterPass(each(terms, data.rows, weights, like).grad, jnp.zeros_like(like.outer_var))
 
     def outer_regularization(self, point: Point) -> OuterPass:
@@ -225,18 +225,17 @@ class FoldsOracles(RowwiseOracles):
 
     def _all_terms(self, point: Point, data: Folded) -> tuple[Array, Array]:
         """Return slopes, and curvatures times tangents, of each row in each model."""
-        return jax.vmap(self.model._inner_terms, in_axes=(_EACH, None), out_axes=1)(point, data.rows)
+        return jax.vmap(self.model._inner_terms, in_axes=(_EACH, None))(point, data.rows)
 
     def _all_changes(self, point: Point, previous: Point, data: Folded) -> tuple[Array, Array]:
-        each = jax.vmap(self.model._inner_changes, in_axes=(_EACH, _EACH, None), out_axes=1)
-        return each(point, previous, data.rows)
+        return jax.vmap(self.model._inner_changes, in_axes=(_EACH, _EACH, None))(point, previous, data.rows)
 
 
 def _where_held_out(data: Folded, held_out: Any, fitted: Any) -> Array:
-    """Return terms, (rows, models, …), of the one kind where the row is held out of the model, else of the other."""
+    """Return terms, (models, …, rows), of the one kind where the row is held out of the model, else of the other."""
     like = fitted if jnp.ndim(fitted) else held_out
-    own = data.fold[:, None] == jnp.arange(like.shape[1], dtype=data.fold.dtype)
-    return jnp.where(own.reshape(*own.shape, *[1] * (like.ndim - 2)), held_out, fitted)
+    model = jnp.arange(len(like), dtype=data.fold.dtype).reshape(-1, *[1] * (like.ndim - 1))
+    return jnp.where(data.fold == model, held_out, fitted)
 
 
 def _choose(data: Folded, fitted: tuple[Array, Array], held_out: tuple[Any, Any]) -> tuple[Array, Array]:
@@ -266,8 +265,8 @@ class FoldsBounds:
         assert isinstance(oracles, FoldsOracles)
         groups = oracles.model.groups
         # Which penalty each feature has, and each number of z.
-        self._features = np.arange(z.shape[1]) if groups is None else np.asarray(groups)
-        self._groups = self._features[np.indices(z.shape)[1].ravel()]
+        self._features = np.arange(z.shape[-1]) if groups is None else np.asarray(groups)
+        self._groups = self._features[np.indices(z.shape)[-1].ravel()]
         self._oracles = oracles.in_float64()
 
     def __call__(self, point: Point, direction: Point) -> Bounds:

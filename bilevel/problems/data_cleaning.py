@@ -1,8 +1,8 @@
 """Data cleaning: learn the weight of each training row, by the loss of the fit on clean validation rows.
 
-With z: features × classes, the residual r_i = softmax(d_i'z) - e_label and S_i t = p (t - p't), where s = sigmoid(x):
+With z: classes × features, the residual r_i = softmax(z d_i) - e_label and S_i t = p (t - p't), where s = sigmoid(x):
 
-    ∇z G = D'(s r) + 2C z     (∇²zz G) v = D'(s S(Dv)) + 2C v     ((∇²xz G) v)_i = s_i (1 - s_i) r_i'(d_i'v) / n
+    ∇z G = (s r)D + 2C z     (∇²zz G) v = (s S(vD'))D + 2C v     ((∇²xz G) v)_i = s_i (1 - s_i) r_i'(v d_i) / n
 
 so that the cross product of a batch is zero outside the rows of the batch. Constants are proved on a ball of z.
 
@@ -10,7 +10,7 @@ Certificates. M = I: H >= 2C everywhere, so μ = 2C and δ = ||D_z||/μ. With K 
 :mod:`bilevel.problems.softmax` within ||d|| δ of the scores:
 
     a = λ_max(mean s k dd')                        b = λ_max(mean K dd') on outer rows
-    c² = λ_max(sum q² K² ||t - mean t||² dd')      t = d'v and q = s (1 - s)/n: the factor of row i in D_x
+    c² = λ_max(sum q² K² ||t - mean t||² dd')      t = vd and q = s (1 - s)/n: the factor of row i in D_x
     e² = λ_max(sum q² ρ² dd')                      ρ = min(√2, ||p - e_label|| + K ||d|| δ) >= the residual at z*
 """
 
@@ -56,8 +56,8 @@ def data_cleaning(
 ) -> BilevelProblem:
     """Build the problem min over x of the validation loss of a softmax fit with the weight sigmoid(x_i) on row i.
 
-        G = mean_i sigmoid(x_i) CE(d_i'z, y_i) + C ||z||²  on training rows, some of whose labels are wrong
-        F = mean CE(d'z, y)                                on validation rows, whose labels are right
+        G = mean_i sigmoid(x_i) CE(z d_i, y_i) + C ||z||²  on training rows, some of whose labels are wrong
+        F = mean CE(zd, y)                                 on validation rows, whose labels are right
 
     ``info["v_radius"]`` is the bound sqrt(2) max||d_j|| / 2C of ||v*(x)||, for solvers that project v.
 
@@ -68,7 +68,7 @@ def data_cleaning(
     corrupted : which training rows are known to be wrong, one bool each, for the metric ``weight_auc``: the
         probability that a clean row has a larger weight than a corrupted one; solvers never see it
     regularization : C
-    inner_var, outer_var : the start; z = 0, (features, classes), and x = -2, one per training row, by default
+    inner_var, outer_var : the start; z = 0, (classes, features), and x = -2, one per training row, by default
     X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
@@ -93,8 +93,8 @@ def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.d
         raise ValueError("`X_test` and `y_test` must be given together.")
     if X_test is not None:
         rows, labels = check_table("X_test", X_test, "y_test", y_test)
-        check_same_features(("X_train", "X_test"), (np.empty(shape).T, rows))
-        test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[1])
+        check_same_features(("X_train", "X_test"), (np.empty(shape), rows))
+        test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[0])
         metrics["test_error"] = Partial(_error_rate, *map(jnp.asarray, test))
     if corrupted is not None:
         marked = as_array("corrupted", corrupted)
@@ -110,7 +110,7 @@ def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.d
 
 @jax.jit
 def _error_rate(rows: Array, labels: Array, point: Point) -> Array:
-    guesses = jnp.argmax(rows @ point.inner_var, axis=1).astype(labels.dtype)
+    guesses = jnp.argmax(point.inner_var @ rows.T, axis=0).astype(labels.dtype)
     return jnp.mean(guesses != labels, dtype=rows.dtype)
 
 
@@ -135,7 +135,7 @@ class CleaningOracles(SoftmaxOracles):
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
         residuals, bends = super()._inner_terms_of(scores, tangents, point, data)
         s = sigmoid(point.outer_var[data.index])
-        return s[:, None] * residuals, s[:, None] * bends, s * (1 - s) * jnp.sum(residuals * tangents, axis=1)
+        return s * residuals, s * bends, s * (1 - s) * jnp.sum(residuals * tangents, axis=0)
 
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
         return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var).at[data.index].add(terms[2]))
@@ -145,15 +145,15 @@ class CleaningOracles(SoftmaxOracles):
         return InnerPass(ridge * point.inner_var, ridge * point.v, jnp.zeros_like(point.outer_var))
 
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
-        return sigmoid(point.outer_var[data.index])[:, None] * super()._curvatures(point, data, majorize)
+        return sigmoid(point.outer_var[data.index]) * super()._curvatures(point, data, majorize)
 
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
         s = sigmoid(point.outer_var[data.index])
-        losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
+        losses = softmax.cross_entropies(point.inner_var @ data.features.T, data.labels)
         return jnp.zeros_like(point.outer_var).at[data.index].add(weights * s * (1 - s) * losses)
 
     def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
-        losses = softmax.cross_entropies(data.features @ point.inner_var, data.labels)
+        losses = softmax.cross_entropies(point.inner_var @ data.features.T, data.labels)
         fit = jnp.sum(weights * sigmoid(point.outer_var[data.index]) * losses)
         return fit + self.regularization * jnp.sum(point.inner_var**2)
 
@@ -166,7 +166,7 @@ def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     """
     oracles = problem.oracles
     assert isinstance(oracles, CleaningOracles)
-    ridge, n_classes = float(oracles.regularization), problem.start.inner_var.shape[1]
+    ridge, n_classes = float(oracles.regularization), len(problem.start.inner_var)
     radius = radius or radius_with_start(problem, sqrt(log(n_classes) / ridge))
     levels = oracles.inner_samples, oracles.outer_samples
     train, validation = (Moments.of(np.asarray(level.leaves.features, np.float64)) for level in levels)
@@ -221,10 +221,10 @@ def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array,
     z, x, v = point
 
     def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
-        rows, tangents = data.features.T, data.features @ v
-        reach, p = norms(rows) * delta, softmax.probabilities(data.features @ z)
+        rows, tangents = data.features.T, v @ data.features.T
+        reach, p = norms(rows) * delta, softmax.probabilities(z @ rows)
         curvatures, s = softmax.largest_curvatures(p, reach), sigmoid(x[data.index])
-        sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=1))
+        sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=0))
         largest_residuals = jnp.minimum(sizes + curvatures * reach, sqrt(2))
         factors = (s * (1 - s)) ** 2 / oracles.n_inner
         return (
@@ -234,7 +234,7 @@ def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array,
         )
 
     def outer(data: Labeled, weights: Array) -> Array:
-        rows, p = data.features.T, softmax.probabilities(data.features @ z)
+        rows, p = data.features.T, softmax.probabilities(z @ data.features.T)
         return second_moment(rows, weights * softmax.largest_curvatures(p, norms(rows) * delta))
 
     a, c_sq, e_sq = oracles.inner_samples.mean(inner)

@@ -1,6 +1,6 @@
 """What problems of linear softmax regression have in common: rows, probabilities p, residuals, curvature.
 
-    F = mean CE(d'z)        z: features × classes
+    F = mean CE(zd)        z: classes × features
 
 Derivatives of a cross-entropy are cumulants of variables on the classes, under the probabilities p at the scores s:
 its Hessian is the covariance S = diag(p) - pp', its third derivative κ(t, u, w) a third cumulant.
@@ -40,7 +40,7 @@ def check_labeled(*tables: Any, dtype: DTypeLike) -> tuple[tuple[Labeled, Labele
     (rows, labels), (outer_rows, outer_labels) = check_tables(*tables)
     train, n_classes = label_rows(rows, "y_train", labels, dtype)
     validation, _ = label_rows(outer_rows, "y_val", outer_labels, dtype, n_classes)
-    return (train, validation), (rows.shape[1], n_classes)
+    return (train, validation), (n_classes, rows.shape[1])
 
 
 def label_rows(
@@ -54,48 +54,44 @@ def label_rows(
     return Labeled(rows.astype(dtype, copy=False), classes, np.arange(len(rows), dtype=np.int32)), n_classes
 
 
+# Scores, tangents, probabilities and terms are (classes, samples): one column for each row.
+
+
 def cross_entropies(scores: Array, labels: Array) -> Array:
-    """Return log(sum exp(s)) - s_label of each row of scores."""
-    return jax.nn.logsumexp(scores, axis=1) - jnp.take_along_axis(scores, labels[:, None], axis=1)[:, 0]
+    """Return log(sum exp(s)) - s_label of the scores of each row."""
+    return jax.nn.logsumexp(scores, axis=0) - jnp.take_along_axis(scores, labels[None, :], axis=0)[0]
 
 
 def probabilities(scores: Array) -> Array:
-    """Return softmax of each row of scores."""
-    raised = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
-    return raised / jnp.sum(raised, axis=1, keepdims=True)
+    """Return softmax of the scores of each row."""
+    raised = jnp.exp(scores - jnp.max(scores, axis=0))
+    return raised / jnp.sum(raised, axis=0)
 
 
 def residuals(p: Array, labels: Array) -> Array:
     """Return the gradient of each cross-entropy with respect to its scores."""
-    return p - jax.nn.one_hot(labels, p.shape[1], dtype=p.dtype)
+    return p - jax.nn.one_hot(labels, len(p), dtype=p.dtype, axis=0)
 
 
 def bend(p: Array, tangents: Array) -> Array:
     """Return the Hessian of each cross-entropy with respect to its scores, times a tangent."""
-    return p * (tangents - jnp.sum(p * tangents, axis=1, keepdims=True))
+    return p * (tangents - jnp.sum(p * tangents, axis=0))
 
 
 def products(features: Array, *matrices: Array) -> list[Array]:
-    """Return features @ matrix for each matrix, reading the features once; none can be left uncomputed."""
-    return jnp.split(features @ jnp.concatenate(matrices, axis=1), len(matrices), axis=1)
+    """Return matrix @ features' for each matrix, reading the features once; none can be left uncomputed."""
+    # A thin matrix on the left is what XLA multiplies fastest; a barrier keeps it there.
+    return jnp.split(jax.lax.optimization_barrier(jnp.concatenate(matrices) @ features.T), len(matrices))
 
 
 def sums(features: Array, *terms: Array) -> list[Array]:
-    """Return features' @ term for each term of the rows, reading the features once."""
-    # XLA's product with a thin matrix on the left takes half the time of that with transposed rows; without the
-    # barrier it would turn the first into the second.
-    thin = jnp.concatenate([term.T for term in terms])
-    return [total.T for total in jnp.split(jax.lax.optimization_barrier(thin @ features), len(terms))]
-
-
-def weight(terms: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
-    """Return each term times the weight of its row."""
-    return tuple(weights[:, None] * term if term.ndim == 2 else weights * term for term in terms)
+    """Return term @ features for each term of the rows, reading the features once."""
+    return jnp.split(jax.lax.optimization_barrier(jnp.concatenate(terms) @ features), len(terms))
 
 
 @dataclass(frozen=True)
 class SoftmaxOracles(RowwiseOracles):
-    """F = mean CE(d'z), and the same rows in G; a subclass adds penalties, or weights of its rows.
+    """F = mean CE(zd), and the same rows in G; a subclass adds penalties, or weights of its rows.
 
     The first two terms of a row are numbers per class, for ∇z G and (∇²zz G) v. Rows are long, so that they are
     multiplied by all that is asked for at once; a derivative that is asked for alone has products of its own.
@@ -123,49 +119,53 @@ class SoftmaxOracles(RowwiseOracles):
         return trees.subtract(new, self._inner_terms_of(scores0, tangents0, previous, data))
 
     def _inner_sum(self, terms: tuple[Array, ...], data: Labeled, weights: Array, like: Point) -> InnerPass:
-        terms = weight(terms, weights)
+        terms = trees.scale(weights, terms)
         grad, hvp = sums(data.features, *terms[:2])
         return self._inner_bundle(grad, hvp, terms, data, like)
 
     def _inner_apart(self, point: Point, data: Labeled, weights: Array) -> InnerPass:
         rows = data.features
-        terms = weight(self._inner_terms_of(rows @ point.inner_var, rows @ point.v, point, data), weights)
-        grad, hvp = (sums(rows, term)[0] for term in terms[:2])
+        (scores,), (tangents,) = products(rows, point.inner_var), products(rows, point.v)
+        terms = trees.scale(weights, self._inner_terms_of(scores, tangents, point, data))
+        (grad,), (hvp,) = (sums(rows, term) for term in terms[:2])
         total = self._inner_bundle(grad, hvp, terms, data, point)
         return trees.add(total, self.inner_regularization(point))
 
     def _row_diagonals(self, point: Point, data: Labeled, weights: Array, *, power: int, majorize: bool) -> Array:
         curvatures = self._curvatures(point, data, majorize)
-        return (data.features ** (2 * power)).T @ (weights[:, None] * curvatures**power)
+        return (weights * curvatures**power) @ data.features ** (2 * power)
 
     def _majorized_product(self, point: Point, data: Labeled, weights: Array) -> Array:
-        rows, tangents = data.features, data.features @ point.v
-        bends = self._inner_terms_of(rows @ point.inner_var, tangents, point, data)[1]
+        scores, tangents = products(data.features, point.inner_var, point.v)
+        bends = self._inner_terms_of(scores, tangents, point, data)[1]
         more = self._curvatures(point, data, majorize=True) - self._curvatures(point, data, majorize=False)
-        return rows.T @ (weights[:, None] * (bends + more * tangents)) + self.inner_regularization(point).hvp
+        (product,) = sums(data.features, weights * (bends + more * tangents))
+        return product + self.inner_regularization(point).hvp
 
     def _diagonal_regularization(self, point: Point) -> Array:
         return self.inner_regularization(point._replace(v=jnp.ones_like(point.inner_var))).hvp
 
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
-        """Return p (1 - p) of each row and class; as a majorizer, at least the squared residual."""
-        p = probabilities(data.features @ point.inner_var)
+        """Return p (1 - p) of each class and row; as a majorizer, at least the squared residual."""
+        p = probabilities(point.inner_var @ data.features.T)
         plain = p * (1 - p)
         # Both are alike in the mean; where a row is fitted badly, only the residual is not 0.
         return jnp.maximum(plain, residuals(p, data.labels) ** 2) if majorize else plain
 
     def _outer_terms(self, point: Point, data: Labeled) -> Array:
-        return residuals(probabilities(data.features @ point.inner_var), data.labels)
+        (scores,) = products(data.features, point.inner_var)
+        return residuals(probabilities(scores), data.labels)
 
     def _outer_changes(self, point: Point, previous: Point, data: Labeled) -> Array:
         scores, scores0 = products(data.features, point.inner_var, previous.inner_var)
         return probabilities(scores) - probabilities(scores0)
 
     def _outer_sum(self, terms: Array, data: Labeled, weights: Array, like: Point) -> OuterPass:
-        return OuterPass(sums(data.features, weights[:, None] * terms)[0], jnp.zeros_like(like.outer_var))
+        (grad,) = sums(data.features, weights * terms)
+        return OuterPass(grad, jnp.zeros_like(like.outer_var))
 
     def _outer_value(self, point: Point, data: Labeled, weights: Array) -> Array:
-        return weights @ cross_entropies(data.features @ point.inner_var, data.labels)
+        return weights @ cross_entropies(point.inner_var @ data.features.T, data.labels)
 
 
 _THIRD = sqrt(2) ** 3 * SIGMOID[2]
@@ -174,16 +174,16 @@ _FAR = 40.0  # beyond this reach the bound ½ is the smaller one, and exp may ov
 
 def largest_curvatures(p: Array, reach: Array) -> Array:
     """Return C of each row."""
-    here = 2 * jnp.max(p * (1 - p), axis=1)
+    here = 2 * jnp.max(p * (1 - p), axis=0)
     grown = here * jnp.exp(sqrt(2) * jnp.minimum(reach, _FAR))
     return jnp.where(reach < _FAR, jnp.minimum(grown, 0.5), 0.5)
 
 
 def centered_norms(tangents: Array) -> Array:
     """Return ||t - mean t|| of each row: shifts of all scores change nothing."""
-    return jnp.sqrt(jnp.sum((tangents - jnp.mean(tangents, axis=1, keepdims=True)) ** 2, axis=1))
+    return jnp.sqrt(jnp.sum((tangents - jnp.mean(tangents, axis=0)) ** 2, axis=0))
 
 
 def largest_bends(tangents: Array, curvatures: Array) -> Array:
     """Return k of each row."""
-    return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * jnp.ptp(tangents, axis=1))
+    return jnp.minimum(_THIRD * centered_norms(tangents), curvatures * jnp.ptp(tangents, axis=0))

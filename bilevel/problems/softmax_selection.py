@@ -1,22 +1,22 @@
 """Selection of penalties for softmax regression, one per class, feature or group of them, on a validation set.
 
-With z: features × classes, the residual r = softmax(d'z) - e_label of each row and S t = p (t - p't), on rows D:
+With z: classes × features, the residual r = softmax(zd) - e_label of each row and S t = p (t - p't), on rows D:
 
-    ∇z G = D'r + exp(x) z     (∇²zz G) v = D'S(Dv) + exp(x) v     (∇²xz G) v = sum exp(x) z v
+    ∇z G = rD + exp(x) z      (∇²zz G) v = S(vD')D + exp(x) v      (∇²xz G) v = sum exp(x) z v
 
 Certificates. As for linear models (:mod:`bilevel.problems.linear`), but that a row acts through one score per class:
 two metrics are tried, and the smaller error is kept; c and e are the same. In M = P, μ = 1 and δ = ||D_z||', and a row
 is measured as d̃ = d / √exp(x) with one penalty per feature, d / √exp(min x) with one per class, so that
-||d'w||_2 <= ||d̃|| ||w||. With C and k of :mod:`bilevel.problems.softmax` within ||d̃|| δ of the scores,
+||wd||_2 <= ||d̃|| ||w||. With C and k of :mod:`bilevel.problems.softmax` within ||d̃|| δ of the scores,
 
     a = λ_max(mean k d̃d̃')     b = λ_max(mean C d̃d̃') on outer rows
 
-The other metric is M = H = mean dd' ⊗ S + P with S = diag(p) - pp' at z. Within t of z the scores of a row move by u
+The other metric is M = H = mean S ⊗ dd' + P with S = diag(p) - pp' at z. Within t of z the scores of a row move by u
 with range(u) <= w = 2 t max_c ||d||_c, where ||d||_c² = d'N_c d and N_c is the diagonal block of H⁻¹ of class c. As a
 third cumulant κ(u, s, s) is at most range(u) S(s, s), S stays between exp(-w) and exp(w) times what it is at z. So δ
-and μ come from mean exp(-w) dd' ⊗ S + P (:mod:`bilevel.problems.certificate`), and with w at t = δ
+and μ come from mean exp(-w) S ⊗ dd' + P (:mod:`bilevel.problems.certificate`), and with w at t = δ
 
-    a = λ_max(M⁻¹ mean range(d'v) exp(w) dd' ⊗ S)     b = λ_max(M⁻¹ mean exp(w) dd' ⊗ S) on outer rows
+    a = λ_max(M⁻¹ mean range(vd) exp(w) S ⊗ dd')     b = λ_max(M⁻¹ mean exp(w) S ⊗ dd') on outer rows
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.linear import LOG_PENALTIES, LinearBounds, sum_groups
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
-PENALTIES = ("class", "feature")  # each stands at the axis of z along which its penalties are shared
+AXES = ("class", "feature")  # of z
 
 
 def softmax_selection(
@@ -59,21 +59,21 @@ def softmax_selection(
 ) -> BilevelProblem:
     """Build the problem min over x of the validation loss of softmax regression with penalties exp(x).
 
-        G = mean CE(d'z, y) + ½ sum_kc exp(x) z_kc²  on training rows, x = x_c per class or x_k per feature
-        F = mean CE(d'z, y)                          on validation rows
+        G = mean CE(zd, y) + ½ sum_ck exp(x) z_ck²  on training rows, x = x_c per class or x_k per feature
+        F = mean CE(zd, y)                          on validation rows
 
     Parameters
     ----------
     y_train, y_val : classes 0, 1, 2, …
     per : "class" or "feature"; what shares a penalty
     groups : the group of each class or feature, 0, 1, …; those of a group share a penalty; one each by default
-    inner_var, outer_var : the start; z = 0, (features, classes), and x = -2 by default
+    inner_var, outer_var : the start; z = 0, (classes, features), and x = -2 by default
     X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
     """
     dtype = resolve_dtype(dtype, X_train, X_val)
-    check_choice("per", per, PENALTIES)
+    check_choice("per", per, AXES)
     data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
-    groups, n_penalties = check_groups(groups, shape[1] if per == "class" else shape[0], per)
+    groups, n_penalties = check_groups(groups, shape[AXES.index(per)], per)
     defaults, rng = (np.zeros(shape), np.full(n_penalties, -2.0)), make_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     oracles = SoftmaxSelectionOracles(**parts, per=per, groups=groups)
@@ -96,22 +96,22 @@ class SoftmaxSelectionOracles(SoftmaxOracles):
         """Return the penalties in a shape that broadcasts to that of z."""
         penalties = jnp.exp(outer_var)
         shared = penalties if self.groups is None else penalties[self.groups]
-        return jnp.expand_dims(shared, PENALTIES.index(self.per))
+        return jnp.expand_dims(shared, 1 - AXES.index(self.per))
 
     def _sum_shared(self, per_entry: Array, outer_var: Array) -> Array:
         """Return the sum over the entries of z that share a penalty."""
-        return sum_groups(jnp.sum(per_entry, axis=PENALTIES.index(self.per)), self.groups, outer_var.size)
+        return sum_groups(jnp.sum(per_entry, axis=1 - AXES.index(self.per)), self.groups, outer_var.size)
 
     @staticmethod
     def bound_curvature(
         point: Point, data: Labeled, weights: Array, *, inverse_root: Array, radius: Array, kind: str
     ) -> Array:
         """Return the matrix whose largest eigenvalue is a ("bend") or b ("slope"), in a diagonal metric."""
-        whitened = certificate.whiten(data.features.T, inverse_root)
-        p = softmax.probabilities(data.features @ point.inner_var)
+        rows = data.features.T
+        whitened, p = certificate.whiten(rows, inverse_root), softmax.probabilities(point.inner_var @ rows)
         sizes = softmax.largest_curvatures(p, certificate.norms(whitened) * radius)
         if kind == "bend":
-            sizes = softmax.largest_bends(data.features @ point.v, sizes)
+            sizes = softmax.largest_bends(point.v @ rows, sizes)
         return certificate.second_moment(whitened, weights * sizes)
 
     def inner_regularization(self, point: Point) -> InnerPass:
@@ -137,17 +137,17 @@ class SoftmaxSelectionBounds(LinearBounds):
         oracles, z = problem.oracles, problem.start.inner_var
         assert isinstance(oracles, SoftmaxSelectionOracles)
         # Of each number of z: which penalty it has.
-        members = np.indices(z.shape)[1 - PENALTIES.index(oracles.per)].ravel()
+        members = np.indices(z.shape)[AXES.index(oracles.per)].ravel()
         self._groups = members if oracles.groups is None else np.asarray(oracles.groups)[members]
         self._oracles = oracles.in_float64()
         most_rows = max(oracles.n_inner, oracles.n_outer)
         self._is_dense = z.size <= certificate.DENSE and most_rows * z.size**2 <= _MOST_WORK
 
     def _measure(self, metric: Metric | None, z: np.ndarray) -> np.ndarray:
-        n_features, n_classes = z.shape
+        n_classes, n_features = z.shape
         if metric is None:
             return np.zeros((n_classes, n_features, n_features))
-        blocks = metric.inverse_root.reshape(-1, n_features, n_classes).transpose(2, 0, 1)
+        blocks = metric.inverse_root.reshape(-1, n_classes, n_features).swapaxes(0, 1)
         return np.stack([np.linalg.cholesky(block.T @ block).T for block in blocks])
 
     def _curvature(self, kind: str, point: Point, measure: np.ndarray, radius: Any) -> Array:
@@ -157,7 +157,7 @@ class SoftmaxSelectionBounds(LinearBounds):
 
     def _moves(self, metric: Metric, point: Point, delta: Any) -> list[float]:
         if metric.inverse_root.ndim == 1:
-            measure, largest = metric.inverse_root.reshape(point.inner_var.shape).max(axis=1), certificate.largest
+            measure, largest = metric.inverse_root.reshape(point.inner_var.shape).max(axis=0), certificate.largest
         else:
             measure, largest = self._measure(metric, point.inner_var), metric.largest
         moves = (self._curvature(kind, point, measure, delta) for kind in ("bend", "slope"))
@@ -172,20 +172,19 @@ def _diagonal_curvature(samples: Samples, point: Point, inverse_root: Array, rad
 
 @partial(jax.jit, static_argnames="kind")
 def _curvature(samples: Samples, point: Point, roots: Array, radius: Array, kind: str) -> Array:
-    """Return mean exp(-w) dd' ⊗ S ("least"), exp(w) for it ("slope") or range(d'v) exp(w) ("bend")."""
+    """Return mean exp(-w) S ⊗ dd' ("least"), exp(w) for it ("slope") or range(vd) exp(w) ("bend")."""
     z, _, v = point
-    same_class = jnp.eye(z.shape[1], dtype=z.dtype)[None, :, None, :]
+    same_class = jnp.eye(len(z), dtype=z.dtype)[:, None, :, None]
 
     def of_piece(data: Labeled, weights: Array) -> Array:
-        rows, p = data.features, softmax.probabilities(data.features @ z)
-        lengths = jnp.sqrt(jnp.max(jnp.sum((roots @ rows.T) ** 2, axis=1), axis=0))
+        rows = data.features.T
+        p, lengths = softmax.probabilities(z @ rows), jnp.sqrt(jnp.max(jnp.sum((roots @ rows) ** 2, axis=1), axis=0))
         factors = jnp.exp((-2 if kind == "least" else 2) * radius * lengths)
         if kind == "bend":
-            factors = factors * jnp.ptp(rows @ v, axis=1)
-        scaled = weights * factors
-        joint = (rows[:, :, None] * p[:, None, :]).reshape(len(rows), -1)
-        weighted = (joint * scaled[:, None]).T
-        own = (weighted @ rows).reshape(*z.shape, len(z), 1)
-        return (own * same_class).reshape(z.size, z.size) - weighted @ joint
+            factors = factors * jnp.ptp(v @ rows, axis=0)
+        joint = (p[:, None, :] * rows).reshape(z.size, -1)
+        weighted = joint * (weights * factors)
+        own = (weighted @ rows.T).reshape(*z.shape, 1, len(rows))
+        return (own * same_class).reshape(z.size, z.size) - weighted @ joint.T
 
     return samples.mean(of_piece)

@@ -92,7 +92,7 @@ def squared(z, x, sample):
 
 
 def entropy(z, x, sample):
-    scores = sample.features @ z
+    scores = z @ sample.features
     return jax.nn.logsumexp(scores) - scores[sample.labels]
 
 
@@ -136,21 +136,21 @@ def held_out(loss):
     return outer_loss
 
 
-def per_row(z, x):
-    return jnp.sum(jnp.exp(x)[:, None] * z**2) / 2
+def per_column(z, x):
+    return jnp.sum(jnp.exp(x)[None, :] * z**2) / 2
 
 
 LOSSES = {
     grouped_logistic: (penalized(signed, per_group), signed),
     ridge: (penalized(squared, per_feature), squared),
     grouped_ridge: (penalized(squared, per_group), squared),
-    softmax_per_class: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[None, :] * z**2) / 2), entropy),
-    softmax_per_feature: (penalized(entropy, per_row), entropy),
-    softmax_per_group: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[GROUPS][:, None] * z**2) / 2), entropy),
+    softmax_per_class: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[:, None] * z**2) / 2), entropy),
+    softmax_per_feature: (penalized(entropy, per_column), entropy),
+    softmax_per_group: (penalized(entropy, lambda z, x: jnp.sum(jnp.exp(x)[GROUPS][None, :] * z**2) / 2), entropy),
     cleaning: (weighted, entropy),
     logistic_folds: (fitted(signed, per_group), held_out(signed)),
     squared_folds: (fitted(squared, per_feature), held_out(squared)),
-    softmax_folds: (fitted(entropy, per_row), held_out(entropy)),
+    softmax_folds: (fitted(entropy, per_column), held_out(entropy)),
 }
 FOLDED = {function.__name__: function for function in (logistic_folds, squared_folds, softmax_folds)}
 PROBLEMS = {function.__name__: function for function in LOSSES if function.__name__ not in FOLDED}

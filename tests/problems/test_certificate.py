@@ -215,16 +215,16 @@ def test_bounds_of_the_softmax_hold_for_random_moves():
     rng = np.random.default_rng(5)
     with arithmetic(np.float64):
         for reach in (1e-3, 0.3, 2.0):
-            scores, tangents = 2 * rng.standard_normal((2, 500, 4))
-            moves = rng.standard_normal((500, 4))
-            moves *= reach * rng.uniform(size=(500, 1)) / np.linalg.norm(moves, axis=1, keepdims=True)
+            scores, tangents = 2 * rng.standard_normal((2, 4, 500))
+            moves = rng.standard_normal((4, 500))
+            moves *= reach * rng.uniform(size=500) / np.linalg.norm(moves, axis=0)
             here, there = probabilities(scores), probabilities(scores + moves)
             limit = np.asarray(largest_curvatures(here, np.full(500, reach)))
-            matrices = [np.diag(p) - np.outer(p, p) for p in np.asarray(there)]
+            matrices = [np.diag(p) - np.outer(p, p) for p in np.asarray(there).T]
             assert all(np.linalg.eigvalsh(m)[-1] <= c * (1 + 1e-12) for m, c in zip(matrices, limit, strict=True))
-            turned = np.linalg.norm(bend(there, tangents) - bend(here, tangents), axis=1)
+            turned = np.linalg.norm(bend(there, tangents) - bend(here, tangents), axis=0)
             assert np.all(
-                turned <= np.asarray(largest_bends(tangents, limit)) * np.linalg.norm(moves, axis=1) * (1 + 1e-12)
+                turned <= np.asarray(largest_bends(tangents, limit)) * np.linalg.norm(moves, axis=0) * (1 + 1e-12)
             )
 
 

@@ -39,7 +39,7 @@ class Model:
 
     def __init__(self, levels, loss, n_scores=1):
         self.loss = loss
-        self.levels = [([np.kron(row, np.eye(n_scores)) for row in X[:, None, :]], y) for X, y in levels]
+        self.levels = [([np.kron(np.eye(n_scores), row) for row in X[:, None, :]], y) for X, y in levels]
         self.size = levels[0][0].shape[1] * n_scores
 
     def parts(self, level, z):
@@ -126,7 +126,7 @@ def classes():
 def softmax(per):
     levels = classes()
     problem = problems.softmax_selection(*levels[0], *levels[1], per=per, dtype="float64")
-    groups = np.tile(np.arange(3), 2) if per == "class" else np.repeat(np.arange(2), 3)
+    groups = np.repeat(np.arange(3), 2) if per == "class" else np.tile(np.arange(2), 3)
     return problem, Selection(groups, levels, cross_entropy, 3)
 
 

@@ -63,27 +63,27 @@ def scipy_softmax(X, labels, row_weights, penalty):
     onehot = np.eye(small.CLASSES)[labels]
 
     def objective(flat):
-        z = flat.reshape(small.FEATURES, small.CLASSES)
-        scores = X @ z
+        z = flat.reshape(small.CLASSES, small.FEATURES)
+        scores = X @ z.T
         losses = logsumexp(scores, axis=1) - np.sum(onehot * scores, axis=1)
         probabilities = np.exp(scores - logsumexp(scores, axis=1, keepdims=True))
-        grad = X.T @ (row_weights[:, None] * (probabilities - onehot)) / len(X) + penalty * z
+        grad = (row_weights[:, None] * (probabilities - onehot)).T @ X / len(X) + penalty * z
         return row_weights @ losses / len(X) + np.sum(penalty * z**2) / 2, grad.ravel()
 
-    start = np.zeros(small.FEATURES * small.CLASSES)
-    return minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x.reshape(small.FEATURES, -1)
+    start = np.zeros(small.CLASSES * small.FEATURES)
+    return minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x.reshape(small.CLASSES, -1)
 
 
 def test_softmax_and_cleaning_equal_scipy():
     X, y, X_val, y_val = small.classes()
     x = np.array([-1.0, 0.0, 0.5])
-    z = scipy_softmax(X, y, np.ones(len(X)), np.exp(x)[None, :])
+    z = scipy_softmax(X, y, np.ones(len(X)), np.exp(x)[:, None])
     np.testing.assert_allclose(small.softmax_per_class(dtype="float64").exact_solver(x).inner_var, z, atol=1e-8)
     x = np.random.default_rng(0).standard_normal(len(X))
     z = scipy_softmax(X, y, expit(x), 0.4)
     solution = small.cleaning(dtype="float64").exact_solver(x)
     np.testing.assert_allclose(solution.inner_var, z, atol=1e-8)
-    scores = X_val @ z
+    scores = X_val @ z.T
     value = np.mean(logsumexp(scores, axis=1) - scores[np.arange(len(y_val)), y_val])
     np.testing.assert_allclose(solution.value, value, rtol=1e-9)
 
@@ -92,13 +92,13 @@ def test_metrics_of_cleaning_equal_scikit_learn_and_count_ties_half():
     problem = small.cleaning(dtype="float64")
     rng = np.random.default_rng(0)
     x = np.round(rng.standard_normal(cases.N_INNER), 1)
-    z = rng.standard_normal((small.FEATURES, small.CLASSES))
+    z = rng.standard_normal((small.CLASSES, small.FEATURES))
     point = Point(z, x, z)
     clean = np.arange(cases.N_INNER) % 2 == 1
     X_test, y_test = small.table(40, 2)
-    error = np.mean(np.argmax(X_test @ z, axis=1) != y_test)
+    error = np.mean(np.argmax(X_test @ z.T, axis=1) != y_test)
     *_, X_val, y_val = small.classes()
-    validation_error = np.mean(np.argmax(X_val @ z, axis=1) != y_val)
+    validation_error = np.mean(np.argmax(X_val @ z.T, axis=1) != y_val)
     with arithmetic("float64"):
         np.testing.assert_allclose(problem.metrics["weight_auc"](point), roc_auc_score(clean, x), rtol=1e-12)
         np.testing.assert_allclose(problem.metrics["test_error"](point), error, rtol=1e-12)
@@ -142,7 +142,8 @@ BAD = [
     ("data_cleaning", {"X_test": X_VAL}, "given together"),
     ("data_cleaning", {"X_test": X_VAL[:, :3], "y_test": Y_VAL}, "`X_train` has 4 features and `X_test` 3"),
     ("data_cleaning", {"X_test": X_VAL, "y_test": Y_VAL + 5}, "`y_test` holds the class"),
-    ("data_cleaning", {"inner_var": np.zeros(4)}, r"`inner_var` has shape \(4,\)"),
+    ("data_cleaning", {"inner_var": np.zeros(4)}, r"`inner_var` has shape \(4,\); this problem needs \(3, 4\)"),
+    ("softmax_selection", {"inner_var": np.zeros((4, 3))}, r"shape \(4, 3\); this problem needs \(3, 4\)"),
     ("data_cleaning", {"X_train": {"a": X}}, "`X_train` must be an array with two axes"),
     ("ridge_selection", {"groups": [0, 1]}, r"`groups` must hold one integer per feature \(4\)"),
     ("ridge_selection", {"groups": [0, 1, 1, 3]}, "without gaps"),
@@ -185,15 +186,15 @@ def test_weak_penalties_of_many_sizes_are_solved_by_newton_steps_alone(monkeypat
     problem = small.softmax_per_feature(dtype="float64")
     monkeypatch.setattr(type(problem.exact_solver), "approach", lambda *_: pytest.fail("L-BFGS was needed"))
     # From there a whole step goes too far.
-    far = problem.start._replace(inner_var=2 * np.random.default_rng(0).standard_normal((4, 3)))
+    far = problem.start._replace(inner_var=2 * np.random.default_rng(0).standard_normal((3, 4)))
     problem.exact_solver._start = far
     x = np.array([-11.0, 3.0, -9.0, -2.0])
     found = problem.exact_solver(x, None)
     X, y, *_ = small.classes()
 
     def value(z):
-        scores = X @ z.reshape(4, 3)
-        penalty = np.exp(x) @ (z.reshape(4, 3) ** 2).sum(axis=1) / 2
+        scores = X @ z.reshape(3, 4).T
+        penalty = np.exp(x) @ (z.reshape(3, 4) ** 2).sum(axis=0) / 2
         return np.mean(logsumexp(scores, axis=1) - scores[np.arange(len(y)), y]) + penalty
 
     expected = minimize(value, np.zeros(12), tol=1e-12)

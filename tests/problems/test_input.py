@@ -47,7 +47,7 @@ def own(**changes):
         (lambda: cleaning(X_train=X * 1e20, dtype="float32"), "whose square overflows float32; scale its columns."),
         (lambda: cleaning(X_val=X_VAL * 1e200, dtype="float64"), "whose square overflows float64; scale its columns."),
         (lambda: own(outer_data=X * 1e200), "`outer_data` holds "),
-        (lambda: cleaning(inner_var=np.full((4, 3), 1e39), dtype="float32"), "`inner_var` overflows float32"),
+        (lambda: cleaning(inner_var=np.full((3, 4), 1e39), dtype="float32"), "`inner_var` overflows float32"),
         (lambda: cleaning(y_val=[[4], [18, 20]]), "`y_val` is no array of numbers: "),
         (lambda: cleaning(X_train=np.ma.masked_greater(X, 0)), "`X_train` has masked values; remove or impute"),
         (lambda: cleaning(regularization=np.ones(3)), "`regularization=array([1., 1., 1.])`: must be a finite number."),
@@ -73,7 +73,7 @@ def test_bad_input_is_refused_by_name(build, message):
 
 
 def test_a_start_may_be_a_list():
-    assert cleaning(inner_var=np.ones((4, 3)).tolist()).start.inner_var.tolist() == np.ones((4, 3)).tolist()
+    assert cleaning(inner_var=np.ones((3, 4)).tolist()).start.inner_var.tolist() == np.ones((3, 4)).tolist()
 
 
 def test_a_run_without_an_exact_value_says_so():

@@ -47,6 +47,17 @@ def test_differences_equal_two_directions(name):
             cases.assert_trees_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", ["softmax_per_class", "cleaning", "softmax_folds"])
+def test_steps_of_softmax_models_transpose_nothing(name):
+    problem = (small.PROBLEMS | small.FOLDED)[name](dtype="float32")
+    with arithmetic("float32"):
+        oracles = problem.oracles.with_batches(cases.BATCH, "blocks")
+        points, rows = (problem.start, problem.start), ROWS["a full block"]
+        lowered = cases.direction.lower(oracles, points[0], rows), cases.difference.lower(oracles, *points, rows)
+        programs = [each.compile().as_text() for each in lowered]
+    assert all(" dot(" in program and " transpose(" not in program for program in programs)
+
+
 @pytest.mark.parametrize("name", small.PROBLEMS)
 def test_finite_differences_agree_with_every_derivative(name):
     assert max(small.PROBLEMS[name](dtype="float64").check().values()) < 1e-6
@@ -85,5 +96,5 @@ def test_every_solver_runs_on_a_matrix_of_inner_variables(name, solver):
     problem = small.PROBLEMS[name]()
     run = bilevel.run(problem, cases.short(bilevel.SOLVERS[solver], 0.01, 10.0, cases.BATCH), max_steps=3)
     assert run.status == "out_of_budget" and run.history["step"][-1] == 3
-    assert run.point.inner_var.shape == (small.FEATURES, small.CLASSES)
+    assert run.point.inner_var.shape == (small.CLASSES, small.FEATURES)
     assert np.isfinite(run.history["value"]).all()

@@ -78,7 +78,7 @@ def test_ijcnn1_starts_where_the_specification_says_and_the_exact_baseline_reach
 @pytest.mark.slow
 def test_mnist_cleaning_finds_the_corrupted_rows_and_beats_the_noisy_fit_on_validation():
     problem = problems.mnist_cleaning(dtype="float32")
-    assert (problem.n_inner, problem.n_outer) == (20_000, 5_000) and problem.start.inner_var.shape == (784, 10)
+    assert (problem.n_inner, problem.n_outer) == (20_000, 5_000) and problem.start.inner_var.shape == (10, 784)
     unweighted = problem.exact_solver(np.full(20_000, 30.0), None)
     solver = bilevel.SRBA(0.003, 1e-5, 64, period=64)
     run = bilevel.run(problem, solver, max_steps=3000, eval_every=3000, exact=False)
@@ -107,7 +107,7 @@ def test_covtype_splits_standardizes_and_has_an_exact_solution(per):
 def test_covtype_in_folds_leaves_out_the_rows_that_covtype_leaves_out():
     folds, split = problems.covtype_folds(dtype="float32"), problems.covtype(dtype="float32")
     assert folds.n_inner == folds.n_outer == split.n_inner + split.n_outer == 464_810
-    assert folds.start.inner_var.shape == (5, 54, 7) and folds.start.outer_var.shape == (54,)
+    assert folds.start.inner_var.shape == (5, 7, 54) and folds.start.outer_var.shape == (54,)
     counts = np.bincount(np.asarray(folds.oracles.inner_samples.leaves.rows.labels))
     both = (split.oracles.inner_samples, split.oracles.outer_samples)
     np.testing.assert_array_equal(counts, sum(np.bincount(np.asarray(level.leaves.labels)) for level in both))

@@ -102,7 +102,7 @@ def majorizing_problem(kind):
     rows, signs, val, _ = cases.logistic_data(dim=3)
     if kind == "softmax":
         labels, val_labels = (np.arange(len(part)) % 4 for part in (rows, val))
-        return softmax_selection(rows, labels, val, val_labels, inner_var=np.ones((3, 4)), dtype="float64")
+        return softmax_selection(rows, labels, val, val_labels, inner_var=np.ones((4, 3)), dtype="float64")
     if kind == "folds":
         return cross_validation(rows, signs, 3, inner_var=np.ones((3, 3)), dtype="float64")
     return wide_selection()

@@ -49,9 +49,9 @@ class CleaningRows:
 
     def _missed(self, level, i, z):
         row, label = np.asarray(level.features[i]), int(level.labels[i])
-        raised = np.exp(row @ z)
+        raised = np.exp(z @ row)
         chances = raised / raised.sum()
-        return row, chances, chances - np.eye(z.shape[1])[label]
+        return row, chances, chances - np.eye(len(z))[label]
 
     def inner(self, i, z, x, v):
         row, chances, missed = self._missed(self.train, i, z)
@@ -59,15 +59,15 @@ class CleaningRows:
         trust = 1 / (1 + np.exp(-x[place]))
         jacobian = np.diag(chances) - np.outer(chances, chances)
         cross = np.zeros_like(x)
-        cross[place] = trust * (1 - trust) * missed @ (row @ v)
-        return trust * np.outer(row, missed), trust * np.outer(row, jacobian @ (row @ v)), cross
+        cross[place] = trust * (1 - trust) * missed @ (v @ row)
+        return trust * np.outer(missed, row), trust * np.outer(jacobian @ (v @ row), row), cross
 
     def rest(self, z, x, v):
         return self.ridge * z, self.ridge * v, np.zeros_like(x)
 
     def outer(self, j, z):
         row, _, missed = self._missed(self.val, j, z)
-        return np.outer(row, missed)
+        return np.outer(missed, row)
 
 
 def transcribed(model, start, draws, n, m, fill):

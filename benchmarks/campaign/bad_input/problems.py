@@ -56,8 +56,8 @@ _counts = {"n_inner": (32, _sizes), "n_outer": (32, _sizes)}
 BUILDERS = {
     problems.logistic_selection: _arguments(SIGNS, SIGNS_VAL, (P,), P),
     problems.ridge_selection: _arguments(X[:, 0], X_VAL[:, 0], (P,), P),
-    problems.softmax_selection: _arguments(CLASSES, CLASSES_VAL, (P, 3), 3) | {"per": ("class", _choices)},
-    problems.data_cleaning: _with_test_rows(_arguments(CLASSES, CLASSES_VAL, (P, 3), N)),
+    problems.softmax_selection: _arguments(CLASSES, CLASSES_VAL, (3, P), 3) | {"per": ("class", _choices)},
+    problems.data_cleaning: _with_test_rows(_arguments(CLASSES, CLASSES_VAL, (3, P), N)),
     problems.cross_validation: {
         "X": (X, tables.table()),
         "y": (SIGNS, tables.column(SIGNS)),
