@@ -27,6 +27,10 @@ class Penalty(ABC):
     def working_set(self, w: np.ndarray, residual: np.ndarray) -> np.ndarray:
         """Return the variables to move: those that are not zero, and those that should not be."""
 
+    def support(self, w: np.ndarray) -> np.ndarray:
+        """Return the variables that are not zero, or whose group is not."""
+        return self.working_set(w, np.zeros_like(w))
+
     @abstractmethod
     def minimize(self, Q: np.ndarray, q: np.ndarray, chosen: np.ndarray, w: np.ndarray) -> np.ndarray:
         """Minimize ½ w'Qw − q'w and the part that is not smooth over the chosen variables."""

@@ -26,6 +26,11 @@ def solve_positive(Q: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.linalg.lstsq(Q, right, rcond=None)[0] if failed else found
 
 
+def take_both(Q: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Return some rows of the same columns; a quarter of the time that one index of both takes."""
+    return Q.take(kept, axis=0).take(kept, axis=1)
+
+
 def minimize_l1(Q: np.ndarray, q: np.ndarray, strengths: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Minimize ½ w'Qw − q'w + Σ a_j |w_j| from a start; strengths are positive, or all of them zero."""
     if not strengths.any():
@@ -47,19 +52,17 @@ def _exchange(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray) -> tup
     """
     signs = np.sign(w)
     for _ in range(_ROUNDS):
-        kept = np.flatnonzero(signs)
-        found = solve_positive(Q[np.ix_(kept, kept)], q[kept] - a[kept] * signs[kept])
-        flipped = kept[(found * signs[kept] <= 0) & (a[kept] > 0)]
-        if len(flipped):
+        kept, found = np.flatnonzero(signs), np.zeros_like(w)
+        found[kept] = solve_positive(take_both(Q, kept), q[kept] - a[kept] * signs[kept])
+        flipped = (found * signs <= 0) & (a > 0) & (signs != 0)
+        if flipped.any():
             signs[flipped] = 0
             continue
-        slope = q - Q[:, kept] @ found
+        slope = q - Q @ found
         slope[kept] = 0
         missing = np.abs(slope) > a * (1 + _SLACK)
         if not missing.any():
-            solution = np.zeros_like(w)
-            solution[kept] = found
-            return solution, True
+            return found, True
         signs[missing] = np.sign(slope[missing])
     return w, False
 
@@ -72,7 +75,7 @@ def _walk(Q: np.ndarray, q: np.ndarray, a: np.ndarray, w: np.ndarray) -> tuple[n
     signs, most = np.sign(w), len(w)
     for _ in range(_MOST_WALKS):
         kept, slope, step = np.flatnonzero(signs), q - Q @ w, np.zeros_like(w)
-        step[kept] = solve_positive(Q[np.ix_(kept, kept)], q[kept] - a[kept] * signs[kept]) - w[kept]
+        step[kept] = solve_positive(take_both(Q, kept), q[kept] - a[kept] * signs[kept]) - w[kept]
         moved, whole = _best_on_segment(Q @ step, slope, a, w, step, signs)
         if np.array_equal(moved, w) and not whole:
             most = 1  # one variable that enters alone always lets the objective fall
@@ -176,7 +179,7 @@ def _newton_on_groups(
     active = group_norms(w, groups, len(strengths)) > 0
     kept = np.flatnonzero(active[groups])
     numbers = np.cumsum(active) - 1
-    part = Q[np.ix_(kept, kept)], q[kept], strengths[active], numbers[groups[kept]]
+    part = take_both(Q, kept), q[kept], strengths[active], numbers[groups[kept]]
     found, exact = _newton(*part, w[kept])
     w = np.zeros_like(w)
     w[kept] = found

@@ -28,7 +28,8 @@ _FAR = 1.0  # a move of a log strength too long to extrapolate along
 class Solution(NamedTuple):
     """Flat coefficients, intercepts, the predictor of every row, and what is left of the optimality conditions.
 
-    `size` counts the coefficients that are not zero, and those that an exact solution might not leave at zero.
+    `size` counts the coefficients that are not zero, and those that an exact solution might not leave at zero. The
+    Hessian is that of the last step, on the support, and `before` what was left before that step.
     """
 
     w: np.ndarray
@@ -36,11 +37,13 @@ class Solution(NamedTuple):
     eta: np.ndarray
     residual: float
     size: int
+    hessian: Reduced | None
+    before: float
 
 
 def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.ndarray, tol: float) -> Solution:
     """Minimize the loss and the penalty from a start, up to `tol` times the gradient of the loss."""
-    outputs, last = loss.y.shape[1], np.inf
+    outputs, before, reduced = loss.y.shape[1], np.inf, None
     eta = loss.predict(w.reshape(-1, outputs), intercept)
     for _ in range(_MOST_STEPS):
         by_coef, by_intercept = loss.gradient(eta)
@@ -48,9 +51,9 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         residuals = penalty.residual(w, gradient)
         left = max(np.abs(residuals).max(initial=0), np.abs(by_intercept).max(initial=0))
         left /= max(np.abs(by_coef).max(initial=0), _LEAST_SLOPE * loss.scale) or 1.0
-        if left <= tol or last / 2 < left < _ROUNDING:
+        if left <= tol or before / 2 < left < _ROUNDING:
             break
-        chosen, last = penalty.working_set(w, residuals), left
+        chosen, before = penalty.working_set(w, residuals), left
         reduced = _reduce(loss, penalty, eta, chosen, left)
         slope = reduced.reduce(gradient[chosen], by_intercept)
         start = w[chosen]
@@ -65,7 +68,8 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         w, intercept, eta = moved
     shared = intercept.mean() if isinstance(loss.loss, Softmax) else 0.0  # by all classes, which the loss does not see
     size = int(np.count_nonzero((w != 0) | (residuals != 0)))
-    return Solution(w, intercept - shared, eta - shared, left, size)
+    hessian = reduced and reduced.take(np.searchsorted(chosen, penalty.support(w)))
+    return Solution(w, intercept - shared, eta - shared, left, size, hessian, before)
 
 
 def _reduce(loss: WeightedLoss, penalty: Penalty, eta: np.ndarray, chosen: np.ndarray, left: float) -> Reduced:
@@ -98,11 +102,21 @@ class Solved:
 
     def __init__(self, loss: WeightedLoss, penalty: Penalty, solution: Solution, tol: float) -> None:
         self.loss, self.penalty, self.solution, self.tol = loss, penalty, solution, tol
-        self.support = penalty.working_set(solution.w, np.zeros_like(solution.w))
+        self.support = penalty.support(solution.w)
+
+    @cached_property
+    def rough(self) -> Reduced | None:
+        """The Hessian of the last step, None where there was no step."""
+        return self.solution.hessian and self._bend(self.solution.hessian)
 
     @cached_property
     def hessian(self) -> Reduced:
-        reduced = _reduce(self.loss, self.penalty, self.solution.eta, self.support, self.tol)
+        """That of the last step if it began so near that it left about `tol`, and otherwise a new one."""
+        if self.rough is not None and self.solution.before <= np.sqrt(self.tol):
+            return self.rough
+        return self._bend(_reduce(self.loss, self.penalty, self.solution.eta, self.support, self.tol))
+
+    def _bend(self, reduced: Reduced) -> Reduced:
         reduced.matrix += self.penalty.bend(self.solution.w, self.support)
         return reduced
 
@@ -114,21 +128,22 @@ class Solved:
         adjoint[self.support] = solve_positive(self.hessian.matrix, right)
         return -self.penalty.pull_back(self.solution.w, adjoint)
 
-    def push_forward(self, move: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def push_forward(self, move: np.ndarray, hessian: Reduced | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the derivatives of coefficients and intercepts along a move of the log strengths."""
+        hessian = hessian or self.hessian
         rate = self.penalty.push_forward(self.solution.w, move)[self.support]
         step, follow = np.zeros_like(self.solution.w), np.zeros_like(self.solution.intercept)
-        step[self.support] = -solve_positive(self.hessian.matrix, rate)
-        moved = self.hessian.intercept_step(step[self.support], np.zeros_like(follow))
+        step[self.support] = -solve_positive(hessian.matrix, rate)
+        moved = hessian.intercept_step(step[self.support], np.zeros_like(follow))
         follow[: len(moved)] = moved
         return step, follow
 
     def extrapolate(self, move: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a start for other strengths; no sign changes on the way there."""
-        w, intercept = self.solution.w, self.solution.intercept
-        if "hessian" not in self.__dict__ or np.abs(move).max(initial=0) > _FAR:
+        w, intercept, hessian = self.solution.w, self.solution.intercept, self.__dict__.get("hessian", self.rough)
+        if hessian is None or np.abs(move).max(initial=0) > _FAR:
             return w, intercept
-        step, follow = self.push_forward(move)
+        step, follow = self.push_forward(move, hessian)
         return np.where((w + step) * w > 0, w + step, 0), intercept + follow
 
 
@@ -209,7 +224,7 @@ class SparseModel(ABC):
         """Fit once for each row of `weights`, (fits, rows)."""
         penalty, losses = self.penalty(log_penalties), self.weighted(weights)
         once: dict[WeightedLoss, Solved] = {}  # parts of the same validation rows share a fit
-        for loss, first in zip(losses, self._starts(len(losses), log_penalties, start), strict=True):
+        for loss, first in zip(losses, self._starts(losses, log_penalties, start), strict=True):
             once[loss] = once.get(loss) or Solved(loss, penalty, solve(loss, penalty, *first, self.tol), self.tol)
         solved = [once[loss] for loss in losses]
         coef = np.array([item.solution.w.reshape(-1, self.outputs) for item in solved])
@@ -217,15 +232,17 @@ class SparseModel(ABC):
         return Fits(coef, intercept, eta, State(log_penalties, solved))
 
     def _starts(
-        self, n_fits: int, log_penalties: np.ndarray, start: Fits | None
+        self, losses: list[WeightedLoss], log_penalties: np.ndarray, start: Fits | None
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return coefficients and intercepts: those of the same rows at other strengths, means over others, or zero."""
         if start is None:
-            return [(np.zeros(self.n_features * self.outputs), np.zeros(self.outputs))] * n_fits
-        if len(start.coef) != n_fits:
-            return [(start.coef.mean(axis=0).ravel(), start.intercept.mean(axis=0))] * n_fits
+            return [(np.zeros(self.n_features * self.outputs), np.zeros(self.outputs))] * len(losses)
         move = self.by_variable(log_penalties - start.state.log_penalties)
-        return [solved.extrapolate(move) for solved in start.state.solved]
+        if len(start.coef) == len(losses):
+            return [solved.extrapolate(move) for solved in start.state.solved]
+        mean = start.coef.mean(axis=0).ravel(), start.intercept.mean(axis=0)
+        known = {solved.loss: solved for solved in start.state.solved}
+        return [known[loss].extrapolate(move) if loss in known else mean for loss in losses]
 
     def pull_back(self, fits: Fits, cotangent: np.ndarray) -> np.ndarray:
         """Return the derivatives in the log penalties, (fits, n_penalties)."""

@@ -3,12 +3,14 @@
 Coefficients are (features, outputs); a variable is one of them, numbered as in their flat array. Rows may be sparse.
 """
 
+from copy import copy
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from bilevel.estimators.losses import Loss, Softmax, Squared
+from bilevel.estimators.quadratic import take_both
 
 _GRAM_ENTRIES = 5e7  # up to which the products of all columns are kept, of all fits together
 _CHUNK = 512  # rows whose products stay in the cache
@@ -98,7 +100,7 @@ class WeightedLoss:
         intercepts = n_features * outputs + np.arange(outputs * self.columns.fit_intercept)
         features, classes = np.divmod(np.append(variables, intercepts), outputs)
         if self._gram is not None:
-            return self._gram[np.ix_(features, features)]
+            return take_both(self._gram, features)
         unique, places = np.unique(features, return_inverse=True)
         hessian = self._blocks(eta[self.used], self.columns.take(unique, self.used).astype(dtype), places, classes)
         hessian[np.diag_indices_from(hessian)] *= 1 + 10 * np.finfo(dtype).eps  # stays positive with rounding
@@ -129,6 +131,12 @@ class Reduced:
         self.cross = hessian[:size, size:]
         self.inverse = np.linalg.pinv(hessian[size:, size:], rcond=1e-12, hermitian=True)
         self.matrix = hessian[:size, :size] - self.cross @ self.inverse @ self.cross.T
+
+    def take(self, variables: np.ndarray) -> "Reduced":
+        """Return a copy on some of the variables."""
+        part = copy(self)
+        part.cross, part.matrix = self.cross[variables], take_both(self.matrix, variables)
+        return part
 
     def reduce(self, by_coef: np.ndarray, by_intercept: np.ndarray) -> np.ndarray:
         """Return the gradient on the variables once the intercepts have moved."""

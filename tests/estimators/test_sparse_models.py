@@ -243,3 +243,27 @@ def test_many_more_features_than_rows_are_solved_to_the_tolerance(loss):
     for strength in (10.0, 3.0, 1.0, 0.3):
         start = model.fit(np.ones((1, N)), np.log(np.repeat([strength, 1e-2], 500)), start)
         assert start.state.solved[0].solution.residual <= 1e-8
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_derivatives_of_rough_fits_are_about_those_of_exact_ones(name):
+    loss, kind = MODELS[name]
+    X, y = make(loss)
+    model = kind(X, y, loss, GROUPS) if kind is GroupLassoModel else kind(X, y, loss)
+    logs, cotangent = np.zeros(model.n_penalties), np.random.default_rng(0).standard_normal((1, *y.shape))
+    exact = model.pull_back(model.fit(np.ones((1, N)), logs), cotangent)
+    model.tol = 1e-4
+    rough = model.pull_back(model.fit(np.ones((1, N)), logs), cotangent)
+    np.testing.assert_allclose(rough, exact, atol=0.02 * np.abs(exact).max())
+
+
+def test_fits_of_some_folds_are_starts_for_the_same_rows_among_all_folds(monkeypatch):
+    X, y = make(Logistic())
+    model, logs = ElasticNetModel(X, y, Logistic()), np.zeros(2 * P)
+    weights = (np.arange(N) % 3 != np.arange(3)[:, None]).astype(float)
+    some, steps = model.fit(weights[:2], logs), []
+    reduce = sparse_models._reduce
+    monkeypatch.setattr(sparse_models, "_reduce", lambda loss, *rest: steps.append(loss) or reduce(loss, *rest))
+    fits = model.fit(weights, logs, some)
+    assert {id(loss) for loss in steps} == {id(fits.state.solved[2].loss)}
+    np.testing.assert_array_equal(fits.coef[:2], some.coef)
