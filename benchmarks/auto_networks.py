@@ -65,7 +65,7 @@ def list_problems(steps):
     yield example("neural_cleaning").build(0.4), 32, by_hand((2e-4, 2e-3))
     noise = example("label_noise")
     problem = noise.build(noise.load("digits", 1000, 250, 0.5))
-    yield problem, 64, {"SOBA of the example": noise.solver_of(1000, steps, 100, 64)}
+    yield problem, 64, {"SOBA of the example": noise.solver_of(problem.start.outer_var, steps, 100, 64)}
     decay = example("weight_decay")
     problem = decay.build(decay.digits(400))
     yield problem, decay.BATCH, {"SOBA of the example": decay.solver_of(steps)}

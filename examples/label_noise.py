@@ -1,24 +1,19 @@
-"""Images with wrong labels: a convolutional network, and one weight per training row, learned on few clean rows.
+"""Images with wrong labels: a convolutional network, and weights of its training rows, learned on few clean rows.
 
-    python examples/label_noise.py --seeds 3 --page noise.html    # MNIST, half of its labels redrawn; for a GPU
-    python examples/label_noise.py --quick                        # the small digits of scikit-learn, in minutes
-    python examples/label_noise.py --memory                       # of the learned weights, beside plain training
+    python examples/label_noise.py --seeds 3 --page noise.html          # MNIST, half of its labels redrawn; for a GPU
+    python examples/label_noise.py --seeds 3 --steps 4000 --batch 256   # the same rows, in half an hour on two cores
+    python examples/label_noise.py --quick                              # the small digits of scikit-learn, in minutes
 
 The inner problem fits the network to weighted training rows; the outer problem chooses the weights for a low loss on
-clean validation rows. Baselines have the same network, optimizer and number of steps: no weights; cleanlab's filter,
+clean validation rows. There is one weight for each row; or weights are a function of the loss of a row, of which two
+numbers are learned. Baselines have the same network, optimizer and number of steps: no weights; cleanlab's filter,
 which leaves out rows that models of other folds disagree with (where cleanlab is installed); and clean labels, which
 nobody has. Of each run the point with the lowest validation error counts, and its test error is told. Learned weights
 have seen the validation rows, the baselines have not: the rule is the same for all, and flatters none on test rows.
 """
 
 import argparse
-import ctypes
-import gc
-import subprocess
-import sys
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from statistics import median
 
 import jax
@@ -30,10 +25,16 @@ from sklearn.metrics import roc_auc_score
 import bilevel
 
 CLASSES, FOLDS = 10, 3
-RATE, WEIGHT_DECAY, V_STEP = 3e-3, 1e-4, 0.1
-MEMORY_STEPS = 2  # each of them evaluated
+RATE, OUTER_RATE, WEIGHT_DECAY, V_STEP = 3e-3, 1e-2, 1e-4, 0.1
+EVALUATIONS = 10  # of a run; each passes over all rows
 PIECE = 500  # rows that a metric reads at a time
-PLAIN, FILTER, LEARNED, CLEAN = "no weights", "cleanlab's filter", "learned weights", "clean labels"
+PLAIN, FILTER, LEARNED, LOSS, CLEAN = (
+    "no weights",
+    "cleanlab's filter",
+    "learned weights",
+    "learned loss",
+    "clean labels",
+)
 SIZES = {"digits": (1000, 250, 2000, 64), "mnist": (59_000, 1000, 8000, 512)}  # rows, clean rows, steps, batch
 
 
@@ -92,9 +93,17 @@ def decay(weights):
     return WEIGHT_DECAY * sum(jnp.sum(array**2) for array in jax.tree.leaves(weights))
 
 
-def inner_loss(weights, outer, batch):
+def weighted_loss(weights, outer, batch):
     images, labels, row = batch
     return jax.nn.sigmoid(outer["logit"][row]) * entropies(weights, images, labels) + decay(weights)
+
+
+def bent_loss(weights, outer, batch):
+    """A loss that grows less the larger it is: the weight of a row, its slope, is sigmoid(level - slope * entropy)."""
+    images, labels, _ = batch
+    slope = jnp.exp(outer["log_slope"])
+    left = jax.nn.softplus(outer["level"] - slope * entropies(weights, images, labels))
+    return (jax.nn.softplus(outer["level"]) - left) / slope + decay(weights)
 
 
 def outer_loss(weights, outer, batch):
@@ -116,8 +125,8 @@ def errors(images, labels):
     return error
 
 
-def build(data, kept=None, labels=None, seed=0):
-    """The problem, on the rows to keep, with the noisy labels or with others."""
+def build(data, kept=None, labels=None, seed=0, by_loss=False):
+    """The problem, on the rows to keep, with the noisy labels or with others; a weight per row, or by its loss."""
     images, noisy = data.train
     labels = noisy if labels is None else labels
     kept = np.arange(len(images)) if kept is None else kept
@@ -128,8 +137,8 @@ def build(data, kept=None, labels=None, seed=0):
         (images[kept], labels[kept], np.arange(len(kept), dtype=np.int32)),
         data.validation,
         weights_of(images.shape[1], seed),
-        {"logit": np.zeros(len(kept), np.float32)},
-        inner_batch_loss=inner_loss,
+        {"level": np.float32(2), "log_slope": np.float32(0)} if by_loss else {"logit": np.zeros(len(kept), np.float32)},
+        inner_batch_loss=bent_loss if by_loss else weighted_loss,
         outer_batch_loss=outer_loss,
         metrics=metrics,
         dtype="float32",
@@ -141,18 +150,24 @@ def inner_optimizer(steps):
     return optax.adam(optax.cosine_decay_schedule(RATE, steps))
 
 
-def solver_of(rows, steps, reach, batch):
-    """SOBA, whose logits move by ``reach`` times the mean of their derivatives, however many rows there are."""
+def outer_optimizer(outer_var, steps, reach):
+    """Logits move by ``reach`` times the mean of their derivatives, however many rows there are."""
+    if "logit" not in outer_var:
+        return optax.adam(OUTER_RATE)
     # A row is in one batch of rows / batch, with a weight of 1 / batch: its logit sees 1 / rows of each step.
-    outer = optax.sgd(optax.cosine_decay_schedule(reach * rows / steps, steps))
+    return optax.sgd(optax.cosine_decay_schedule(reach * len(outer_var["logit"]) / steps, steps))
+
+
+def solver_of(outer_var, steps, reach, batch):
+    outer = outer_optimizer(outer_var, steps, reach)
     return bilevel.SOBA(V_STEP, batch_size=batch, inner_optimizer=inner_optimizer(steps), outer_optimizer=outer)
 
 
 def fit(problem, steps, reach, batch=64, seed=0):
-    """A run whose best point is the one with the lowest validation error; without reach the weights stand still."""
-    solver = solver_of(len(problem.start.outer_var["logit"]), steps, reach, batch)
+    """A run whose best point is the one with the lowest validation error; without reach weights of rows stand still."""
+    solver = solver_of(problem.start.outer_var, steps, reach, batch)
     best = bilevel.EarlyStopping("validation_error", patience=steps)
-    every = max(1, steps // 20)
+    every = max(1, steps // EVALUATIONS)
     return bilevel.run(problem, solver, max_steps=steps, eval_every=every, early_stopping=best, seed=seed)
 
 
@@ -172,107 +187,58 @@ def filter_rows(data, steps, batch, seed):
 
 
 def compare(data, steps, reach, batch=64, seed=0):
-    """Runs by name, and the area under the curve of the weights."""
+    """Runs by name, and the area under the curve of each kind of weights."""
     runs = {PLAIN: fit(build(data, seed=seed), steps, 0.0, batch, seed)}
     kept = filter_rows(data, steps, batch, seed)
     if kept is not None:
         runs[FILTER] = fit(build(data, kept, seed=seed), steps, 0.0, batch, seed)
     runs[LEARNED] = fit(build(data, seed=seed), steps, reach, batch, seed)
+    runs[LOSS] = fit(build(data, seed=seed, by_loss=True), steps, reach, batch, seed)
     runs[CLEAN] = fit(build(data, labels=data.true, seed=seed), steps, 0.0, batch, seed)
-    last = runs[LEARNED].point.outer_var["logit"]
-    return runs, roc_auc_score(data.train[1] == data.true, last)
+    right = data.train[1] == data.true
+    return runs, {name: roc_auc_score(right, row_logits(runs[name].point, data)) for name in (LEARNED, LOSS)}
+
+
+def row_logits(point, data):
+    """Of the weight of each training row."""
+    outer = point.outer_var
+    if "logit" in outer:
+        return outer["logit"]
+    images, labels = data.train
+    scores = predict(point.inner_var, images)
+    losses = jax.nn.logsumexp(scores, axis=1) - scores[np.arange(len(labels)), labels]
+    return np.asarray(outer["level"] - jnp.exp(outer["log_slope"]) * losses)
 
 
 def tested(run):
     return float(run.history["test_error"][run.best_row])
 
 
-def share_closed(runs):
-    """How much of the way from no weights to clean labels the learned weights go."""
-    plain, learned, clean = (tested(runs[name]) for name in (PLAIN, LEARNED, CLEAN))
+def share_closed(runs, name):
+    """How much of the way from no weights to clean labels the learned ones go."""
+    plain, learned, clean = (tested(runs[kind]) for kind in (PLAIN, name, CLEAN))
     return (plain - learned) / (plain - clean) if plain > clean else float("nan")
 
 
-def report(seed, runs, auc):
+def report(seed, runs, areas):
     """Print the runs of one seed."""
     for label, run in runs.items():
         at = f"validation error {run.best_value:.4f} at step {run.history['step'][run.best_row]:,}"
         clock = f"{run.history['seconds'][-1]:.0f} s"
         print(f"seed {seed}: {label:18} test error {tested(run):.4f}   {at}   {clock}", flush=True)
-    print(f"seed {seed}: AUC of the learned weights {auc:.3f}, share of the gap closed {share_closed(runs):.2f}")
+    for name, area in areas.items():
+        closed = f"share of the gap closed {share_closed(runs, name):.2f}"
+        print(f"seed {seed}: {name:18} {closed}, AUC of its weights {area:.3f}", flush=True)
 
 
 def summarize(found):
     """Medians over the seeds, by name."""
-    names = list(found[0][0])
-    rows = {name: f"{median(tested(runs[name]) for runs, _ in found):.4f}" for name in names}
-    rows["share of the gap closed"] = f"{median(share_closed(runs) for runs, _ in found):.2f}"
-    return rows | {"AUC of the learned weights": f"{median(auc for _, auc in found):.3f}"}
-
-
-def train_plainly(data, steps, batch, seed=0):
-    """The compiled steps of the same network and optimizer without a library, and their arguments."""
-    images, labels = (jnp.asarray(part) for part in data.train)
-    optimizer, weights = inner_optimizer(steps), jax.tree.map(jnp.asarray, weights_of(images.shape[1], seed))
-
-    def loss(weights, images, labels):
-        return jnp.mean(entropies(weights, images, labels)) + decay(weights)
-
-    def step(index, carry):
-        weights, state, images, labels = carry
-        first = index * batch % (len(images) - batch + 1)
-        part = [jax.lax.dynamic_slice_in_dim(whole, first, batch) for whole in (images, labels)]
-        change, state = optimizer.update(jax.grad(loss)(weights, *part), state, weights)
-        return optax.apply_updates(weights, change), state, images, labels
-
-    def train(weights, state, images, labels, steps):
-        return jax.lax.fori_loop(0, steps, step, (weights, state, images, labels))[0]
-
-    return jax.jit(train), (weights, optimizer.init(weights), images, labels, steps)
-
-
-def peak_memory(kind, data, steps, reach, batch):
-    """Bytes at the peak of a GPU; on a CPU the rows, and by how much the process grows in a second run."""
-    if kind == PLAIN:
-        program, arguments = train_plainly(data, steps, batch)
-        train = partial(program, *arguments)
-    else:
-        train = partial(fit, build(data), steps, reach, batch)
-    _wait(train())  # what compiling takes is no matter of the run
-    between = _reset_peak() if jax.devices()[0].memory_stats() is None else 0
-    _wait(train())
-    stats = jax.devices()[0].memory_stats()
-    rows = sum(part.nbytes for part in (*data.train, *data.validation))
-    return stats["peak_bytes_in_use"] if stats else _status("VmHWM") - between + rows
-
-
-def _wait(result):
-    jax.block_until_ready(jax.tree.leaves(result))
-
-
-def _reset_peak():
-    """Begin anew to count the peak of the process; return what it has now."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
-    return 1024 * int(line.split()[1])
-
-
-def compare_memory(arguments):
-    """Measure each kind in a process of its own, and print the ratio."""
-    given = [word for word in arguments if word != "--memory"]
-    peaks = {}
-    for kind in (PLAIN, LEARNED):
-        command = [sys.executable, __file__, *given, "--memory-of", kind]
-        peaks[kind] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-        print(f"{kind:18} {peaks[kind] / 2**20:.1f} MiB", flush=True)
-    print(f"ratio {peaks[LEARNED] / peaks[PLAIN]:.2f}")
+    runs, areas = found[0]
+    rows = {name: f"{median(tested(runs[name]) for runs, _ in found):.4f}" for name in runs}
+    for name in areas:
+        rows[f"{name}, share of the gap"] = f"{median(share_closed(runs, name) for runs, _ in found):.2f}"
+        rows[f"{name}, AUC"] = f"{median(areas[name] for _, areas in found):.3f}"
+    return rows
 
 
 def parse():
@@ -286,8 +252,6 @@ def parse():
     parser.add_argument("--seeds", type=int, default=1, help="runs of everything; medians are told")
     parser.add_argument("--page", help="write curves, histogram, worst rows and table to this HTML file")
     parser.add_argument("--figure", help="write curves and histogram to this SVG file")
-    parser.add_argument("--memory", action="store_true", help="peak memory beside that of plain training")
-    parser.add_argument("--memory-of", choices=(PLAIN, LEARNED), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -296,11 +260,6 @@ def main():
     name = "digits" if arguments.quick else "mnist"
     rows, clean, steps, batch = SIZES[name]
     rows, steps, batch = arguments.rows or rows, arguments.steps or steps, arguments.batch or batch
-    if arguments.memory:
-        return compare_memory(sys.argv[1:])
-    if arguments.memory_of:
-        data = load(name, rows, clean, arguments.noise)
-        return print(peak_memory(arguments.memory_of, data, min(steps, MEMORY_STEPS), arguments.reach, batch))
     found = []
     for seed in range(arguments.seeds):
         data = load(name, rows, clean, arguments.noise, seed)
@@ -309,13 +268,14 @@ def main():
     print(f"medians of {len(found)} seeds")
     table = summarize(found)
     for label, value in table.items():
-        print(f"{label:26} {value}" if label not in found[0][0] else f"{label:18} test error {value}")
+        print(f"{label:34} {value}" if label not in found[0][0] else f"{label:18} test error {value}")
     if arguments.page or arguments.figure:
         from label_noise_page import write
 
-        about = f"{rows:,} training rows of {name}, {steps:,} steps"
-        write(data, found, table, about, arguments.page, arguments.figure)
-    return None
+        about = f"{rows:,} training rows of {name}, {steps:,} steps; medians of {len(found)} seeds"
+        right, last = data.train[1] == data.true, found[-1][0]
+        logits = {kind: row_logits(last[kind].point, data) for kind in (LEARNED, LOSS)}
+        write(data, last, logits, right, table, about, arguments.page, arguments.figure)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 
 WIDTH, HEIGHT, MARGIN = 460, 260, 44
-COLORS = ("#777777", "#d08a1d", "#1f5fae", "#2e8b57")
+COLORS = {
+    "no weights": "#777777",
+    "cleanlab's filter": "#d08a1d",
+    "learned weights": "#1f5fae",
+    "learned loss": "#8a3fa0",
+    "clean labels": "#2e8b57",
+}
 WORST, SCALE = 40, 2
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -18,21 +24,20 @@ STYLE = (
 )
 
 
-def write(data, found, table, about, page=None, figure=None):
-    """Write the page, or the two pictures alone, from the runs of the last seed and medians of all."""
-    runs, _ = found[-1]
-    logits = runs["learned weights"].point.outer_var["logit"]
-    right = data.train[1] == data.true
-    pictures = draw_curves(runs), draw_histogram(logits, right)
+def write(data, runs, logits, right, table, about, page=None, figure=None):
+    """Write the page, or two pictures alone, from the runs of one seed, the logits of their weights, and the table."""
+    curves, *histograms = draw_curves(runs), *(draw_histogram(kind, right) for kind in logits.values())
     if figure:
-        Path(figure).write_text(beside(*pictures), encoding="utf-8")
+        Path(figure).write_text(beside(curves, histograms[0]), encoding="utf-8")
     if page:
+        by_kind = zip(logits, histograms, strict=True)
+        weights = "".join(f"<h2>Weights of right and of wrong labels: {escape(k)}</h2>{drawn}" for k, drawn in by_kind)
         parts = (
-            f"<h1>Images with wrong labels</h1><p>{escape(about)}; medians of {len(found)} seeds.</p>",
+            f"<h1>Images with wrong labels</h1><p>{escape(about)}.</p>",
             draw_table(table),
-            f"<h2>Test error along the runs of the last seed</h2>{pictures[0]}",
-            f"<h2>Learned weights of right and of wrong labels</h2>{pictures[1]}",
-            f"<h2>The {WORST} rows with the lowest weights</h2>{draw_worst(data, logits)}",
+            f"<h2>Test error along the runs of the last seed</h2>{curves}",
+            weights,
+            f"<h2>The {WORST} rows with the lowest weights</h2>{draw_worst(data, next(iter(logits.values())))}",
         )
         head = f"<meta charset='utf-8'><title>Images with wrong labels</title><style>{STYLE}</style>"
         document = f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>"
@@ -55,7 +60,8 @@ def draw_curves(runs):
         return MARGIN + step / last * (WIDTH - 2 * MARGIN), HEIGHT - MARGIN - share * (HEIGHT - 2 * MARGIN)
 
     marks = [_text(4, place(0, value)[1] + 4, f"{100 * value:.2g} %") for value in np.geomspace(low, high, 4)]
-    for number, ((name, run), color) in enumerate(zip(runs.items(), COLORS, strict=False)):
+    for number, (name, run) in enumerate(runs.items()):
+        color = COLORS[name]
         spots = [place(*pair) for pair in zip(run.history["step"][1:], run.history["test_error"][1:], strict=True)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         x, y = place(run.history["step"][run.best_row], run.history["test_error"][run.best_row])
@@ -72,7 +78,7 @@ def draw_histogram(logits, right, bins=30):
     marks, width = [], (WIDTH - 2 * MARGIN) / bins
     counts = [np.histogram(weights[part], bins, (0, 1))[0] / max(1, part.sum()) for part in (right, ~right)]
     highest = max(count.max() for count in counts)
-    for number, (count, color, name) in enumerate(zip(counts, (COLORS[2], COLORS[1]), ("right", "wrong"), strict=True)):
+    for number, (count, color, name) in enumerate(zip(counts, ("#1f5fae", "#d08a1d"), ("right", "wrong"), strict=True)):
         for place, share in enumerate(count):
             tall = share / highest * (HEIGHT - 2 * MARGIN)
             box = f"x='{MARGIN + place * width:.1f}' y='{HEIGHT - MARGIN - tall:.1f}' width='{width:.1f}'"

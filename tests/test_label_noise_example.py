@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 from scipy.signal import correlate2d
+from sklearn.metrics import roc_auc_score
 
+import bilevel
 from tests.scripts import EXAMPLES, load_example
 
 pytestmark = pytest.mark.slow
@@ -52,12 +54,40 @@ def test_its_derivatives_are_right(example, data):
     assert max(example.build(data).check(tolerance=1e-4).values()) < 1e-4
 
 
+def test_the_slope_of_a_bent_loss_is_the_weight_of_the_row(example, data):
+    weights, row = example.weights_of(8), tuple(part[:1] for part in (*data.train, np.arange(500)))
+    outer = {"level": np.float32(1.5), "log_slope": np.float32(0.3)}
+    plain, bent, rest = (
+        jax.grad(loss)(weights)["scores"]
+        for loss in (
+            lambda weights: example.entropies(weights, *row[:2])[0],
+            lambda weights: example.bent_loss(weights, outer, row)[0],
+            example.decay,
+        )
+    )
+    entropy = float(example.entropies(weights, *row[:2])[0])
+    weight = 1 / (1 + np.exp(np.exp(0.3) * entropy - 1.5))
+    np.testing.assert_allclose(np.asarray(bent) - rest, weight * np.asarray(plain), rtol=1e-4, atol=1e-6)
+    found = example.row_logits(bilevel.Point(weights, outer, weights), data)
+    np.testing.assert_allclose(1 / (1 + np.exp(-found[0])), weight, rtol=1e-4)
+
+
 def test_learned_weights_lower_the_test_error(example, data):
     fewer = replace(data, test=tuple(part[:300] for part in data.test))
     plain, learned = (example.fit(example.build(fewer), 300, reach, 32) for reach in (0.0, 100.0))
-    tested = [run.history["test_error"][run.best_row] for run in (plain, learned)]
-    assert tested[1] < 0.8 * tested[0]
+    assert example.tested(learned) < 0.8 * example.tested(plain)
     assert not np.any(plain.point.outer_var["logit"]), "without reach weights stand still"
+
+
+def test_a_learned_loss_tells_right_labels_from_wrong_ones(example, data):
+    few = replace(data, test=tuple(part[:10] for part in data.test))
+    start = example.build(few, by_loss=True)
+    learned = example.fit(start, 300, 0.0, 32).point
+    right = data.train[1] == data.true
+    assert roc_auc_score(right, example.row_logits(learned, data)) > 0.9
+    weights = 1 / (1 + np.exp(-example.row_logits(start.start._replace(inner_var=learned.inner_var), data)))
+    moved = 1 / (1 + np.exp(-example.row_logits(learned, data)))
+    assert moved[~right].mean() / moved[right].mean() < weights[~right].mean() / weights[right].mean()
 
 
 def test_it_prints_every_baseline_and_writes_a_page(tmp_path):
@@ -66,11 +96,13 @@ def test_it_prints_every_baseline_and_writes_a_page(tmp_path):
     command += ["--page", str(page), "--figure", str(figure)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
-    names = re.findall(r"^(no weights|cleanlab's filter|learned weights|clean labels) .*test error", run.stdout, re.M)
-    assert [name for name in names if name != "cleanlab's filter"] == ["no weights", "learned weights", "clean labels"]
-    assert re.search(r"^AUC of the learned weights +0\.", run.stdout, re.M)
+    names = re.findall(r"^([a-z' ]+?) +test error", run.stdout, re.M)
+    due = ["no weights", "learned weights", "learned loss", "clean labels"]
+    assert [name for name in names if name != "cleanlab's filter"] == due
+    for name in due[1:3]:
+        assert re.search(rf"^{name}, AUC +0\.", run.stdout, re.M)
     text = page.read_text()
-    assert text.count("<img ") == 40 and text.count("<svg ") == 2 and "http://www.w3.org" in text
+    assert text.count("<img ") == 40 and text.count("<svg ") == 3 and "http://www.w3.org" in text
     assert not re.search(r"(src|href)='http", text), "nothing is loaded"
     assert ElementTree.parse(figure).getroot().tag.endswith("svg")
 
@@ -87,17 +119,23 @@ def test_an_image_of_the_page_is_the_row(tmp_path):
     np.testing.assert_allclose(1 - image.imread(tmp_path / "row.png"), row, atol=1 / 255)
 
 
-def test_its_memory_is_told_beside_plain_training(example, data):
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return load_example("label_noise_memory")
+
+
+def test_its_memory_is_told_beside_plain_training(memory, data):
     with jax.numpy_dtype_promotion("standard"):  # optax promotes its counts
-        plain, learned = (example.peak_memory(kind, data, 10, 100.0, 64) for kind in ("no weights", "learned weights"))
+        plain, learned = (memory.peak_memory(kind, data, 10, 100.0, 64) for kind in ("no weights", "learned weights"))
     held = sum(part.nbytes for part in (*data.train, *data.validation))
     assert held <= plain < held + 2**28 and held <= learned < held + 2**28
 
 
-def test_the_peak_of_the_process_is_counted_anew(example):
-    before = example._reset_peak()
+def test_the_peak_of_the_process_is_counted_anew(memory):
+    before = memory._reset_peak()
     large = np.ones(2**24)
     del large
-    assert 2**27 - 2**22 <= example._status("VmHWM") - before < 2**28  # the system counts in lumps
-    assert example._status("VmHWM") - example._reset_peak() > 2**26
-    assert example._status("VmHWM") - example._status("VmRSS") < 2**26
+    assert 2**27 - 2**22 <= memory._status("VmHWM") - before < 2**28  # the system counts in lumps
+    assert memory._status("VmHWM") - memory._reset_peak() > 2**26
+    assert memory._status("VmHWM") - memory._status("VmRSS") < 2**26
