@@ -80,13 +80,13 @@ def bend(p: Array, tangents: Array) -> Array:
 
 def products(features: Array, *matrices: Array) -> list[Array]:
     """Return matrix @ features' for each matrix, reading the features once; none can be left uncomputed."""
-    # A thin matrix on the left is what XLA multiplies fastest; a barrier keeps it there.
-    return jnp.split(jax.lax.optimization_barrier(jnp.concatenate(matrices) @ features.T), len(matrices))
+    # A thin matrix on the left is what XLA multiplies fastest.
+    return jnp.split(jnp.concatenate(matrices) @ features.T, len(matrices))
 
 
 def sums(features: Array, *terms: Array) -> list[Array]:
     """Return term @ features for each term of the rows, reading the features once."""
-    return jnp.split(jax.lax.optimization_barrier(jnp.concatenate(terms) @ features), len(terms))
+    return jnp.split(jnp.concatenate(terms) @ features, len(terms))
 
 
 @dataclass(frozen=True)
