@@ -92,6 +92,20 @@ def test_rearranged_convolutions_have_the_same_derivatives(kind, wrap):
     jax.tree.map(lambda new, old: np.testing.assert_allclose(new, old, rtol=1e-12, atol=1e-12), found, plain)
 
 
+def test_steps_of_many_settings_together_are_those_of_each():
+    problem = problem_of("channels first")
+    with arithmetic(np.float64):
+        many = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), problem.start.inner_var)
+
+        def grad(z):
+            return problem.oracles.inner_grad(problem.start._replace(inner_var=z))
+
+        together = jax.jit(jax.vmap(grad))(many)
+        for i in range(3):
+            alone = grad(jax.tree.map(lambda leaf, i=i: leaf[i], many))
+            jax.tree.map(lambda new, old, i=i: np.testing.assert_allclose(new[i], old, rtol=1e-11), together, alone)
+
+
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"second_derivatives": False}])
 def test_every_kind_of_oracles_rearranges_them(options):
     problem = problem_of("channels last", **options)
