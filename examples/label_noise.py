@@ -1,8 +1,8 @@
 """Images with wrong labels: a convolutional network, and weights of its training rows, learned on few clean rows.
 
-    python examples/label_noise.py --seeds 3 --page noise.html          # MNIST, half of its labels redrawn; for a GPU
-    python examples/label_noise.py --seeds 3 --steps 4000 --batch 256   # the same rows, in half an hour on two cores
-    python examples/label_noise.py --quick                              # the small digits of scikit-learn, in minutes
+    python examples/label_noise.py --seeds 3 --page noise.html   # MNIST, half of its labels redrawn; for a GPU
+    python examples/label_noise.py --steps 4000 --batch 256      # the same rows, on two cores in ten minutes or so
+    python examples/label_noise.py --quick                       # the small digits of scikit-learn, in a minute
 
 The inner problem fits the network to weighted training rows; the outer problem chooses the weights for a low loss on
 clean validation rows. There is one weight for each row; or weights are a function of the loss of a row, of which two
