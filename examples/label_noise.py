@@ -272,7 +272,8 @@ def main():
     if arguments.page or arguments.figure:
         from label_noise_page import write
 
-        about = f"{rows:,} training rows of {name}, {steps:,} steps; medians of {len(found)} seeds"
+        seeds = f"medians of {len(found)} seeds" if len(found) > 1 else "one seed"
+        about = f"{rows:,} training rows of {name}, {steps:,} steps; {seeds}"
         right, last = data.train[1] == data.true, found[-1][0]
         logits = {kind: row_logits(last[kind].point, data) for kind in (LEARNED, LOSS)}
         write(data, last, logits, right, table, about, arguments.page, arguments.figure)
