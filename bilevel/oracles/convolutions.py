@@ -55,8 +55,6 @@ def _rearrange_equation(equation: JaxprEqn) -> JaxprEqn:
             return equation
         change = lambda leaf: _rearrange(leaf) if _is_traced(leaf) else leaf  # noqa: E731
         return equation.replace(params=jax.tree.map(change, params, is_leaf=_is_traced))
-    if max(params["feature_group_count"], params["batch_group_count"]) > 1:
-        return equation
     inputs = (variable.aval for variable in equation.invars)
     # A call stands where the convolution stood, between the same variables.
     (call,) = jax.make_jaxpr(jax.jit(lambda images, kernel: _convolve(images, kernel, params)))(*inputs).eqns

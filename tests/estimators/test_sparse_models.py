@@ -1,5 +1,6 @@
 """Inner problems with absolute values or norms of groups: solutions and hypergradients against others' and by hand."""
 
+from copy import copy
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,7 @@ from bilevel.estimators import sparse_models, sparse_rows
 from bilevel.estimators.losses import Logistic, Poisson, Softmax, Squared
 from bilevel.estimators.quadratic import minimize_groups, minimize_l1
 from bilevel.estimators.selection import Folds, held_out_loss
-from bilevel.estimators.sparse_models import ElasticNetModel, GroupLassoModel
+from bilevel.estimators.sparse_models import ElasticNetModel, GroupLassoModel, Solved
 
 N, P = 60, 8
 GROUPS = np.array([0, 0, 1, 1, 1, 2, 2, 3])
@@ -255,6 +256,20 @@ def test_derivatives_of_rough_fits_are_about_those_of_exact_ones(name):
     model.tol = 1e-4
     rough = model.pull_back(model.fit(np.ones((1, N)), logs), cotangent)
     np.testing.assert_allclose(rough, exact, atol=0.02 * np.abs(exact).max())
+
+
+def test_the_last_hessian_serves_for_derivatives_only_where_the_last_step_began_near():
+    X, y = make(Logistic())
+    model = ElasticNetModel(X, y, Logistic())
+    (found,) = model.fit(np.ones((1, N)), np.zeros(2 * P)).state.solved
+    solution, size = found.solution, len(found.support)
+    marked = copy(solution.hessian)
+    marked.matrix = np.full((size, size), 7.0)
+    near, far = 0.9 * np.sqrt(found.tol), 1.1 * np.sqrt(found.tol)
+    for before, serves in ((near, True), (far, False)):
+        kept = solution._replace(hessian=copy(marked), before=before)
+        matrix = Solved(found.loss, found.penalty, kept, found.tol).hessian.matrix
+        assert (matrix[0, 1] == 7) == serves
 
 
 def test_fits_of_some_folds_are_starts_for_the_same_rows_among_all_folds(monkeypatch):

@@ -107,8 +107,9 @@ def test_steps_of_many_settings_together_are_those_of_each():
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"second_derivatives": False}])
-def test_every_kind_of_oracles_rearranges_them(options):
-    problem = problem_of("channels last", **options)
+@pytest.mark.parametrize(("kind", "wrap"), [*(("channels last", wrap) for wrap in WRAPS), ("groups", "plain")])
+def test_every_kind_of_oracles_rearranges_them_wherever_they_are(options, kind, wrap):
+    problem = problem_of(kind, WRAPS[wrap], **options)
     with arithmetic(np.float64):
         kept = jax.make_jaxpr(lambda point: problem.oracles.with_batches(4, "blocks").inner(point, 0))(problem.start)
     assert orders_of(kept) == {((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))}
