@@ -11,6 +11,7 @@ from jax.extend.backend import get_backend
 
 from bilevel._cpu_loops import may_be_fused
 from bilevel._types import Array, Calls, Point, Rows
+from bilevel.engine.gpu_loops import loop_in_turns
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Draw, Solver, SolverBase, State
@@ -69,7 +70,15 @@ def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length
     return Page(first, draws, calls, refreshes, jnp.append(at_or_after[1:], jnp.int32(length)), keys, rows)
 
 
-def take_steps(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
+def take_steps(
+    solver: Solver,
+    oracles: Oracles,
+    state: State,
+    page: Page,
+    start: Array,
+    stop: Array,
+    loop: Callable[..., State] = jax.lax.fori_loop,
+) -> State:
     """Return the state after the steps at positions start, …, stop - 1 of the page."""
 
     def take(method: Callable[..., State], position: Array, state: State) -> State:
@@ -83,10 +92,10 @@ def take_steps(solver: Solver, oracles: Oracles, state: State, page: Page, start
         due = page.refreshes[position]
         state = jax.lax.cond(due, refresh, lambda _, state: state, position, state)
         end = jnp.minimum(page.next_refresh[position], stop)
-        return end, jax.lax.fori_loop(position + due.astype(jnp.int32), end, step, state)
+        return end, loop(position + due.astype(jnp.int32), end, step, state)
 
     if not solver.restarts:
-        return jax.lax.fori_loop(start, stop, step, state)
+        return loop(start, stop, step, state)
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]
 
 
@@ -142,9 +151,12 @@ class Compiled:
         return self.of(solver)(solver, *arguments)
 
 
-def _take_steps_of_one_run(solver: Solver, oracles: Oracles, *arguments: Any) -> State:
-    on_cpu = get_backend().platform == "cpu"
-    return take_steps(solver, oracles.for_one_run() if on_cpu else oracles, *arguments)
+def _take_steps_of_one_run(
+    solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array
+) -> State:
+    if get_backend().platform == "cpu":
+        oracles = oracles.for_one_run()
+    return take_steps(solver, oracles, state, page, start, stop, loop_in_turns if has_cuda() else jax.lax.fori_loop)
 
 
 advance = Compiled(_take_steps_of_one_run)

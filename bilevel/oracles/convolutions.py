@@ -9,55 +9,31 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import JaxprEqn
 
+from bilevel._jaxprs import called_by, changed
 from bilevel._types import Array
 
 
 def has_convolutions(traced: Any) -> bool:
     """Tell whether a traced function has convolutions, in itself or in what it calls."""
     return any(
-        equation.primitive is lax.conv_general_dilated_p or any(map(has_convolutions, _called(equation)))
+        equation.primitive is lax.conv_general_dilated_p or any(map(has_convolutions, called_by(equation)))
         for equation in traced.eqns
     )
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same function, whose convolutions have their axes in the order that a CPU computes fastest."""
-
-    def rearranged(*arguments: Any) -> Any:
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        found = jaxpr_as_fun(_rearrange(traced))(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
-
-    return rearranged
+    return changed(function, _rearrange)
 
 
-def _called(equation: JaxprEqn) -> list[Any]:
-    leaves = jax.tree.leaves(equation.params, is_leaf=_is_traced)
-    return [leaf for leaf in leaves if _is_traced(leaf)]
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, Jaxpr | ClosedJaxpr)
-
-
-def _rearrange(traced: Any) -> Any:
-    if not isinstance(traced, Jaxpr):
-        return traced.replace(jaxpr=_rearrange(traced.jaxpr))
-    return traced.replace(eqns=[_rearrange_equation(equation) for equation in traced.eqns])
-
-
-def _rearrange_equation(equation: JaxprEqn) -> JaxprEqn:
-    params = equation.params
+def _rearrange(equation: JaxprEqn) -> JaxprEqn:
     if equation.primitive is not lax.conv_general_dilated_p:
-        if not any(map(has_convolutions, _called(equation))):
-            return equation
-        change = lambda leaf: _rearrange(leaf) if _is_traced(leaf) else leaf  # noqa: E731
-        return equation.replace(params=jax.tree.map(change, params, is_leaf=_is_traced))
+        return equation
     inputs = (variable.aval for variable in equation.invars)
     # A call stands where the convolution stood, between the same variables.
-    (call,) = jax.make_jaxpr(jax.jit(lambda images, kernel: _convolve(images, kernel, params)))(*inputs).eqns
+    (call,) = jax.make_jaxpr(jax.jit(lambda images, kernel: _convolve(images, kernel, equation.params)))(*inputs).eqns
     return call.replace(invars=equation.invars, outvars=equation.outvars)
 
 

@@ -36,6 +36,11 @@ class Level(NamedTuple):
         return jnp.arange(self.samples.n_blocks, dtype=jnp.int32)
 
 
+def _read(table: PyTree, block: Array) -> tuple[PyTree, PyTree]:
+    """Return what is remembered of a block, and the table to write into: without this order a GPU copies it first."""
+    return jax.lax.optimization_barrier((jax.tree.map(lambda leaf: leaf[block], table), table))
+
+
 class BlockTable(NamedTuple):
     """The last estimate of each block, all kinds in one row, and their weighted mean."""
 
@@ -51,9 +56,10 @@ class BlockTable(NamedTuple):
     def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "BlockTable"]:
         """Return the estimate with less variance, and the table with the new one in it."""
         new, unravel = ravel_pytree(level.estimate(point, block))
-        change = new - self.table[block]
+        old, table = _read(self.table, block)
+        change = new - old
         mean = self.mean + level.samples.share(block) * change
-        return unravel(change + self.mean), BlockTable(self.table.at[block].set(new), mean)
+        return unravel(change + self.mean), BlockTable(table.at[block].set(new), mean)
 
     def rebuild(self, level: Level, like: Point) -> "BlockTable":
         """Sum the mean anew from the table."""
@@ -77,10 +83,10 @@ class RowTable(NamedTuple):
 
     def update(self, level: Level, point: Point, block: Array) -> tuple[PyTree, "RowTable"]:
         new = level.terms(point, block)
-        old = jax.tree.map(lambda leaf: leaf[block], self.table)
+        old, table = _read(self.table, block)
         change = level.sum(trees.subtract(new, old), block, point)
         reduced = trees.add(trees.add(change, self.mean), level.regularization(point))
-        table = jax.tree.map(lambda leaf, terms: leaf.at[block].set(terms), self.table, new)
+        table = jax.tree.map(lambda leaf, terms: leaf.at[block].set(terms), table, new)
         mean = trees.add(self.mean, trees.scale(level.samples.share(block), change))
         return reduced, RowTable(table, mean)
 

@@ -1,0 +1,106 @@
+"""Loops of one run on a GPU: several steps in a turn, small loops unrolled, and the same numbers as plain loops."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevel
+from bilevel._jaxprs import called_by
+from bilevel._precision import arithmetic
+from bilevel.engine import loop as engine_loop
+from bilevel.engine.gpu_loops import loop_in_turns
+from bilevel.engine.loop import draw_page, initial_state, run_key, take_steps
+from tests import cases
+
+STEPS = 11  # two turns of four, and three steps more
+
+
+def steps_of(problem, solver):
+    """A function of a loop that takes steps with it, and its arguments."""
+    with arithmetic(problem.dtype):
+        inner, outer = solver.batches()
+        oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
+        solver = solver.resolve(oracles).cast(problem.dtype)
+        state = initial_state(solver, oracles, problem.start)
+        page = draw_page(solver, oracles, run_key(0), np.int32(0), STEPS)
+    return solver, oracles, state, page, np.int32(0), np.int32(STEPS)
+
+
+def loops(traced):
+    """The trip counts of loops in a traced function, None where they are not known; unrolled ones are none."""
+    found = []
+    for equation in traced.eqns:
+        if equation.primitive.name == "while":
+            found.append(None)
+        if equation.primitive.name == "scan" and equation.params["unroll"] < equation.params["length"]:
+            found.append(equation.params["length"])
+        for called in called_by(equation):
+            found += loops(called)
+    return found
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (0, 3), (2, 6), (5, 16), (7, 4)])
+def test_steps_are_those_of_a_plain_loop(start, stop):
+    def step(i, state):
+        total, product, seen = state
+        return total + i, product * (1 + i / 7) - 0.1, seen.at[i].add(1)
+
+    state = jnp.int32(3), jnp.linspace(0, 1, 5), jnp.zeros(20, jnp.int32)
+    expected = jax.lax.fori_loop(start, stop, step, state)
+    found = jax.jit(lambda start, stop: loop_in_turns(start, stop, step, state))(start, stop)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+
+
+def test_loops_within_a_step_may_go_backwards_and_collect():
+    def step(i, state):
+        def add(carry, row):
+            return carry + row * i, carry * row
+
+        rows = jnp.arange(6.0).reshape(3, 2)
+        carry, collected = jax.lax.scan(add, state, rows, reverse=True)
+        return jnp.sin(carry) + collected.sum(0)
+
+    expected = jax.lax.fori_loop(0, 9, step, jnp.ones(2))
+    np.testing.assert_allclose(jax.jit(partial(loop_in_turns, step=step))(0, 9, state=jnp.ones(2)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA", "SABA", "AmIGO")))
+def test_solvers_end_where_plain_loops_end(name):
+    problem = cases.quadratic()
+    arguments = steps_of(problem, cases.SOLVERS[name])
+    with arithmetic(problem.dtype):
+        ends = [jax.jit(partial(take_steps, loop=loop))(*arguments) for loop in (jax.lax.fori_loop, loop_in_turns)]
+    cases.assert_trees_close(*map(jax.tree.leaves, ends), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("solver", "plain", "in_turns"),
+    [
+        (bilevel.SOBA(), [None], [None, None]),  # turns, and the steps that are left
+        (bilevel.AmIGO(n_inner_steps=10), [None, 10, 10], [None]),  # a step without loops, too long for turns
+        (bilevel.StocBiO(n_inner_steps=10, n_neumann=100), [None, 10, 100], [None, 100]),
+        (bilevel.SUSTAIN(), [None] * 5, [None] * 5),  # the loops of a random length are none to unroll
+    ],
+)
+def test_loops_are_unrolled_where_that_is_short(solver, plain, in_turns):
+    arguments = steps_of(cases.logistic_selection(), solver)
+    with arithmetic("float64"):
+        for loop, expected in ((jax.lax.fori_loop, plain), (loop_in_turns, in_turns)):
+            assert loops(jax.make_jaxpr(partial(take_steps, loop=loop))(*arguments)) == expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "expected"),
+    [("cpu", "", [None]), ("gpu", "PJRT C API\ncuda 12080", [None, None]), ("gpu", "ROCm", [None])],
+)
+def test_one_run_steps_in_turns_on_an_nvidia_gpu_alone(monkeypatch, platform, version, expected):
+    arguments = steps_of(cases.logistic_selection(), bilevel.SOBA())
+    backend = SimpleNamespace(platform=platform, platform_version=version)
+    monkeypatch.setattr(engine_loop, "get_backend", lambda: backend)
+    with arithmetic("float64"):
+        traced = jax.make_jaxpr(lambda *arguments: engine_loop._take_steps_of_one_run(*arguments))(*arguments)
+    assert loops(traced) == expected
