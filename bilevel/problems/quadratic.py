@@ -14,8 +14,8 @@ Certificates. M = A_z^G, so that μ = 1, δ = ||D_z||' and a = 0,
     b = ||A_z^F||  from the metric to its dual      c = ||B^F||      e = ||B^G||
 """
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -138,28 +138,76 @@ class Factors(NamedTuple):
     linear_outer: Array
 
 
+class Linear(NamedTuple):
+    """Weighted sums of the linear terms of rows, d_z and d_x: of some, or of each block along a first axis."""
+
+    inner: Array
+    outer: Array
+
+    @classmethod
+    def of_rows(cls, data: Factors, weights: Array) -> "Linear":
+        return cls(weights @ data.linear_inner, weights @ data.linear_outer)
+
+    def of_block(self, block: Array) -> "Linear":
+        return Linear(self.inner[block], self.outer[block])
+
+
+@jax.jit
+def _linear_of_blocks(samples: Samples) -> Linear:
+    blocks = jnp.arange(samples.n_blocks, dtype=jnp.int32)
+    return jax.lax.map(lambda block: Linear.of_rows(*samples.take(block)), blocks)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuadraticOracles(Oracles):
-    """Factors on each level, rows first; ``largest_curvature`` is the top eigenvalue of the mean A_z of G, if known."""
+    """Factors on each level, rows first.
+
+    Attributes
+    ----------
+    largest_curvature : the top eigenvalue of the mean A_z of G, if known
+    inner_linear, outer_linear : linear terms of each block, where batches are blocks: a step then reads a third less
+    """
 
     largest_curvature: float | None = field(default=None, metadata=STATIC)
+    inner_linear: Linear | None = None
+    outer_linear: Linear | None = None
 
     diagonal_passes = 1
+
+    def with_batches(self, batch_size: int, sampling: str, outer_batch_size: int | None = None) -> Self:
+        batched = super().with_batches(batch_size, sampling, outer_batch_size)
+        levels = batched.inner_samples, batched.outer_samples
+        in_blocks = sampling in ("blocks", "reshuffle") and all(type(level) is Samples for level in levels)
+        inner, outer = map(_linear_of_blocks, levels) if in_blocks else (None, None)
+        return replace(batched, inner_linear=inner, outer_linear=outer)
+
+    def inner(self, point: Point, rows: Any = None) -> InnerPass:
+        if rows is None or self.inner_linear is None:
+            return super().inner(point, rows)
+        return _derivatives(point, *self.inner_samples.take(rows), self.inner_linear.of_block(rows))[0]
+
+    def inner_grad_outer(self, point: Point, rows: Any = None) -> Array:
+        if rows is None or self.inner_linear is None:
+            return super().inner_grad_outer(point, rows)
+        return _derivatives(point, *self.inner_samples.take(rows), self.inner_linear.of_block(rows))[1].grad_outer
+
+    def outer(self, point: Point, rows: Any = None) -> OuterPass:
+        if rows is None or self.outer_linear is None:
+            return super().outer(point, rows)
+        return _derivatives(point, *self.outer_samples.take(rows), self.outer_linear.of_block(rows))[1]
 
     def _row_diagonals(self, point: Point, data: Factors, weights: Array, *, power: int, majorize: bool) -> Array:
         return weights @ data.a ** (2 * power)
 
     def _inner(self, point: Point, data: Factors, weights: Array) -> InnerPass:
-        inner, _ = _products(point, data, weights)
-        return inner._replace(grad=inner.grad + weights @ data.linear_inner)
+        return _derivatives(point, data, weights, Linear.of_rows(data, weights))[0]
 
     def _inner_grad_outer(self, point: Point, data: Factors, weights: Array) -> Array:
         return self._outer(point, data, weights).grad_outer
 
     def _outer(self, point: Point, data: Factors, weights: Array) -> OuterPass:
-        _, (grad, grad_outer) = _products(point, data, weights)
-        return OuterPass(grad + weights @ data.linear_inner, grad_outer + weights @ data.linear_outer)
+        return _derivatives(point, data, weights, Linear.of_rows(data, weights))[1]
 
     def _inner_value(self, point: Point, data: Factors, weights: Array) -> Array:
         z, x, _ = point
@@ -174,6 +222,11 @@ class QuadraticOracles(Oracles):
         inner, _ = _products(move, *self.inner_samples.take(rows.inner))
         _, outer = _products(move, *self.outer_samples.take(rows.outer))
         return join(inner, outer)
+
+
+def _derivatives(point: Point, data: Factors, weights: Array, linear: Linear) -> tuple[InnerPass, OuterPass]:
+    inner, outer = _products(point, data, weights)
+    return inner._replace(grad=inner.grad + linear.inner), trees.add(outer, OuterPass(*linear))
 
 
 def _products(point: Point, data: Factors, weights: Array) -> tuple[InnerPass, OuterPass]:

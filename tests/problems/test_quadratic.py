@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
 import bilevel
+from bilevel._precision import arithmetic
+from bilevel._types import Rows
 from bilevel.problems.exact import IterativeExactSolver
 from tests import cases
 
@@ -62,6 +65,27 @@ def test_linear_terms_have_unit_variance_and_the_common_shift():
     linear = np.asarray(problem.oracles.inner_samples.leaves.linear_inner)
     np.testing.assert_allclose(linear.std(axis=0), 1, atol=0.03)
     assert np.linalg.norm(linear.mean(axis=0)) > 0.5
+
+
+@pytest.mark.parametrize("sampling", ["blocks", "reshuffle"])
+def test_linear_terms_of_blocks_are_those_of_their_rows(sampling):
+    problem = cases.quadratic()
+    with arithmetic("float64"):
+        kept = problem.oracles.with_batches(cases.BATCH, sampling)
+        from_rows = replace(kept, inner_linear=None, outer_linear=None)
+        for block in (0, 2, 3, 6):  # the last one of the outer level, and of the inner one: both are short
+            rows = Rows(np.int32(block), np.int32(min(block, 3)))
+            found, expected = (cases.every_kind(oracles, problem.start, rows) for oracles in (kept, from_rows))
+            cases.assert_trees_close(found, expected)
+    assert kept.inner_linear.inner.shape == (7, 5) and kept.outer_linear.outer.shape == (4, 3)
+
+
+@pytest.mark.parametrize("sampling", ["iid", "full"])
+def test_where_batches_are_no_blocks_there_are_no_linear_terms_of_blocks(sampling):
+    with arithmetic("float64"):
+        with_blocks = cases.quadratic().oracles.with_batches(cases.BATCH, "blocks")
+        oracles = with_blocks.with_batches(cases.BATCH, sampling)
+    assert oracles.inner_linear is None and oracles.outer_linear is None
 
 
 def test_start_and_dtype_are_as_specified():
