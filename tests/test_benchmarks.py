@@ -134,6 +134,57 @@ def test_a_line_beside_the_reference_has_both_ratios_and_alone_has_none(script):
     assert row("IJCNN1", "SOBA", micros[:, :1]) == ["IJCNN1", "SOBA", "2.00", "3.00"]
 
 
+PROGRAM = """
+%inner_body (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %p = (s32[], f32[4]{0}) parameter(0)
+  %a = f32[4]{0} get-tuple-element(%p), index=1
+  %b = f32[4]{0} fusion(%a), kind=kLoop, calls=%fused
+  ROOT %t = (s32[], f32[4]{0}) tuple(%a, %b)
+}
+
+%condition (p: (s32[], f32[4])) -> pred[] {
+  ROOT %less = pred[] fusion(%p), kind=kLoop, calls=%fused.1
+}
+
+%rare (p: f32[4]) -> f32[4] {
+  %c = f32[4]{0} fusion(%p), kind=kLoop, calls=%fused.2
+  ROOT %d = f32[4]{0} fusion(%c), kind=kLoop, calls=%fused.3
+}
+
+%usual (p: f32[4]) -> f32[4] {
+  ROOT %e = f32[4]{0} copy(%p)
+}
+
+%turn (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %w = (s32[], f32[4]{0}) while(%p), condition=%condition, body=%inner_body, {"known_trip_count":{"n":"5"}}
+  %i = (f32[4]{0}) conditional(%q, %a, %b), true_computation=%rare, false_computation=%usual
+  ROOT %u = (s32[], f32[4]{0}) tuple(%w, %i)
+}
+
+%rest (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  ROOT %f = (s32[], f32[4]{0}) fusion(%p), kind=kLoop, calls=%fused.4
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %g = (s32[], f32[4]{0}) while(%p), condition=%condition, body=%turn
+  %h = (s32[], f32[4]{0}) while(%g), condition=%condition, body=%rest
+  ROOT %r = f32[4]{0} get-tuple-element(%h), index=1
+}
+"""
+
+
+def test_kernels_and_turns_of_a_compiled_step_are_counted(script):
+    kernels = script("kernels")
+    program = kernels.Program(PROGRAM)
+    # The condition, five turns of a condition and a kernel, the shorter branch; four steps in a turn.
+    np.testing.assert_array_equal(program.cost_of_step(), [(1 + 5 * 2 + 1) / 4, (1 + 5) / 4])
+    one_loop = kernels.Program(
+        PROGRAM.replace("%h = (s32[], f32[4]{0}) while(%g)", "%h = (s32[], f32[4]{0}) tuple(%g)")
+    )
+    np.testing.assert_array_equal(one_loop.cost_of_step(), [12, 6])
+    assert len(program.kernels_of_turn()) == 2
+
+
 def test_processes_that_take_turns_answer_every_round(script):
     turns = script("turns")
     program = "import turns; turns.answer_turns({'one': iter((1, 2)).__next__})"

@@ -17,7 +17,7 @@ from bilevel._jaxprs import called_by, changed
 from bilevel._types import Array
 
 T = TypeVar("T")
-_STEPS_PER_TURN = 4  # even, so that what steps carry ends where it was; with 8 SRBA would gain a tenth
+STEPS_PER_TURN = 4  # even, so that what steps carry ends where it was; with 8 SRBA would gain a tenth
 _MOST_EQUATIONS = 1500  # of what is unrolled: all of it is compiled, and long steps gain nothing
 
 
@@ -25,17 +25,17 @@ def loop_in_turns(start: Array, stop: Array, step: Callable[[Array, T], T], stat
     """Return what `jax.lax.fori_loop` returns."""
     step = changed(step, _unroll)
     traced = jax.make_jaxpr(step)(start, state)
-    if _STEPS_PER_TURN * _n_equations(traced) > _MOST_EQUATIONS or _has_loops(traced):
+    if STEPS_PER_TURN * _n_equations(traced) > _MOST_EQUATIONS or _has_loops(traced):
         return jax.lax.fori_loop(start, stop, step, state)
 
     def turn(i: Array, state: T) -> T:
-        for k in range(_STEPS_PER_TURN):
-            state = _finished(step(start + i * _STEPS_PER_TURN + k, state))
+        for k in range(STEPS_PER_TURN):
+            state = _finished(step(start + i * STEPS_PER_TURN + k, state))
         return state
 
-    n_turns = jnp.maximum(stop - start, 0) // _STEPS_PER_TURN
+    n_turns = jnp.maximum(stop - start, 0) // STEPS_PER_TURN
     state = jax.lax.fori_loop(0, n_turns, turn, state)
-    return jax.lax.fori_loop(start + n_turns * _STEPS_PER_TURN, stop, step, state)
+    return jax.lax.fori_loop(start + n_turns * STEPS_PER_TURN, stop, step, state)
 
 
 def _n_equations(traced: Any) -> int:

@@ -117,15 +117,21 @@ def compiler_options(solver: Solver) -> dict[str, bool | str]:
     On a CPU XLA copies every table in every step unless copies are placed by an analysis that is off by default. With
     fused loops that analysis has been seen to overwrite values of nested loops, without an error. So only solvers with
     tables ask for it, and with fused loops only those that a test compares.
-
-    On an NVIDIA GPU the host launches every kernel of every step, unless the loop is a graph that the device runs by
-    itself. Whoever says in ``XLA_FLAGS`` what is to be in such graphs has it so.
     """
     if has_cuda():
-        by_user = COMMAND_BUFFERS in os.environ.get("XLA_FLAGS", "")
-        return {} if by_user or isinstance(solver, FASTER_WITHOUT_GRAPH) else IN_A_GRAPH
+        return compiler_options_on_cuda(solver)
     in_place = solver.keeps_tables and (type(solver) in COMPARED_WHEN_FUSED or not may_be_fused())
     return IN_PLACE if in_place else {}
+
+
+def compiler_options_on_cuda(solver: Solver) -> dict[str, bool | str]:
+    """Return what XLA is asked for on an NVIDIA GPU.
+
+    There the host launches every kernel of every step, unless the loop is a graph that the device runs by itself.
+    Whoever says in ``XLA_FLAGS`` what is to be in such graphs has it so.
+    """
+    by_user = COMMAND_BUFFERS in os.environ.get("XLA_FLAGS", "")
+    return {} if by_user or isinstance(solver, FASTER_WITHOUT_GRAPH) else IN_A_GRAPH
 
 
 def has_cuda() -> bool:
