@@ -185,6 +185,12 @@ def test_kernels_and_turns_of_a_compiled_step_are_counted(script):
     assert len(program.kernels_of_turn()) == 2
 
 
+@pytest.mark.parametrize("cells", [(1, 1), pytest.param((3, 2), marks=pytest.mark.slow)])
+def test_the_persistent_kernel_takes_the_steps_of_the_loop(script, cells):
+    kernel = script("persistent_kernel")
+    assert kernel.gap(kernel.Case(*cells, 20, **kernel.TINY), None) < 1e-6
+
+
 def test_processes_that_take_turns_answer_every_round(script):
     turns = script("turns")
     program = "import turns; turns.answer_turns({'one': iter((1, 2)).__next__})"
