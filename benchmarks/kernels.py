@@ -5,8 +5,10 @@
     python benchmarks/kernels.py --problems cleaning --solvers SABA --list
 
 Batch 64, float32, T = Q = 10, rows in the shapes of the published problems, of the quadratics 4 096 and 1 024. Of a
-`cond` the shorter branch counts, so that full-batch passes are left out. How products are computed XLA finds out by
-trying them on the device; without one it takes what it holds for likely, and on a device they may be other kernels.
+`cond` the shorter branch counts, so that full-batch passes are left out. Steps are alike where the kernels that compute
+in a turn are those of a step by itself, so many times: the bits are then the same, wherever a turn begins. How products
+are computed XLA finds out by trying them on the device; without one it takes what it holds for likely, and on a device
+they may be other kernels.
 """
 
 import argparse
@@ -68,6 +70,8 @@ PROBLEMS = {
     "cleaning": shapes.cleaning_problem,
 }
 NO_KERNEL = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "copy-done"}
+MOVES = {"parameter", "constant", "bitcast", "broadcast", "copy", "tuple", "dynamic-slice", "slice"}
+OF_NUMBERS = re.compile(r"= (?P<type>f\d+\[[\d,]*\])\S* (?P<name>[\w-]+)\(.*?(?P<axes>dimensions=\{[\d,]*\}|$)")
 COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{$")
 OPERATION = re.compile(r"^(?:ROOT )?%?[\w.-]+ = (?:\(.*?\)|\S+) (?P<name>[\w-]+)\(")
 
@@ -113,6 +117,21 @@ class Program:
         loops = self.loops_over_steps()
         longest = max(map(self.turn, loops), key=lambda cost: cost[0])
         return longest / (STEPS_PER_TURN if len(loops) > 1 else 1)
+
+    def steps_alike(self):
+        """Whether the kernels that compute in a turn of steps are those of a step, so many times."""
+        first, *others = sorted((self._arithmetic(called(loop, "body")) for loop in self.loops_over_steps()), key=len)
+        return all(other == sorted(first * STEPS_PER_TURN) for other in others)
+
+    def _arithmetic(self, computation):
+        """What each kernel computes with numbers, in some order; those that only move them are none."""
+        found = []
+        for _, line in self.computations[computation]:
+            if fused := re.search(r"kind=(\w+), calls=%([\w.-]+)", line):
+                operations = [OF_NUMBERS.search(line) for _, line in self.computations.get(fused[2], ())]
+                parts = sorted(part.groups() for part in operations if part and part["name"] not in MOVES)
+                found += [[fused[1], *parts]] if parts else []
+        return sorted(found)
 
     def kernels_of_turn(self):
         """The lines of the longest loop over steps."""
@@ -196,11 +215,12 @@ def main():
                 print(*programs[1].kernels_of_turn(), sep="\n")
             if reference:
                 programs.append(their_program(reference, name, problem, device))
-            lines.append([problem, name, *(number(part) for program in programs for part in program.cost_of_step())])
+            costs = [number(part) for program in programs for part in program.cost_of_step()]
+            lines.append([problem, name, *costs, "yes" if programs[1].steps_alike() else "no"])
             print(*lines[-1], flush=True)
     columns = ["problem", "solver", "plain loops, kernels", "turns", "one run, kernels", "turns"]
     columns += ["reference, kernels", "turns"] if options.reference else []
-    print(table(columns, lines))
+    print(table([*columns, "steps alike"], lines))
 
 
 if __name__ == "__main__":

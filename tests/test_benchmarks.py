@@ -185,7 +185,25 @@ def test_kernels_and_turns_of_a_compiled_step_are_counted(script):
     assert len(program.kernels_of_turn()) == 2
 
 
-@pytest.mark.parametrize("cells", [(1, 1), pytest.param((3, 2), marks=pytest.mark.slow)])
+def test_steps_are_alike_where_a_turn_computes_a_step_so_many_times(script):
+    kernels = script("kernels")
+
+    def turn(*computations):
+        lines = (f"  %k{i} = f32[4]{{0}} fusion(%p), kind=kLoop, calls=%{name}" for i, name in enumerate(computations))
+        return "\n".join(["%turn (p: f32[4]) -> f32[4] {", *lines, "}"])
+
+    fused = "%{0} (a: f32[4]) -> f32[4] {{\n  %a = f32[4]{{0}} parameter(0)\n  ROOT %b = f32[4]{{0}} {1}(%a, %a)\n}}"
+    parts = [
+        fused.format(*pair) for pair in (("sum", "add"), ("sum.1", "add"), ("cut", "slice"), ("other", "multiply"))
+    ]
+    step = "%rest (p: f32[4]) -> f32[4] {\n  %k = f32[4]{0} fusion(%p), kind=kLoop, calls=%sum\n}"
+    condition, entry = re.findall(r"(?:%condition|ENTRY) .*?\n}", PROGRAM, re.DOTALL)
+    for computations, alike in ((["sum", "sum.1", "cut", "sum", "sum"], True), (["sum", "sum", "sum", "other"], False)):
+        text = "\n\n".join([*parts, condition, step, turn(*computations), entry])
+        assert kernels.Program(text).steps_alike() is alike
+
+
+@pytest.mark.parametrize("cells", [(1, 1), (3, 2)])
 def test_the_persistent_kernel_takes_the_steps_of_the_loop(script, cells):
     kernel = script("persistent_kernel")
     assert kernel.gap(kernel.Case(*cells, 20, **kernel.TINY), None) < 1e-6
