@@ -3,12 +3,13 @@
     python benchmarks/kernels.py                          # ours: loops as XLA has them, and as one run has them
     python benchmarks/kernels.py --reference PATH         # and those of a checkout of benchopt/benchmark_bilevel
     python benchmarks/kernels.py --problems cleaning --solvers SABA --list
+    python benchmarks/kernels.py --solvers SRBA,SABA --cells 25 10       # of a sweep of so many settings and seeds
 
 Batch 64, float32, T = Q = 10, rows in the shapes of the published problems, of the quadratics 4 096 and 1 024. Of a
-`cond` the shorter branch counts, so that full-batch passes are left out. Steps are alike where the kernels that compute
-in a turn are those of a step by itself, so many times: the bits are then the same, wherever a turn begins. How products
-are computed XLA finds out by trying them on the device; without one it takes what it holds for likely, and on a device
-they may be other kernels.
+`cond` the branch counts where the condition is false: a step without a full-batch pass. Steps are alike where the
+kernels that compute in a turn are those of a step by itself, so many times: the bits are then the same, wherever a turn
+begins. How products are computed XLA finds out by trying them on the device; without one it takes what it holds for
+likely, and on a device they may be other kernels.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import shapes
 from beside_reference import AT_ONCE, PERIOD_FRACTIONS, SOLVERS, STEP_SIZES, split
@@ -28,8 +30,8 @@ from reference import Reference
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.engine.gpu_loops import STEPS_PER_TURN, loop_in_turns
-from bilevel.engine.loop import compiler_options_on_cuda, draw_page, initial_state, run_key, take_steps
+from bilevel.engine.gpu_loops import STEPS_PER_TURN, loop_in_turns, unrolled_loop_in_turns
+from bilevel.engine.loop import PAGE_AXES, compiler_options_on_cuda, draw_page, initial_state, run_key, take_steps
 
 H200 = """
 gpu_device_info {
@@ -70,7 +72,7 @@ PROBLEMS = {
     "cleaning": shapes.cleaning_problem,
 }
 NO_KERNEL = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "copy-done"}
-MOVES = {"parameter", "constant", "bitcast", "broadcast", "copy", "tuple", "dynamic-slice", "slice"}
+MOVES = {"parameter", "constant", "bitcast", "broadcast", "copy", "tuple", "dynamic-slice", "slice", "gather"}
 OF_NUMBERS = re.compile(r"= (?P<type>f\d+\[[\d,]*\])\S* (?P<name>[\w-]+)\(.*?(?P<axes>dimensions=\{[\d,]*\}|$)")
 COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{$")
 OPERATION = re.compile(r"^(?:ROOT )?%?[\w.-]+ = (?:\(.*?\)|\S+) (?P<name>[\w-]+)\(")
@@ -95,8 +97,7 @@ class Program:
             if name == "while":
                 total += trips(line) * self.turn(line)
             elif name == "conditional":
-                branches = called(line, "true_computation"), called(line, "false_computation")
-                total += min(map(self.cost, branches), key=lambda cost: cost[0])
+                total += self.cost(called(line, "false_computation"))
             elif name not in NO_KERNEL:
                 total += [1, 0]
         return total
@@ -153,21 +154,30 @@ def trips(loop):
     return int(known[1]) if known else 0
 
 
-def on_h200(tree, device):
-    place = SingleDeviceSharding(device)
-    shapes = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, tree))
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+def on_h200(tree, device, lead=()):
+    """The shapes of a tree, with axes in front, on the device."""
+    place, shapes = SingleDeviceSharding(device), jax.eval_shape(lambda: jax.tree.map(jnp.asarray, tree))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape), leaf.dtype, sharding=place), shapes)
 
 
-def our_program(problem, solver, loop, device):
+def our_program(problem, solver, loop, cells, device):
+    """The program of one run, or of so many settings and seeds."""
+    settings, seeds = ((size,) for size in cells) if cells else ((), ())
+    take, place = partial(take_steps, loop=loop), partial(on_h200, device=device)
+    if cells:
+        take = jax.vmap(take, in_axes=(0, None, 0, None, None, None))
+        take = jax.vmap(take, in_axes=(None, None, 0, PAGE_AXES, None, None))
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(64, "blocks")
         solver = solver.resolve(oracles).cast(problem.dtype)
         state = initial_state(solver, oracles, problem.start)
         page = draw_page(solver, oracles, run_key(0), np.int32(0), 512)
-        arguments = on_h200((solver, oracles, state, page, np.int32(0), np.int32(512)), device)
-        lowered = jax.jit(partial(take_steps, loop=loop)).trace(*arguments).lower(lowering_platforms=("cuda",))
-        return Program(lowered.compile(compiler_options_on_cuda(solver)).as_text())
+        drawn = place((page.draws, page.calls), lead=seeds)
+        page = place(page)._replace(draws=drawn[0], calls=drawn[1])
+        state, bounds = place(state, lead=seeds + settings), place((np.int32(0), np.int32(512)))
+        traced = jax.jit(take).trace(place(solver, lead=settings), place(oracles), state, page, *bounds)
+        program = traced.lower(lowering_platforms=("cuda",)).compile(compiler_options_on_cuda(solver))
+        return Program(program.as_text())
 
 
 def their_program(reference, name, problem, device):
@@ -191,6 +201,7 @@ def parsed():
     parser.add_argument("--reference", type=Path, help="a checkout of benchopt/benchmark_bilevel")
     parser.add_argument("--problems", type=split, default=tuple(PROBLEMS), help="names with commas between")
     parser.add_argument("--solvers", type=split, default=SOLVERS, help="names with commas between")
+    parser.add_argument("--cells", type=int, nargs=2, metavar=("SETTINGS", "SEEDS"), help="of a sweep, not of one run")
     parser.add_argument("--list", action="store_true", help="print the kernels of the loops over steps, too")
     return parser.parse_args()
 
@@ -210,7 +221,8 @@ def main():
         for name in options.solvers:
             settings = {"period": 1000} if name in PERIOD_FRACTIONS else {}
             solver = bilevel.SOLVERS[name](STEP_SIZES[problem], 1.0, 64, **settings)
-            programs = [our_program(built, solver, loop, device) for loop in (jax.lax.fori_loop, loop_in_turns)]
+            ours = loop_in_turns if options.cells else unrolled_loop_in_turns
+            programs = [our_program(built, solver, loop, options.cells, device) for loop in (jax.lax.fori_loop, ours)]
             if options.list:
                 print(*programs[1].kernels_of_turn(), sep="\n")
             if reference:
@@ -218,7 +230,7 @@ def main():
             costs = [number(part) for program in programs for part in program.cost_of_step()]
             lines.append([problem, name, *costs, "yes" if programs[1].steps_alike() else "no"])
             print(*lines[-1], flush=True)
-    columns = ["problem", "solver", "plain loops, kernels", "turns", "one run, kernels", "turns"]
+    columns = ["problem", "solver", "plain loops, kernels", "turns", "ours, kernels", "turns"]
     columns += ["reference, kernels", "turns"] if options.reference else []
     print(table([*columns, "steps alike"], lines))
 

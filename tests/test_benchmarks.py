@@ -176,7 +176,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 def test_kernels_and_turns_of_a_compiled_step_are_counted(script):
     kernels = script("kernels")
     program = kernels.Program(PROGRAM)
-    # The condition, five turns of a condition and a kernel, the shorter branch; four steps in a turn.
+    # The condition, five turns of a condition and a kernel, the branch where it is false; four steps in a turn.
     np.testing.assert_array_equal(program.cost_of_step(), [(1 + 5 * 2 + 1) / 4, (1 + 5) / 4])
     one_loop = kernels.Program(
         PROGRAM.replace("%h = (s32[], f32[4]{0}) while(%g)", "%h = (s32[], f32[4]{0}) tuple(%g)")

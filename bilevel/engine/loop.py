@@ -11,7 +11,7 @@ from jax.extend.backend import get_backend
 
 from bilevel._cpu_loops import may_be_fused
 from bilevel._types import Array, Calls, Point, Rows
-from bilevel.engine.gpu_loops import loop_in_turns
+from bilevel.engine.gpu_loops import loop_in_turns, unrolled_loop_in_turns
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Draw, Solver, SolverBase, State
@@ -162,6 +162,12 @@ def _take_steps_of_one_run(
 ) -> State:
     if get_backend().platform == "cpu":
         oracles = oracles.for_one_run()
+    loop = unrolled_loop_in_turns if has_cuda() else jax.lax.fori_loop
+    return take_steps(solver, oracles, state, page, start, stop, loop)
+
+
+def _take_steps_of_many(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
+    # Runs of a grid are short: loops unrolled within their steps would take longer to compile than they gain.
     return take_steps(solver, oracles, state, page, start, stop, loop_in_turns if has_cuda() else jax.lax.fori_loop)
 
 
@@ -194,14 +200,14 @@ def _point(solver: SolverBase, state: State) -> Point:
 ONE_RUN = Programs(0, initial_state, draw_page, advance, _evaluate, _point)
 
 _init_settings = jax.jit(jax.vmap(initial_state, in_axes=(0, None, None)))
-_advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
+_advance_settings = jax.vmap(_take_steps_of_many, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
 _evaluations = jax.jit(_evaluate_settings), jax.jit(_point_settings)
 SETTINGS = Programs(1, _init_settings, draw_page, Compiled(_advance_settings), *_evaluations)
 
 # Draws and costs belong to a seed; full-batch passes must come at the same steps for all seeds of a program.
-_PAGE_AXES = Page(first=None, draws=0, calls=0, refreshes=None, next_refresh=None, keys=0, rows=0)  # type: ignore[arg-type]
+PAGE_AXES = Page(first=None, draws=0, calls=0, refreshes=None, next_refresh=None, keys=0, rows=0)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnames="length")
@@ -210,7 +216,7 @@ def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first
     return pages._replace(first=first, refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
 
 
-_advance_seeds = jax.vmap(_advance_settings, in_axes=(None, None, 0, _PAGE_AXES, None, None))
+_advance_seeds = jax.vmap(_advance_settings, in_axes=(None, None, 0, PAGE_AXES, None, None))
 _evaluate_seeds = jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))
 _point_seeds = jax.vmap(_point_settings, in_axes=(None, 0))
 _evaluations = jax.jit(_evaluate_seeds), jax.jit(_point_seeds)

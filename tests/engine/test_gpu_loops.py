@@ -1,5 +1,6 @@
-"""Loops of one run on a GPU: several steps in a turn, small loops unrolled, and the same numbers as plain loops."""
+"""Loops on a GPU: several steps in a turn, small loops unrolled, and the same numbers as plain loops."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import bilevel
 from bilevel._jaxprs import called_by
 from bilevel._precision import arithmetic
 from bilevel.engine import loop as engine_loop
-from bilevel.engine.gpu_loops import loop_in_turns
+from bilevel.engine.gpu_loops import loop_in_turns, unrolled_loop_in_turns
 from bilevel.engine.loop import draw_page, initial_state, run_key, take_steps
 from tests import cases
 
@@ -65,7 +66,8 @@ def test_loops_within_a_step_may_go_backwards_and_collect():
         return jnp.sin(carry) + collected.sum(0)
 
     expected = jax.lax.fori_loop(0, 9, step, jnp.ones(2))
-    np.testing.assert_allclose(jax.jit(partial(loop_in_turns, step=step))(0, 9, state=jnp.ones(2)), expected, rtol=1e-5)
+    found = jax.jit(lambda stop: unrolled_loop_in_turns(0, stop, step, jnp.ones(2)))(9)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA", "SABA", "AmIGO")))
@@ -73,34 +75,62 @@ def test_solvers_end_where_plain_loops_end(name):
     problem = cases.quadratic()
     arguments = steps_of(problem, cases.SOLVERS[name])
     with arithmetic(problem.dtype):
-        ends = [jax.jit(partial(take_steps, loop=loop))(*arguments) for loop in (jax.lax.fori_loop, loop_in_turns)]
+        kinds = jax.lax.fori_loop, unrolled_loop_in_turns
+        ends = [jax.jit(partial(take_steps, loop=loop))(*arguments) for loop in kinds]
     cases.assert_trees_close(*map(jax.tree.leaves, ends), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(
-    ("solver", "plain", "in_turns"),
+    ("solver", "plain", "in_turns", "unrolled"),
     [
-        (bilevel.SOBA(), [None], [None, None]),  # turns, and the steps that are left
-        (bilevel.AmIGO(n_inner_steps=10), [None, 10, 10], [None]),  # a step without loops, too long for turns
-        (bilevel.StocBiO(n_inner_steps=10, n_neumann=100), [None, 10, 100], [None, 100]),
-        (bilevel.SUSTAIN(), [None] * 5, [None] * 5),  # the loops of a random length are none to unroll
+        (bilevel.SOBA(), [None], [None, None], [None, None]),  # turns, and the steps that are left
+        # Then a step without loops, too long for turns.
+        (bilevel.AmIGO(n_inner_steps=10), [None, 10, 10], [None, 10, 10], [None]),
+        (bilevel.StocBiO(n_inner_steps=10, n_neumann=100), [None, 10, 100], [None, 10, 100], [None, 100]),
+        (bilevel.SUSTAIN(), [None] * 5, [None] * 5, [None] * 5),  # loops of a random length are none to unroll
     ],
 )
-def test_loops_are_unrolled_where_that_is_short(solver, plain, in_turns):
+def test_loops_are_unrolled_where_that_is_short(solver, plain, in_turns, unrolled):
     arguments = steps_of(cases.logistic_selection(), solver)
+    kinds = (jax.lax.fori_loop, plain), (loop_in_turns, in_turns), (unrolled_loop_in_turns, unrolled)
     with arithmetic("float64"):
-        for loop, expected in ((jax.lax.fori_loop, plain), (loop_in_turns, in_turns)):
+        for loop, expected in kinds:
             assert loops(jax.make_jaxpr(partial(take_steps, loop=loop))(*arguments)) == expected
 
 
+CUDA = ("gpu", "PJRT C API\ncuda 12080")
+
+
+@pytest.mark.parametrize("program", ["_take_steps_of_one_run", "_take_steps_of_many"])
 @pytest.mark.parametrize(
-    ("platform", "version", "expected"),
-    [("cpu", "", [None]), ("gpu", "PJRT C API\ncuda 12080", [None, None]), ("gpu", "ROCm", [None])],
+    ("solver", "backend", "of_one_run", "of_many"),
+    [
+        (bilevel.SOBA(), CUDA, [None, None], [None, None]),
+        (bilevel.SOBA(), ("gpu", "ROCm"), [None], [None]),
+        (bilevel.SOBA(), ("cpu", ""), [None], [None]),
+        (bilevel.AmIGO(), CUDA, [None], [None, 10, 10]),
+    ],
 )
-def test_one_run_steps_in_turns_on_an_nvidia_gpu_alone(monkeypatch, platform, version, expected):
-    arguments = steps_of(cases.logistic_selection(), bilevel.SOBA())
-    backend = SimpleNamespace(platform=platform, platform_version=version)
+def test_turns_are_for_nvidia_gpus_and_unrolled_loops_for_one_run(
+    monkeypatch, program, solver, backend, of_one_run, of_many
+):
+    arguments = steps_of(cases.logistic_selection(), solver)
+    backend = SimpleNamespace(platform=backend[0], platform_version=backend[1])
     monkeypatch.setattr(engine_loop, "get_backend", lambda: backend)
     with arithmetic("float64"):
-        traced = jax.make_jaxpr(lambda *arguments: engine_loop._take_steps_of_one_run(*arguments))(*arguments)
-    assert loops(traced) == expected
+        traced = jax.make_jaxpr(lambda *arguments: getattr(engine_loop, program)(*arguments))(*arguments)
+    assert loops(traced) == (of_many if program == "_take_steps_of_many" else of_one_run)
+
+
+def test_settings_that_step_together_end_where_plain_loops_end():
+    problem = cases.quadratic()
+    _, oracles, *others = steps_of(problem, cases.SOLVERS["SRBA"])
+    solvers = [replace(cases.SOLVERS["SRBA"], step_size=step).cast(problem.dtype) for step in (0.02, 0.05, 0.1)]
+    with arithmetic("float64"):
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *solvers)
+        ends = [
+            jax.jit(jax.vmap(partial(take_steps, loop=loop), in_axes=(0, *[None] * 5)))(stacked, oracles, *others)
+            for loop in (loop_in_turns, jax.lax.fori_loop)
+        ]
+    cases.assert_trees_close(*map(jax.tree.leaves, ends), rtol=1e-9, atol=1e-11)
+    assert len({float(value) for value in ends[0].point.inner_var[:, 0]}) == 3
