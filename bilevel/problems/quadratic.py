@@ -155,7 +155,7 @@ class Linear(NamedTuple):
 @jax.jit
 def _linear_of_blocks(samples: Samples) -> Linear:
     blocks = jnp.arange(samples.n_blocks, dtype=jnp.int32)
-    return jax.lax.map(lambda block: Linear.of_rows(*samples.take(block)), blocks)
+    return jax.vmap(lambda block: Linear.of_rows(*samples.take(block)))(blocks)
 
 
 @jax.tree_util.register_dataclass
