@@ -13,7 +13,7 @@ import bilevel
 from bilevel._jaxprs import called_by
 from bilevel._precision import arithmetic
 from bilevel.engine import loop as engine_loop
-from bilevel.engine.gpu_loops import loop_in_turns, unrolled_loop_in_turns
+from bilevel.engine.gpu_loops import STEPS_PER_TURN, loop_in_turns, unrolled_loop_in_turns
 from bilevel.engine.loop import draw_page, initial_state, run_key, take_steps
 from tests import cases
 
@@ -70,6 +70,13 @@ def test_loops_within_a_step_may_go_backwards_and_collect():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_a_loop_within_a_step_may_have_no_turn():
+    def step(i, state):
+        return jax.lax.scan(lambda total, row: (total + row, row), state, jnp.zeros(0))[0] + i
+
+    assert jax.jit(lambda stop: unrolled_loop_in_turns(0, stop, step, 0.0))(6) == 15
+
+
 @pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA", "SABA", "AmIGO")))
 def test_solvers_end_where_plain_loops_end(name):
     problem = cases.quadratic()
@@ -96,6 +103,24 @@ def test_loops_are_unrolled_where_that_is_short(solver, plain, in_turns, unrolle
     with arithmetic("float64"):
         for loop, expected in kinds:
             assert loops(jax.make_jaxpr(partial(take_steps, loop=loop))(*arguments)) == expected
+
+
+def n_barriers(traced):
+    own = sum(equation.primitive.name == "optimization_barrier" for equation in traced.eqns)
+    return own + sum(n_barriers(called) for equation in traced.eqns for called in called_by(equation))
+
+
+@pytest.mark.parametrize(("solver", "of_a_step"), [(bilevel.SOBA(), 0), (bilevel.SABA(), 2)])
+def test_every_step_of_a_turn_ends_with_a_barrier_and_tables_are_read_before_they_are_written(solver, of_a_step):
+    solver, oracles, state, page, *bounds = steps_of(cases.logistic_selection(), solver)
+    with arithmetic("float64"):
+        draw = jax.tree.map(lambda leaf: leaf[0], page.draws)
+        step = jax.make_jaxpr(lambda state: solver.step(oracles, state, jnp.int32(0), draw))(state)
+        turns = jax.make_jaxpr(
+            lambda state: loop_in_turns(*bounds, lambda i, s: solver.step(oracles, s, i, draw), state)
+        )
+        assert n_barriers(step) == of_a_step
+        assert n_barriers(turns(state)) == STEPS_PER_TURN * (1 + of_a_step) + of_a_step  # and the steps that are left
 
 
 CUDA = ("gpu", "PJRT C API\ncuda 12080")
