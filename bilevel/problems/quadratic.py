@@ -161,12 +161,10 @@ def _linear_of_blocks(samples: Samples) -> Linear:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuadraticOracles(Oracles):
-    """Factors on each level, rows first.
+    """Factors on each level, rows first; ``largest_curvature`` is the top eigenvalue of the mean A_z of G, if known.
 
-    Attributes
-    ----------
-    largest_curvature : the top eigenvalue of the mean A_z of G, if known
-    inner_linear, outer_linear : linear terms of each block, where batches are blocks: a step then reads a third less
+    ``inner_linear`` and ``outer_linear``, where batches are blocks, are the linear terms of each: a step reads a third
+    less.
     """
 
     largest_curvature: float | None = field(default=None, metadata=STATIC)
@@ -176,11 +174,12 @@ class QuadraticOracles(Oracles):
     diagonal_passes = 1
 
     def with_batches(self, batch_size: int, sampling: str, outer_batch_size: int | None = None) -> Self:
-        batched = super().with_batches(batch_size, sampling, outer_batch_size)
-        levels = batched.inner_samples, batched.outer_samples
-        in_blocks = sampling in ("blocks", "reshuffle") and all(type(level) is Samples for level in levels)
-        inner, outer = map(_linear_of_blocks, levels) if in_blocks else (None, None)
-        return replace(batched, inner_linear=inner, outer_linear=outer)
+        with arithmetic(self.inner_samples.dtype):
+            batched = super().with_batches(batch_size, sampling, outer_batch_size)
+            levels = batched.inner_samples, batched.outer_samples
+            in_blocks = sampling in ("blocks", "reshuffle") and all(type(level) is Samples for level in levels)
+            inner, outer = map(_linear_of_blocks, levels) if in_blocks else (None, None)
+            return replace(batched, inner_linear=inner, outer_linear=outer)
 
     def inner(self, point: Point, rows: Any = None) -> InnerPass:
         if rows is None or self.inner_linear is None:

@@ -70,8 +70,8 @@ def test_linear_terms_have_unit_variance_and_the_common_shift():
 @pytest.mark.parametrize("sampling", ["blocks", "reshuffle"])
 def test_linear_terms_of_blocks_are_those_of_their_rows(sampling):
     problem = cases.quadratic()
+    kept = problem.oracles.with_batches(cases.BATCH, sampling)  # in the arithmetic of its rows, whatever JAX's is
     with arithmetic("float64"):
-        kept = problem.oracles.with_batches(cases.BATCH, sampling)
         from_rows = replace(kept, inner_linear=None, outer_linear=None)
         for block in (0, 2, 3, 6):  # the last one of the outer level, and of the inner one: both are short
             rows = Rows(np.int32(block), np.int32(min(block, 3)))
@@ -82,9 +82,8 @@ def test_linear_terms_of_blocks_are_those_of_their_rows(sampling):
 
 @pytest.mark.parametrize("sampling", ["iid", "full"])
 def test_where_batches_are_no_blocks_there_are_no_linear_terms_of_blocks(sampling):
-    with arithmetic("float64"):
-        with_blocks = cases.quadratic().oracles.with_batches(cases.BATCH, "blocks")
-        oracles = with_blocks.with_batches(cases.BATCH, sampling)
+    with_blocks = cases.quadratic().oracles.with_batches(cases.BATCH, "blocks")
+    oracles = with_blocks.with_batches(cases.BATCH, sampling)
     assert oracles.inner_linear is None and oracles.outer_linear is None
 
 
