@@ -203,7 +203,14 @@ def parsed():
     parser.add_argument("--solvers", type=split, default=SOLVERS, help="names with commas between")
     parser.add_argument("--cells", type=int, nargs=2, metavar=("SETTINGS", "SEEDS"), help="of a sweep, not of one run")
     parser.add_argument("--list", action="store_true", help="print the kernels of the loops over steps, too")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for option, given, known in (
+        ("--problems", options.problems, PROBLEMS),
+        ("--solvers", options.solvers, bilevel.SOLVERS),
+    ):
+        if unknown := ", ".join(name for name in given if name not in known):
+            parser.error(f"`{option}`: knows no {unknown}; it takes {', '.join(known)}.")
+    return options
 
 
 def main():

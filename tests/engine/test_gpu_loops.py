@@ -21,7 +21,7 @@ STEPS = 11  # two turns of four, and three steps more
 
 
 def steps_of(problem, solver):
-    """A function of a loop that takes steps with it, and its arguments."""
+    """The arguments of `take_steps` for the first steps of a run."""
     with arithmetic(problem.dtype):
         inner, outer = solver.batches()
         oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
