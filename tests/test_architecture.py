@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 MOST_MODULES = 187  # each algorithm is one of them
 MOST_LINES = 25_500
-LONGEST_MODULE = 350
+LONGEST_MODULE = 800  # above that, a module holds two concepts
 MEDIAN_FUNCTION = 8  # lines of code, less than this
 SHARED_LINES = 10  # of code, fewer than these in two places
 
