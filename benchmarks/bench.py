@@ -42,7 +42,7 @@ PARTS = {
 
 
 def main():
-    os.environ["BILEVEL_COMPILE_CACHE"] = "off"  # the seconds and the memory of compilation are measured
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # the seconds and the memory of compilation are measured
     arguments = parsed()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [*machine.facts(), f"load average at the beginning: {machine.load()}"]

@@ -59,7 +59,7 @@ def prepare(batch, problem):
     page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
     state = initial_state(solver, oracles, problem.start)
     arguments = solver, oracles, state, page, np.int32(0), np.int32(STEPS)
-    program = advance.of(solver).lower(*arguments).compile()
+    program = advance.lower(*arguments).compile()
     return program.memory_analysis().temp_size_in_bytes, lambda: jax.block_until_ready(program(*arguments))
 
 

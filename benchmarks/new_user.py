@@ -22,7 +22,7 @@ def take_step(programs, step, folder):
     """Take a step of the README as written; return what it prints and its seconds, on the clock and of processors."""
     estimator, own_losses, _ = wheel.blocks("README.md", "python")
     (command,) = (line for line in wheel.commands("README.md") if line.startswith("bilevel run"))
-    began, compiles = _clocks(), {"BILEVEL_COMPILE_CACHE": "off"}
+    began, compiles = _clocks(), {"JAX_ENABLE_COMPILATION_CACHE": "0"}
     if step == STEPS[2]:
         shown = wheel.call("/bin/sh", "-ec", command, cwd=folder, PATH=f"{programs}:/usr/bin:/bin", **compiles)
     else:

@@ -25,6 +25,7 @@ _HOME = {
     "benchmark": "bench.benchmark",
     "fuse_cpu_loops": "_cpu_loops",
     "hypergradient": "problems.hypergradients",
+    "keep_programs": "_programs",
     "plot": "engine.show",
     "resume": "engine.run",
     "run": "engine.run",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from bilevel import datasets as datasets
     from bilevel import problems as problems
     from bilevel._cpu_loops import fuse_cpu_loops as fuse_cpu_loops
+    from bilevel._programs import keep_programs as keep_programs
     from bilevel._types import Point as Point
     from bilevel.bench.benchmark import benchmark as benchmark
     from bilevel.engine.early import EarlyStopping as EarlyStopping

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._program_files import keep_programs
 from bilevel._types import PyTree
 
 
@@ -31,6 +30,5 @@ def resolve_dtype(dtype: DTypeLike | None, *data: PyTree) -> np.dtype:
 @contextmanager
 def arithmetic(dtype: DTypeLike) -> Iterator[None]:
     """Compute in ``dtype``: 64-bit types where it is float64, and no TF32 products on a GPU."""
-    keep_programs()
     with jax.enable_x64(np.dtype(dtype) == np.float64), jax.default_matmul_precision("highest"):
         yield

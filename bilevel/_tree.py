@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._types import Array, PyTree, Scalar
+from bilevel._programs import compiled
+from bilevel._types import AnyArray, Array, PyTree, Scalar
 
 add = partial(jax.tree.map, operator.add)
 subtract = partial(jax.tree.map, operator.sub)
@@ -24,7 +25,7 @@ def scale(factor: Scalar, tree: PyTree) -> Any:
 
 def dot(a: PyTree, b: PyTree) -> Array:
     """Return the inner product of two trees."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda s, t: jnp.sum(s * t), a, b)))  # type: ignore[return-value]
+    return sum(jax.tree.leaves(jax.tree.map(lambda s, t: (s * t).sum(), a, b)))  # type: ignore[return-value]
 
 
 def norm_sq(tree: PyTree) -> Array:
@@ -47,7 +48,17 @@ def flat(tree: PyTree) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
 
 
+def put(array: AnyArray, dtype: DTypeLike | None = None) -> Array:
+    """Return a NumPy array on the device. Other than `jnp.asarray`, this compiles no program for its shape."""
+    return jax.device_put(np.asarray(array, dtype))
+
+
 def cast(tree: PyTree, dtype: DTypeLike) -> Any:
     """Return the tree with its floating leaves in ``dtype`` and the others as they are."""
-    arrays = jax.tree.map(jnp.asarray, tree)
-    return jax.tree.map(lambda a: a.astype(np.dtype(dtype)) if jnp.issubdtype(a.dtype, jnp.floating) else a, arrays)
+    arrays = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else put(leaf), tree)
+    return jax.tree.map(lambda a: _convert(a, np.dtype(dtype)) if jnp.issubdtype(a.dtype, jnp.floating) else a, arrays)
+
+
+@compiled("dtype")
+def _convert(array: Array, dtype: np.dtype) -> Array:
+    return array.astype(dtype)

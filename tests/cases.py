@@ -136,7 +136,8 @@ def lowered_steps(problem, solver, oracles):
     """The loop of a solver, lowered; nothing else is compiled."""
     page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH))
     state = jax.eval_shape(initial_state, solver, oracles, problem.start)
-    return advance.of(solver).lower(solver, oracles, state, page, np.int32(0), np.int32(9))
+    arguments = solver, oracles, state, page, np.int32(0), np.int32(9)
+    return advance.lower(*arguments)
 
 
 # Each in one program: taken one by one, the operations of an oracle are dozens of programs.

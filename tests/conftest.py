@@ -13,7 +13,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_programs.MOST_KINDS = 10**6  # tests share programs across modules; they are let go below
+_programs.MAX_PROGRAMS = 10**6  # tests share programs across modules; the fixture below frees them
 
 gc.set_threshold(50_000, 20, 50)  # tracing makes many objects that live on; looking through them takes a twentieth
 

@@ -24,8 +24,8 @@ SHARED_LINES = 10  # of code, fewer than these in two places
 
 ROOMS = [
     ["_types", "_optional", "_io", "_archives", "_cpu_loops", "_html"],
-    ["_program_files"],
-    ["_jaxprs", "_precision", "_programs", "_progress", "_threefry", "_tree"],
+    ["_programs"],
+    ["_jaxprs", "_precision", "_progress", "_threefry", "_tree"],
     ["datasets"],
     ["oracles"],
     ["problems"],

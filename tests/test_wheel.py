@@ -101,7 +101,7 @@ def built(tmp_path_factory):
 def in_haste(programs):
     """Programs that are compiled once for all pages, and as the other tests have them: in haste."""
     kept = {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ}
-    return kept | {"BILEVEL_COMPILE_CACHE": str(programs.parent / "programs")}
+    return kept | {"JAX_COMPILATION_CACHE_DIR": str(programs.parent / "programs")}
 
 
 def filled(folder, *wanted):

@@ -27,7 +27,7 @@ RULE = "the same as before, or refused by the name of the file; nothing else cha
 def rows(seed, quick):
     rng = random.Random(seed)
     counts = (20,) * 4 if quick else (400, 400, 400, 400, 3)
-    kinds = (damage_store, damage_config, damage_checkpoint, damage_data, *([] if quick else [damage_programs]))
+    kinds = (damage_store, damage_config, damage_checkpoint, damage_data)
     return [row for kind, count in zip(kinds, counts, strict=True) for row in kind(rng, count)]
 
 
@@ -161,21 +161,3 @@ def damage_data(rng, n_times):
         np.testing.assert_array_equal(loaded[0].y_train, kind.arrays["y_train"])
 
     yield from damage("data", path, n_times, rng, check)
-
-
-def damage_programs(rng, n_times):
-    """Every kept program at once; what cannot be read is compiled again."""
-    for fault, change in DAMAGES.items():
-        counter = Counter(
-            f"{fault}: compiled programs", "each file of the cache; the store is that of an undisturbed run"
-        )
-        for number in range(n_times):
-            cache = workshop.new_folder("programs")
-            shutil.copytree(workshop.folder() / "programs", cache, dirs_exist_ok=True)
-            for path in sorted(cache.rglob("*")):
-                if path.is_file() and path.stat().st_size:
-                    path.write_bytes(change(path.read_bytes(), rng))
-            folder = workshop.new_folder("store")
-            with counter.case(str(number)):
-                workshop.finish(folder, BILEVEL_COMPILE_CACHE=str(cache))
-        yield counter.row()

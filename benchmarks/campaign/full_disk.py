@@ -12,13 +12,13 @@ from benchmarks.campaign.table import Counter, Row
 from benchmarks.campaign.written import DONE, KINDS
 
 LEFT = (0, 4096, 8192, 16384)  # bytes
-LARGE = ("store", "store, two workers", "report", "figure", "compiled programs")  # files of more than that
+LARGE = ("store", "store, two workers", "report", "figure")  # files of more than that
 SIZES = {"report": 2**24}  # a page has its scripts in it
 
 
 def rows(seed, quick):
     rng = random.Random(seed)
-    skipped = ("store, two workers", "compiled programs") if quick else ()
+    skipped = ("store, two workers",) if quick else ()
     found = [fill(name, rng, 1 if quick else 3) for name in KINDS if name not in skipped]
     return found if quick else [*found, limit_size(3, rng)]
 

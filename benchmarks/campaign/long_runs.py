@@ -28,7 +28,7 @@ QUICK_GROWTH = 1.3  # few problems leave the allocator no time to settle; kept p
 def rows(seed, quick):
     return [
         long_run(20_000 if quick else 10**6, 100 if quick else 1000),
-        many_problems(16, 4, QUICK_GROWTH) if quick else many_problems(500, 32, GROWTH),
+        many_problems(16, 28, QUICK_GROWTH) if quick else many_problems(500, 64, GROWTH),
         copies_of_estimators(seed),
         same_bits(quick),
     ]
@@ -54,7 +54,7 @@ def many_problems(n_problems, kept, growth):
     found = answer("problems", n_problems, kept)
     megabytes, maps = np.array(found).T
     half = n_problems // 2
-    note = f"one process, programs of {kept} problems kept; at most {max(megabytes[:half]):.0f} MB in the first half "
+    note = f"one process, {kept} programs kept; at most {max(megabytes[:half]):.0f} MB in the first half "
     note += f"and {max(megabytes[half:]):.0f} in the second, {max(maps):,.0f} memory maps"
     counter = Counter("different problems", note)
     bound = growth * max(megabytes[:half])
@@ -98,7 +98,7 @@ def problems(n_problems, kept):
     import bilevel
     from bilevel import _programs
 
-    _programs.MOST_KINDS, found = kept, []
+    _programs.MAX_PROGRAMS, found = kept, []
     for number in range(n_problems):
         result = bilevel.run(own_problem(number), bilevel.SRBA(0.05, 1.0, 8), max_steps=30, eval_every=30)
         assert result.status == "out_of_budget"

@@ -13,7 +13,7 @@ from benchmarks.campaign.written import DONE, KINDS, command
 
 
 def rows(seed, quick):
-    names = [name for name in KINDS if not (quick and name in ("store", "store, two workers", "compiled programs"))]
+    names = [name for name in KINDS if not (quick and name in ("store", "store, two workers"))]
     if not places.can_mount():
         return [Row(f"read-only: {name}", 0, 0, 0, "not tried: no disk can be mounted here") for name in names]
     return [*(refuse(name) for name in names), read_store()]

@@ -66,10 +66,9 @@ def config():
 
 
 def environment(**changes):
-    cache = {"BILEVEL_COMPILE_CACHE": str(folder() / "programs")}
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(folder() / "programs")}
     fixed = {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", FOLDER: str(folder())}
-    others = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    return others | cache | fixed | changes
+    return dict(os.environ) | cache | fixed | changes
 
 
 class Process:

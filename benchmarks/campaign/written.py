@@ -16,11 +16,9 @@ from typer.testing import CliRunner
 
 import bilevel
 from benchmarks.campaign import workshop
-from bilevel.bench.store import Store
 from bilevel.cli.app import app
 from bilevel.datasets import files, loading
 from bilevel.datasets.registry import SETS, ArraySpec, FileSet, RemoteFile
-from tests.bench.tiny import assert_same_table, table
 
 STEPS = {"max_steps": 60, "eval_every": 5}
 
@@ -187,25 +185,6 @@ class Figure(Page):
     words = ("figure",)
 
 
-class Programs(Kind):
-    """Compiled programs that processes share."""
-
-    def before(self):
-        self.changes = {"BILEVEL_COMPILE_CACHE": str(self.folder)}
-
-    def during(self):
-        store = workshop.new_folder("store")
-        said = workshop.start_run(store, "--only", "SOBA", "--seeds", "0:1", **self.changes).end()
-        found, expected = table(Store(store), "sweep"), table(workshop.undisturbed()[0], "sweep")
-        assert len(found)
-        assert_same_table(found, expected[expected["cell"].isin(found["cell"])].reset_index(drop=True))
-        return said
-
-    def after(self):
-        self.during()
-        assert self.contents(), "no program was kept"
-
-
 class Data(Kind):
     """Downloaded data; what is received stands in for a host."""
 
@@ -245,7 +224,6 @@ KINDS = {
     "TensorBoard log": EventLog,
     "report": Page,
     "figure": Figure,
-    "compiled programs": Programs,
     "data": Data,
 }
 DONE = {
@@ -256,6 +234,5 @@ DONE = {
     "TensorBoard log": "`TensorBoardLog`; the run goes on",
     "report": "`bilevel report`; the page before is kept",
     "figure": "`bilevel figure`; those before are kept",
-    "compiled programs": "the folder of them; the run goes on",
     "data": "`bilevel.datasets.load`; what was received is returned",
 }

@@ -1,9 +1,11 @@
 """The command line. Without the extra ``bench`` it tells its version, what is there, and what is missing."""
 
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 
 from bilevel._cpu_loops import fuse_cpu_loops
+from bilevel._programs import keep_programs
 
 NEEDED = ("typer", "rich", "msgspec", "pandas", "pyarrow")  # by any command but `doctor`
 
@@ -20,4 +22,6 @@ def main() -> None:
 
     stops.install()
     fuse_cpu_loops()
+    with suppress(OSError):  # a folder that cannot be used: every command compiles its programs itself
+        keep_programs()
     app()

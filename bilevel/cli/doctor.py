@@ -9,7 +9,7 @@ from pathlib import Path
 
 import bilevel
 from bilevel._io import cache_folder
-from bilevel._program_files import MOST_BYTES, SETTING, is_writable, list_files, program_folder
+from bilevel._programs import program_folder
 
 _FOR_DEVELOPERS = ("all", "docs", "dev")
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<extras>[^\]]*)\])?[^;]*(?:;.*\bextra == ['\"](?P<of>[^'\"]+))?")
@@ -75,13 +75,8 @@ def _data() -> str:
 
 
 def _compiled_programs() -> str:
-    if theirs := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return f"JAX keeps them in {theirs}, as JAX_COMPILATION_CACHE_DIR says"
+    if given := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return f"kept in {given}, as JAX_COMPILATION_CACHE_DIR says"
     folder = program_folder()
-    if folder is None:
-        return f"not kept: {SETTING}={os.environ[SETTING]}; unset it to keep them from one process to the next"
-    if not is_writable(folder):
-        return f"not kept: {folder} cannot be written to; give {SETTING}=FOLDER another"
-    megabytes = sum(size for _, size, _ in list_files(folder)) / 1e6
-    ways = f"{SETTING}=off keeps none, {SETTING}=FOLDER others"
-    return f"{megabytes:.1f} MB in {folder}, at most {MOST_BYTES / 1e6:.0f}; {ways}"
+    megabytes = sum(path.stat().st_size for path in folder.glob("*")) / 1e6
+    return f"{megabytes:.1f} MB in {folder}; JAX_ENABLE_COMPILATION_CACHE=0 keeps none"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend.backend import get_backend
 
 from bilevel._cpu_loops import may_be_fused
+from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, Calls, Point, Rows
 from bilevel.engine.gpu_loops import loop_in_turns, unrolled_loop_in_turns
 from bilevel.engine.metrics import cheap_metrics
@@ -39,13 +40,13 @@ def run_key(seed: int) -> Array:
     return jax.random.key(seed, impl="threefry2x32")
 
 
-@jax.jit
+@Compiled
 def initial_state(solver: Solver, oracles: Oracles, start: Point) -> State:
     """Return the state before the first step."""
     return solver.init(oracles, start)
 
 
-@partial(jax.jit, static_argnames="length")
+@compiled("length")
 def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length: int) -> Page:
     """Draw the steps first, …, first + length - 1; what a step draws does not depend on the page it is on."""
 
@@ -139,24 +140,6 @@ def has_cuda() -> bool:
     return "cuda" in get_backend().platform_version.lower()
 
 
-class Compiled:
-    """A function whose first argument is a solver, compiled as the solver needs it."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._programs: dict[tuple[Any, ...], Any] = {}
-
-    def of(self, solver: Solver) -> Any:
-        options = compiler_options(solver)
-        key = tuple(options.items())
-        if key not in self._programs:
-            self._programs[key] = jax.jit(self._function, compiler_options=options)
-        return self._programs[key]
-
-    def __call__(self, solver: Solver, *arguments: Any) -> Any:
-        return self.of(solver)(solver, *arguments)
-
-
 def _take_steps_of_one_run(
     solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array
 ) -> State:
@@ -171,7 +154,11 @@ def _take_steps_of_many(solver: Solver, oracles: Oracles, state: State, page: Pa
     return take_steps(solver, oracles, state, page, start, stop, loop_in_turns if has_cuda() else jax.lax.fori_loop)
 
 
-advance = Compiled(_take_steps_of_one_run)
+def _options_of_steps(solver: Solver, *_: Any) -> dict[str, bool | str]:
+    return compiler_options(solver)
+
+
+advance = Compiled(_take_steps_of_one_run, options=_options_of_steps)
 # Numbers of a state by name: the cheap metrics, those of the problem that are compiled, those of the solver.
 Evaluation: TypeAlias = tuple[dict[str, Array], dict[str, Array], dict[str, Array]]
 
@@ -197,20 +184,27 @@ def _point(solver: SolverBase, state: State) -> Point:
     return solver.evaluation_point(state)
 
 
-ONE_RUN = Programs(0, initial_state, draw_page, advance, _evaluate, _point)
+ONE_RUN = Programs(0, initial_state, draw_page, advance, Compiled(_evaluate), Compiled(_point))
+ON_HOST = ONE_RUN._replace(evaluate=_evaluate, points=_point)  # the state may hold anything
 
-_init_settings = jax.jit(jax.vmap(initial_state, in_axes=(0, None, None)))
+_init_settings = Compiled(jax.vmap(initial_state, in_axes=(0, None, None)))
 _advance_settings = jax.vmap(_take_steps_of_many, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
-_evaluations = jax.jit(_evaluate_settings), jax.jit(_point_settings)
-SETTINGS = Programs(1, _init_settings, draw_page, Compiled(_advance_settings), *_evaluations)
+SETTINGS = Programs(
+    axes=1,
+    init=_init_settings,
+    draw=draw_page,
+    advance=Compiled(_advance_settings, options=_options_of_steps),
+    evaluate=Compiled(_evaluate_settings),
+    points=Compiled(_point_settings),
+)
 
 # Draws and costs belong to a seed; full-batch passes must come at the same steps for all seeds of a program.
 PAGE_AXES = Page(first=None, draws=0, calls=0, refreshes=None, next_refresh=None, keys=0, rows=0)  # type: ignore[arg-type]
 
 
-@partial(jax.jit, static_argnames="length")
+@compiled("length")
 def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Array, length: int) -> Page:
     pages = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length))(jnp.stack(keys))
     return pages._replace(first=first, refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
@@ -219,5 +213,11 @@ def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first
 _advance_seeds = jax.vmap(_advance_settings, in_axes=(None, None, 0, PAGE_AXES, None, None))
 _evaluate_seeds = jax.vmap(_evaluate_settings, in_axes=(None, None, None, 0))
 _point_seeds = jax.vmap(_point_settings, in_axes=(None, 0))
-_evaluations = jax.jit(_evaluate_seeds), jax.jit(_point_seeds)
-SEEDS_AND_SETTINGS = Programs(2, _init_settings, _draw_seeds, Compiled(_advance_seeds), *_evaluations)
+SEEDS_AND_SETTINGS = Programs(
+    axes=2,
+    init=_init_settings,
+    draw=_draw_seeds,
+    advance=Compiled(_advance_seeds, options=_options_of_steps),
+    evaluate=Compiled(_evaluate_seeds),
+    points=Compiled(_point_seeds),
+)

@@ -3,12 +3,12 @@
 from collections.abc import Container, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
 from bilevel import _tree as trees
+from bilevel._programs import Compiled
 from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem, ExactSolution
@@ -85,7 +85,7 @@ def default_metric(known: Container[str]) -> Metric:
     return METRICS["hypergrad_norm_sq" if "hypergrad_norm_sq" in known else "outer_value"]
 
 
-@jax.jit
+@Compiled
 def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
     """Return the metrics that need two full-batch passes and no solve."""
     direction = oracles.direction(point)
@@ -102,7 +102,7 @@ _LEFT_BEHIND = 0.05  # of F: a z that far from z*(x) is told
 _NEGATIVE = 1e-5  # of the largest curvature seen: roundings of float32 stay below
 
 
-@jax.jit
+@Compiled
 def refit_outer_value(oracles: Oracles, point: Point) -> Array:
     """Return F at the same x, with z nearer to z*(x): a few conjugate-gradient steps, as long as G allows."""
     gradient = trees.scale(-1, oracles.inner_grad(point))
@@ -113,7 +113,7 @@ def refit_outer_value(oracles: Oracles, point: Point) -> Array:
     return jnp.stack([oracles.outer_value(one) for one in moved])[jnp.nanargmin(values)]
 
 
-@jax.jit
+@Compiled
 def curvature_along_v(oracles: Oracles, point: Point) -> tuple[Array, Array]:
     """Return v'Hv / v'v with H = ∇²zz G, and |HHv| / |Hv|, the size of curvatures that v meets."""
     once = oracles.hvp(point)
@@ -163,8 +163,8 @@ def exact_metrics(
         metrics = {
             "value": exact.value,
             "hypergrad_norm_sq": stationarity(problem.oracles, point.outer_var, exact.hypergrad),
-            "inner_distance_sq": norm_sq(trees.subtract(point.inner_var, exact.inner_var)),
-            "v_distance_sq": norm_sq(trees.subtract(point.v, exact.v)),
+            "inner_distance_sq": norm_sq(trees.subtract(point.inner_var, trees.to_numpy(exact.inner_var))),
+            "v_distance_sq": norm_sq(trees.subtract(point.v, trees.to_numpy(exact.v))),
             "exact_inner_residual": exact.inner_residual,
             "exact_v_residual": exact.v_residual,
         }

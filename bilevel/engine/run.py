@@ -92,7 +92,10 @@ class Run:
     def point(self) -> Point:
         """The evaluation point: NumPy arrays in the problem's dtype."""
         with arithmetic(self._steps.dtype):
-            return trees.to_numpy(self.solver.evaluation_point(self.state), self.problem.dtype)
+            return trees.to_numpy(self._point(), self.problem.dtype)
+
+    def _point(self) -> Point:
+        return jax.tree.map(lambda leaf: leaf[0, 0], self._steps.points())
 
     @property
     def step(self) -> int:
@@ -140,8 +143,7 @@ class Run:
             warn_user(sentence)
         if ended and status is not Status.interrupted and self.solver.may_leave_inner_behind(self.step):
             with arithmetic(self._steps.dtype):
-                point = self.solver.evaluation_point(self.state)
-                if sentence := inner_complaint(self._steps.oracles, point, rows[-1]):
+                if sentence := inner_complaint(self._steps.oracles, self._point(), rows[-1]):
                     warn_user(f"{type(self.solver).__name__}: {sentence}")
         if ended and np.isnan(rows[-1].get("value", 0.0)):
             warn_user(_NO_VALUE)
@@ -188,7 +190,7 @@ class Run:
         rows = driver.rows[0][0]
         with arithmetic(steps.dtype):
             for row in [row for row in rows[-1:] if row["step"] == self.step]:
-                row |= driver.certified(jax.tree.map(lambda leaf: leaf[0, 0], steps.points()))
+                row |= driver.certified(self._point())
             recorder = closing(Recorder(log, about, tuple(rows)))
             with recorder as driver.recorder, first_interrupt_asks() as asked:
                 try:

@@ -15,10 +15,9 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._programs import keep_few
 from bilevel._types import Point, Rows
 from bilevel.engine.feed import Feed, Part
-from bilevel.engine.loop import ONE_RUN, Evaluation, Page, Programs, run_key
+from bilevel.engine.loop import ON_HOST, ONE_RUN, Evaluation, Page, Programs, run_key
 from bilevel.engine.metrics import check_metrics
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
@@ -66,7 +65,6 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
             oracles = oracles.astype(dtype)
         if oracles.is_on_host:
             _check_tables(solver, oracles, start)
-        keep_few(solver.cast(dtype), oracles, start)
     return Prepared(solver, oracles, start, dtype)
 
 
@@ -188,6 +186,7 @@ class Steps(ABC):
 class HostSteps(Steps):
     """Steps of a solver that is not compiled, one at a time."""
 
+    programs = ON_HOST
     solver: HostSolver
 
     def _warm_up(self) -> None:
@@ -289,7 +288,7 @@ class CompiledSteps(Steps):
         elapsed = time.perf_counter() - began
         self.steps_per_second = (stop - before.step) / elapsed
         # Of many runs each is looked at when it is evaluated: the others go on.
-        if self.alone and not trees.is_finite(self.solver.evaluation_point(state)):
+        if self.alone and not trees.is_finite(self.programs.points(self.solver, state)):
             state, stop = self._last_finite(page, before, stop)
             self.diverged = True
         self.position = Position(state, stop, page.calls[:, stop - page.first], before.seconds + elapsed)
@@ -332,7 +331,7 @@ class CompiledSteps(Steps):
         while diverged - step > 1:
             middle = (step + diverged) // 2
             trial = self._take(page.draws, state, step - page.first, middle - page.first)
-            if trees.is_finite(self.solver.evaluation_point(trial)):
+            if trees.is_finite(self.programs.points(self.solver, trial)):
                 state, step = trial, middle
             else:
                 diverged = middle

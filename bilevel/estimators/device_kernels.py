@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, cholesky
 
+from bilevel._programs import Compiled
 from bilevel._types import Array
 from bilevel.estimators.kernels import FREE_RIDGE, KernelRidge
 from bilevel.estimators.selection import Fits
@@ -62,7 +63,7 @@ class DeviceKernelRidge(KernelRidge):
         return np.asarray(_push_forward(self.kernels, self.free, fits.state, self.arrays.put(move)), float)
 
 
-@jax.jit
+@Compiled
 def _fit(kernels: Array, free: Array, y: Array, weights: Array, variances: Array) -> tuple[Folded, Array]:
     kernel = jnp.tensordot(variances, kernels, axes=1)
     systems, a, b = jax.vmap(partial(_fit_one, kernel, free, y))(weights)
@@ -80,7 +81,7 @@ def _fit_one(kernel: Array, free: Array, y: Array, weights: Array) -> tuple[Fact
     return found, *found.solve(free, y, 0.0)
 
 
-@jax.jit
+@Compiled
 def _pull_back(kernels: Array, free: Array, state: Folded, cotangents: Array) -> Array:
     def of_one(system: Factored, a: Array, cotangent: Array) -> Array:
         v, _ = system.solve(free, state.kernel @ cotangent, free.T @ cotangent)
@@ -89,7 +90,7 @@ def _pull_back(kernels: Array, free: Array, state: Folded, cotangents: Array) ->
     return jax.vmap(of_one)(state.systems, state.a, cotangents)
 
 
-@jax.jit
+@Compiled
 def _push_forward(kernels: Array, free: Array, state: Folded, move: Array) -> Array:
     rate = jnp.tensordot(-state.variances * move, kernels, axes=1)
 

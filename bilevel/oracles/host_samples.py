@@ -126,7 +126,7 @@ class HostSamples(Samples):
         return True
 
     def one(self) -> PyTree:
-        leaves = [jnp.asarray(leaf[0]) for leaf in self.reader.rows(np.arange(1))]
+        leaves = [trees.put(leaf[0]) for leaf in self.reader.rows(np.arange(1))]
         row = jax.tree.unflatten(jax.tree.structure(self.leaves), leaves)
         return row if self.key_words is None else (row, self.key_words)
 

@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike
 
 from bilevel import _threefry
 from bilevel import _tree as trees
+from bilevel._programs import compiled
 from bilevel._types import Array, Count, PyTree
 
 SAMPLINGS = ("blocks", "iid", "reshuffle", "full")
@@ -107,13 +108,13 @@ class Samples:
             rows = leaf if order is None else leaf[order]
             if np.issubdtype(rows.dtype, np.floating):
                 rows = rows.astype(dtype, copy=False)
-            return jnp.asarray(np.ascontiguousarray(np.moveaxis(rows, 0, axis)))
+            return trees.put(np.ascontiguousarray(np.moveaxis(rows, 0, axis)))
 
         return replace(unordered, leaves=unordered._map(lay_out))
 
     def one(self) -> PyTree:
         """Return the first row, with its key where there are keys."""
-        row = self._map(lambda leaf, axis: jnp.take(leaf, 0, axis=axis))
+        row = self._map(_first_row)
         return row if self.key_words is None else (row, self.key_words)
 
     @property
@@ -137,15 +138,9 @@ class Samples:
         if sampling not in ("blocks", "reshuffle") or not any(self.axes):
             return plain
 
-        def in_blocks(leaf: Array, axis: int) -> Array:
-            rows = jnp.moveaxis(leaf, axis, 0)
-            # Row 0 fills up: a user's loss is finite on a real row.
-            filler = jnp.broadcast_to(rows[:1], (-len(rows) % batch_size, *rows.shape[1:]))
-            blocks = jnp.concatenate([rows, filler]).reshape(-1, batch_size, *rows.shape[1:])
-            return jnp.moveaxis(blocks, 1, axis + 1)
-
         weights = plain._row_weights(real_rows_last=False) if self.n % batch_size else None
-        return replace(plain, blocks=self._map(in_blocks), row_weights=weights)
+        blocks = self._map(partial(_in_blocks, batch_size=batch_size))
+        return replace(plain, blocks=blocks, row_weights=weights)
 
     def with_slices(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size that are cut out of the leaves."""
@@ -163,7 +158,7 @@ class Samples:
         if self.sampling == "reshuffle":
             weights[:] = self.n_blocks / self.n
         weights[-self.batch_size :][slice(missing) if real_rows_last else slice(-missing, None)] = 0
-        return jnp.asarray(weights)
+        return trees.put(weights)
 
     def astype(self, dtype: DTypeLike) -> "Samples":
         """Return the same rows with floating leaves in ``dtype``."""
@@ -269,3 +264,18 @@ class Samples:
     def _map(self, function: Any) -> PyTree:
         leaves, structure = jax.tree.flatten(self.leaves)
         return jax.tree.unflatten(structure, [function(*pair) for pair in zip(leaves, self.axes, strict=True)])
+
+
+@compiled("axis")
+def _first_row(leaf: Array, axis: int) -> Array:
+    return jnp.take(leaf, 0, axis=axis)
+
+
+@compiled("axis", "batch_size")
+def _in_blocks(leaf: Array, axis: int, batch_size: int) -> Array:
+    """Return the rows block after block, along a new first axis."""
+    rows = jnp.moveaxis(leaf, axis, 0)
+    # The last block is filled up with the first row: a loss is finite on a real row.
+    filler = jnp.broadcast_to(rows[:1], (-len(rows) % batch_size, *rows.shape[1:]))
+    blocks = jnp.concatenate([rows, filler]).reshape(-1, batch_size, *rows.shape[1:])
+    return jnp.moveaxis(blocks, 1, axis + 1)

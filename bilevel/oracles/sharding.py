@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles.base import Oracles
 from bilevel.oracles.host_samples import HostSamples, call_host, check_batches, draw_in_window, reader_of
@@ -157,8 +158,6 @@ def _split_along(axis: int) -> PartitionSpec:
 def _on_devices(kind: str) -> Callable[..., Any]:
     """Return the method of sharded oracles that averages over devices what the oracles of each give from its rows."""
 
-    # Compiled here too for those who ask for one estimate outside a compiled program.
-    @jax.jit
     def mean(oracles: "ShardedOracles", *arguments: Any) -> Any:
         def on_device(here: "ShardedOracles", *arguments: Any) -> Any:
             local = replace(here.rule, inner_samples=here.inner_samples, outer_samples=here.outer_samples)
@@ -173,7 +172,8 @@ def _on_devices(kind: str) -> Callable[..., Any]:
         run = jax.shard_map(on_device, mesh=oracles.mesh, in_specs=specs, out_specs=everywhere, check_vma=False)
         return run(oracles, *arguments)
 
-    return mean
+    program = Compiled(mean)  # compiled by itself if one estimate is requested outside a compiled program
+    return lambda oracles, *arguments: program(oracles, *arguments)
 
 
 @jax.tree_util.register_dataclass

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import Compiled
 from bilevel._types import Array, Point
 from bilevel.problems.exact import stationarity
 
@@ -197,7 +197,7 @@ _SHARDED = "The rows lie on several devices; ask for a certificate with the prob
 _UNKNOWN = "The inner loss is not known to be strongly convex; where it is, `strongly_convex=True` gives estimates."
 _TOO_FAR = "From the residuals and the curvature at this point no finite bound follows in float64."
 
-_direction = jax.jit(lambda oracles, point: oracles.direction(point))
+_direction = Compiled(lambda oracles, point: oracles.direction(point))
 
 
 class Certifier:

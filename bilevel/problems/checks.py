@@ -5,10 +5,10 @@ from numbers import Integral
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _tree as trees
 from bilevel._types import INT32_MAX, Array, PyTree, as_float, is_number
 from bilevel.oracles import HostData
 from bilevel.oracles.host_data import head
@@ -159,7 +159,7 @@ def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[
     if groups is None:
         return None, n_members
     numbers, n_groups = _check_numbers("groups", groups, n_members, member)
-    return jnp.asarray(numbers), n_groups
+    return trees.put(numbers), n_groups
 
 
 def check_folds(folds: Any, n_rows: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:

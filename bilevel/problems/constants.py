@@ -11,7 +11,6 @@ unit vectors u. Where it is not known, the largest that a search finds is an est
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import compiled
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.problems.certificate import NOTHING, Bounds
@@ -195,7 +195,7 @@ def _points(start: Point, region: Region, rng: np.random.Generator, count: int) 
     return np.hstack([z, rng.uniform(region.lower, region.upper, (count, len(region.lower)))])
 
 
-@partial(jax.jit, static_argnames=("level", "order"))
+@compiled("level", "order")
 def _largest_derivatives(
     oracles: Oracles, points: Array, directions: Array, rows: Array, unravel: Any, level: str, order: int
 ) -> Array:

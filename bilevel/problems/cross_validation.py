@@ -27,6 +27,7 @@ from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic, resolve_dtype
+from bilevel._programs import compiled
 from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree, Rows, as_float
 from bilevel.oracles import RowwiseOracles, Samples
 from bilevel.oracles.base import estimate, join
@@ -95,7 +96,7 @@ def cross_validation(
     defaults = np.zeros((n_folds, *shape)), np.full(n_penalties, -2.0)
     parts, start = lay_out((data, data), starts, defaults, outer_bounds, dtype, rng, narrow, names=("X", "X"))
     with arithmetic(dtype):
-        oracles = FoldsOracles(**parts, model=model, prior_scale=jnp.asarray(prior_scale, dtype))
+        oracles = FoldsOracles(**parts, model=model, prior_scale=trees.put(prior_scale, dtype))
     solver = IterativeExactSolver(oracles, start)
     return BilevelProblem(oracles, start, solver, "cross_validation", certificate_bounds=FoldsBounds)
 
@@ -282,7 +283,7 @@ class FoldsBounds:
         return Bounds(delta, 1.0, v_residual, a, b, c, e + delta, metric.least)
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled("kind")
 def _bound_curvatures(oracles: FoldsOracles, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
     """Return the matrix of each model whose largest eigenvalue is a ("bend") or b ("slope")."""
     of_model = partial(oracles.model.bound_curvature, inverse_root=inverse_root, radius=radius, kind=kind)

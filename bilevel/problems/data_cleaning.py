@@ -24,7 +24,9 @@ import numpy as np
 from jax.tree_util import Partial
 from numpy.typing import DTypeLike
 
+from bilevel import _tree as trees
 from bilevel._precision import arithmetic, resolve_dtype
+from bilevel._programs import Compiled
 from bilevel._types import Array, InnerPass, Point
 from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
@@ -77,7 +79,7 @@ def data_cleaning(
     defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), make_rng(seed)
     parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
-        oracles = CleaningOracles(**parts, regularization=jnp.asarray(regularization, dtype))
+        oracles = CleaningOracles(**parts, regularization=trees.put(regularization, dtype))
         validation = oracles.outer_samples.leaves
         metrics = {"validation_error": Partial(_error_rate, validation.features, validation.labels)}
         metrics |= _metrics(X_test, y_test, corrupted, start, dtype)
@@ -95,7 +97,7 @@ def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.d
         rows, labels = check_table("X_test", X_test, "y_test", y_test)
         check_same_features(("X_train", "X_test"), (np.empty(shape), rows))
         test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[0])
-        metrics["test_error"] = Partial(_error_rate, *map(jnp.asarray, test))
+        metrics["test_error"] = Partial(_error_rate, *map(trees.put, test))
     if corrupted is not None:
         marked = as_array("corrupted", corrupted)
         if marked.shape != (n_rows,) or marked.dtype != bool:
@@ -103,18 +105,18 @@ def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.d
             raise ValueError(f"`corrupted` must hold one bool per training row ({n_rows}), got {got}.")
         if marked.all() or not marked.any():
             raise ValueError("`corrupted` must mark some rows and leave others; leave it out where none is known.")
-        clean, wrong = (jnp.asarray(np.flatnonzero(mask).astype(np.int32)) for mask in (~marked, marked))
+        clean, wrong = (trees.put(np.flatnonzero(mask).astype(np.int32)) for mask in (~marked, marked))
         metrics["weight_auc"] = Partial(_separation, clean, wrong)
     return metrics
 
 
-@jax.jit
+@Compiled
 def _error_rate(rows: Array, labels: Array, point: Point) -> Array:
     guesses = jnp.argmax(point.inner_var @ rows.T, axis=0).astype(labels.dtype)
     return jnp.mean(guesses != labels, dtype=rows.dtype)
 
 
-@jax.jit
+@Compiled
 def _separation(clean: Array, corrupted: Array, point: Point) -> Array:
     """Return the area under the ROC curve of x as a sign of clean rows; ties count half."""
     weights = jnp.sort(point.outer_var[corrupted])
@@ -215,7 +217,7 @@ class CleaningBounds:
         return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), a, b, sqrt(c_sq), sqrt(e_sq))
 
 
-@jax.jit
+@Compiled
 def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array, ...]:
     """Return the matrices whose largest eigenvalues are a, b, c² and e²."""
     z, x, v = point

@@ -6,7 +6,6 @@ tried and the best one counts: a wrong derivative is wrong at all of them. Where
 every step: products are then compared row by row, and the median row counts.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import compiled
 from bilevel._types import Point
 from bilevel.oracles import Oracles
 from bilevel.problems.checks import make_rng
@@ -97,6 +97,6 @@ def _error(oracles: Oracles, name: str, point: Point, move: Point, step: float, 
     return float(gap / (sum(sizes) + NEGLIGIBLE))
 
 
-@partial(jax.jit, static_argnames="name")
+@compiled("name")
 def _derivative(oracles: Oracles, name: str, point: Point, rows: Any) -> Any:
     return getattr(oracles, name)(point, rows)

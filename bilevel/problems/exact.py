@@ -16,6 +16,7 @@ from jax.scipy.sparse.linalg import cg
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 
@@ -161,11 +162,11 @@ class IterativeExactSolver:
         return point._replace(inner_var=unravel(found.x))
 
 
-_inner_value_and_grad = jax.jit(lambda oracles, point: (oracles.inner_value(point), oracles.inner_grad(point)))
-_value_and_direction = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.direction(point)))
+_inner_value_and_grad = Compiled(lambda oracles, point: (oracles.inner_value(point), oracles.inner_grad(point)))
+_value_and_direction = Compiled(lambda oracles, point: (oracles.outer_value(point), oracles.direction(point)))
 
 
-@partial(jax.jit, static_argnames="part")
+@compiled("part")
 def _residual(oracles: Oracles, point: Point, part: str) -> tuple[PyTree, Array, Array]:
     """Return ∇z G, its norm and ||(∇²zz G) z||, or D_v, its norm and ||∇z F||."""
     if part == "inner_var":
@@ -177,7 +178,7 @@ def _residual(oracles: Oracles, point: Point, part: str) -> tuple[PyTree, Array,
     return left, _norm(left), _norm(scale)
 
 
-@jax.jit
+@Compiled
 def _step(oracles: Oracles, point: Point, variable: PyTree, left: PyTree, accuracy: Array) -> PyTree:
     """Return the variable, z or v, less the solution of (∇²zz G) w = left, in the arithmetic of the oracles."""
     dtype = oracles.inner_samples.dtype

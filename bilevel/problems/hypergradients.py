@@ -19,7 +19,6 @@ Where z0 = z*(x0) and λ = 0, it is ∇h(x0). All methods compute this same grad
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +28,7 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, Point, PyTree, Scalar, is_number
 from bilevel.oracles import DifferenceOracles
 from bilevel.problems.checks import check_choice, check_positive, check_sizes, check_variable
@@ -164,7 +164,7 @@ def _neumann(level: TiltedLevel, tolerance: float, limit: int, step: float | Non
     return _of_solution(level, found, int(products))
 
 
-@jax.jit
+@Compiled
 def _sum_series(level: TiltedLevel, step: Array, tolerance: Scalar, limit: Scalar) -> tuple[PyTree, Array]:
     first = level.oracles.outer_grad(level.point)
     goal = tolerance**2 * trees.norm_sq(first)
@@ -186,7 +186,7 @@ def _unrolled(level: TiltedLevel, tolerance: float, limit: int, step: float | No
     return _of_solution(level, v, limit)._replace(gradient=trees.to_numpy(gradient))
 
 
-@partial(jax.jit, static_argnames="times")
+@compiled("times")
 def _differentiate_steps(level: TiltedLevel, step: Array, times: int) -> tuple[PyTree, PyTree]:
     """Return the gradient with respect to x of F after so many steps, and minus that with respect to the tilt: v."""
 
@@ -244,7 +244,7 @@ def _of_solution(level: TiltedLevel, v: PyTree, products: int) -> Hypergradient:
     )
 
 
-@jax.jit
+@Compiled
 def _assemble(level: TiltedLevel, v: PyTree) -> tuple[PyTree, Array]:
     point = level.point._replace(v=v)
     outer = level.oracles.outer(point)
@@ -253,8 +253,8 @@ def _assemble(level: TiltedLevel, v: PyTree) -> tuple[PyTree, Array]:
     return gradient, norm(left) / jnp.maximum(norm(outer.grad), jnp.finfo(jnp.float64).tiny)
 
 
-_outer_grad = jax.jit(lambda oracles, point: oracles.outer_grad(point))
-_outer_value = jax.jit(lambda oracles, point: oracles.outer_value(point))
+_outer_grad = Compiled(lambda oracles, point: oracles.outer_grad(point))
+_outer_value = Compiled(lambda oracles, point: oracles.outer_value(point))
 
 
 _METHODS: dict[str, Callable[..., Hypergradient]] = {

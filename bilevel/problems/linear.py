@@ -29,6 +29,7 @@ import numpy as np
 
 from bilevel._cpu_loops import may_be_fused
 from bilevel._precision import arithmetic
+from bilevel._programs import compiled
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles import RowwiseOracles
 from bilevel.oracles.base import estimate
@@ -257,7 +258,7 @@ class LinearBounds:
         return Bounds(delta, mu, v_residual, a, b, c, e + delta, metric.least)
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled("kind")
 def _curvature(oracles: LinearOracles, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
     of_piece = partial(oracles.bound_curvature, point, inverse_root=inverse_root, radius=radius, kind=kind)
     return (oracles.outer_samples if kind == "slope" else oracles.inner_samples).mean(of_piece)

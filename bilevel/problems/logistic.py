@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._precision import resolve_dtype
+from bilevel._programs import Compiled
 from bilevel._types import Array
 from bilevel.oracles import HostData
 from bilevel.oracles.host_data import head
@@ -110,7 +111,7 @@ class LogisticExactSolver(LinearExactSolver):
     @cached_property
     def _rows(self) -> list[Array]:
         levels = self._oracles.inner_samples, self._oracles.outer_samples
-        return [level.leaves.astype(np.float64) for level in levels]
+        return [trees.cast(level.leaves, np.float64) for level in levels]
 
     def _fit(self, penalties: np.ndarray, guess: ExactSolution | None) -> Fit:
         train, validation = self._rows
@@ -120,7 +121,7 @@ class LogisticExactSolver(LinearExactSolver):
         return z, grad, hessian, value, np.asarray(outer_grad)
 
 
-@jax.jit
+@Compiled
 def _derivatives(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
     """Return ∇z G and ∇²zz G."""
     n = rows.shape[1]
@@ -129,7 +130,7 @@ def _derivatives(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
     return -(rows @ residuals) / n + penalty * z, hessian
 
 
-@jax.jit
+@Compiled
 def _mean_loss_and_gradient(rows: Array, z: Array) -> tuple[Array, Array]:
     margins = z @ rows
     return jnp.mean(logistic(margins)), -(rows @ sigmoid(-margins)) / rows.shape[1]

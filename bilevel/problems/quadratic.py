@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic, resolve_dtype
+from bilevel._programs import Compiled
 from bilevel._types import Array, InnerPass, OuterPass, Point, Rows
 from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
@@ -112,7 +113,7 @@ def _draw_factors(
             noise = rng.standard_normal((min(_CHUNK, n - begin), size))
             for image, matrix in zip(images, maps, strict=True):
                 image[begin : begin + len(noise)] = noise @ matrix.T + shift
-        return [jnp.asarray(images.pop(0)) for _ in maps]  # one copy at a time lives twice
+        return [trees.put(images.pop(0)) for _ in maps]  # one copy at a time lives twice
 
     def linear(size: int) -> Array:
         return rows(size, np.eye(size), shift=common_linear * rng.standard_normal(size))[0]
@@ -152,7 +153,7 @@ class Linear(NamedTuple):
         return Linear(self.inner[block], self.outer[block])
 
 
-@jax.jit
+@Compiled
 def _linear_of_blocks(samples: Samples) -> Linear:
     blocks = jnp.arange(samples.n_blocks, dtype=jnp.int32)
     return jax.vmap(lambda block: Linear.of_rows(*samples.take(block)))(blocks)

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel._precision import resolve_dtype
+from bilevel._programs import compiled
 from bilevel._types import Array, InnerPass, Point
 from bilevel.oracles import Samples
 from bilevel.oracles.samples import STATIC
@@ -164,13 +165,13 @@ class SoftmaxSelectionBounds(LinearBounds):
         return [largest(np.asarray(matrix)) for matrix in moves]
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled("kind")
 def _diagonal_curvature(samples: Samples, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
     bound = SoftmaxSelectionOracles.bound_curvature
     return samples.mean(partial(bound, point, inverse_root=inverse_root, radius=radius, kind=kind))
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled("kind")
 def _curvature(samples: Samples, point: Point, roots: Array, radius: Array, kind: str) -> Array:
     """Return mean exp(-w) S ⊗ dd' ("least"), exp(w) for it ("slope") or range(vd) exp(w) ("bend")."""
     z, _, v = point

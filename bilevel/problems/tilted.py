@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
+from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 
@@ -56,7 +57,7 @@ class _Solve(NamedTuple):
     curvature: Array
 
 
-@jax.jit
+@Compiled
 def conjugate_gradients(level: TiltedLevel, point: Point, right: PyTree, accuracy: Scalar, limit: Scalar) -> _Solve:
     """Solve (∇²zz G + λ) w = right, until the residual is small or negative curvature is met."""
     goal = accuracy**2 * trees.norm_sq(right)
@@ -94,18 +95,18 @@ def follow(level: TiltedLevel, point: Point) -> tuple[Point, float, int]:
     return point, float(size / scale), products
 
 
-@jax.jit
+@Compiled
 def _tilted_grad(level: TiltedLevel, point: Point) -> tuple[PyTree, Array]:
     left = level.grad(point.inner_var, point.outer_var, level.tilt)
     return left, norm(left)
 
 
-@jax.jit
+@Compiled
 def _product(level: TiltedLevel, point: Point) -> PyTree:
     return level.product(point, point.inner_var)
 
 
-@jax.jit
+@Compiled
 def largest_curvature(level: TiltedLevel) -> Array:
     """Return the largest |eigenvalue| of ∇²zz G + λ, by power iterations from ∇z F and a fixed vector."""
     fixed = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), level.tilt)
@@ -119,7 +120,7 @@ def largest_curvature(level: TiltedLevel) -> Array:
     return jax.lax.fori_loop(0, _POWER_STEPS, multiply, (first, jnp.zeros_like(norm(fixed))))[1]
 
 
-_inner_grad = jax.jit(lambda oracles, point: oracles.inner_grad(point))
+_inner_grad = Compiled(lambda oracles, point: oracles.inner_grad(point))
 
 
 def norm(tree: PyTree) -> Array:

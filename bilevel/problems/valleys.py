@@ -71,7 +71,7 @@ def valleys(
     with arithmetic(dtype):
         rows = [_draw_ripples(rng, n, dim, b, dtype) for n, b in ((n_inner, inner_ripple), (n_outer, outer_ripple))]
         inner, outer = (Samples(level, len(level.phase), axes=(0,) * 4, dtype=dtype) for level in rows)
-        shape = jnp.asarray(curvatures, dtype), jnp.asarray(widths, dtype)
+        shape = trees.put(curvatures, dtype), trees.put(widths, dtype)
     oracles = ValleyOracles(inner, outer, curvatures=shape[0], widths=shape[1])
     start = Point(*(np.asarray(part, dtype) for part in (np.zeros(dim), widths, np.zeros(dim))))
     info = {"inner_ripple": inner_ripple, "outer_ripple": outer_ripple, "mu_G": inner_curvature}
@@ -106,7 +106,7 @@ def _draw_ripples(rng: np.random.Generator, n: int, dim: int, height: float, dty
     phases, order = rng.uniform(0, 2 * np.pi, n // 2), rng.permutation(n)  # or blocks would hold whole pairs
     waves, phases = (np.concatenate([half, half])[order] for half in (waves, phases))
     heights = np.repeat([height, -height], n // 2)[order]
-    return Ripples(*(jnp.asarray(part, dtype) for part in (heights, waves[:, :dim], waves[:, dim:], phases)))
+    return Ripples(*(trees.put(part, dtype) for part in (heights, waves[:, :dim], waves[:, dim:], phases)))
 
 
 @jax.tree_util.register_dataclass

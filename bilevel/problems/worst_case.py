@@ -24,7 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _tree as trees
 from bilevel._precision import arithmetic, resolve_dtype
+from bilevel._programs import Compiled
 from bilevel._types import INT32_MAX, Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.oracles.samples import STATIC
@@ -141,7 +143,7 @@ def _chains(rotation: str, m: int, dim: int, dtype: np.dtype, seed: int) -> "tup
     from scipy.stats import ortho_group
 
     basis = ortho_group.rvs(dim, random_state=make_rng(seed))
-    return RotatedChains, jnp.asarray(basis.reshape(m, -1, dim), dtype)
+    return RotatedChains, trees.put(basis.reshape(m, -1, dim), dtype)
 
 
 def gamma(t: Array) -> Array:
@@ -224,7 +226,7 @@ class RotatedChains(WorstCaseOracles):
         return rows @ z
 
 
-_outer_value_and_grads = jax.jit(lambda oracles, point: (oracles.outer_value(point), oracles.outer(point)))
+_outer_value_and_grads = Compiled(lambda oracles, point: (oracles.outer_value(point), oracles.outer(point)))
 
 
 class WorstCaseExactSolver:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigvalsh_tridiagonal
 
+from bilevel._programs import Compiled
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.oracles.diagonal import probe_signs
@@ -30,7 +31,7 @@ def has_negative_curvature(oracles: Oracles, point: Point) -> bool:
     return bool(curvatures[0] < -_NEGATIVE * np.abs(curvatures).max())
 
 
-@jax.jit
+@Compiled
 def _tridiagonal(oracles: Oracles, point: Point) -> tuple[Array, Array]:
     """Return the diagonal of the matrix, and what stands beside it."""
     flat, unravel = ravel_pytree(point.inner_var)

@@ -18,7 +18,6 @@ F. Memory 2p + d. Adaptive: all steps, by sums of squared norms; the length of b
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevel import _tree as trees
+from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, OuterPass, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
@@ -76,7 +76,7 @@ class DTFBO(HostSolver):
 
     def step(self, oracles: Oracles, state: DTFBOState, index: int) -> DTFBOState:
         full = FullBatch(oracles, state.point, state.calls)
-        point = self._descend(full, state.point, "inner_grad", trees.zeros_like(state.point.inner_var))
+        point = self._descend(full, state.point, "inner_grad", jax.tree.map(np.zeros_like, state.point.inner_var))
         for kind in ("outer_grad", "outer_grad_outer", "cross"):
             full.count(kind)
         outer = _outer(oracles, point)
@@ -106,12 +106,12 @@ class _Walk(NamedTuple):
     total: Array
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled("kind")
 def _slope(oracles: Oracles, point: Point, kind: str, shift: PyTree) -> PyTree:
     return trees.add(getattr(oracles, kind)(point), shift)
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled("kind")
 def _walk(oracles: Oracles, walk: _Walk, kind: str, shift: PyTree, tolerance: Array, limit: int) -> tuple[_Walk, Array]:
     """Take steps until the gradient is small, so many at most; return how many, too."""
 
@@ -127,17 +127,17 @@ def _walk(oracles: Oracles, walk: _Walk, kind: str, shift: PyTree, tolerance: Ar
     return jax.lax.while_loop(goes_on, once, (walk, jnp.int32(0)))
 
 
-@jax.jit
+@Compiled
 def _square(slope: PyTree) -> Array:
     return trees.norm_sq(slope)
 
 
-@jax.jit
+@Compiled
 def _outer(oracles: Oracles, point: Point) -> OuterPass:
     return oracles.outer(point)
 
 
-@jax.jit
+@Compiled
 def _move(oracles: Oracles, point: Point, outer_grad: PyTree, outer_sum: Array) -> tuple[Point, Array]:
     grad = trees.add(oracles.cross(point), outer_grad)
     outer_sum = outer_sum + trees.norm_sq(grad)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from bilevel._programs import Compiled, compiled
 from bilevel._tree import flat
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
@@ -155,12 +156,12 @@ def _unflatten(vector: np.ndarray, like: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [p.reshape(np.shape(leaf)) for p, leaf in zip(parts, leaves, strict=True)])
 
 
-@partial(jax.jit, static_argnames="kinds")
+@compiled("kinds")
 def _answer(oracles: Oracles, point: Point, kinds: tuple[str, ...]) -> list[PyTree]:
     return [getattr(oracles, kind)(point) for kind in kinds]
 
 
-@jax.jit
+@Compiled
 def _hessian(oracles: Oracles, point: Point) -> Array:
     vector, unravel = ravel_pytree(point.v)
 

@@ -26,10 +26,9 @@ of z and x, the accuracy of z.
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
+from bilevel._programs import Compiled
 from bilevel._tree import flat, to_numpy
 from bilevel._types import AnyArray, Array, Point
 from bilevel.oracles import Oracles
@@ -91,7 +90,7 @@ class SHINE(HostSolver):
 
     def init(self, oracles: Oracles, start: Point) -> SHINEState:
         full, unknown = FullBatch(oracles, start), np.array(np.nan)
-        pairs = to_numpy(no_pairs(self.n_pairs, ravel_pytree(start.inner_var)[0]))
+        pairs = no_pairs(self.n_pairs, flat(start.inner_var))
         return SHINEState(start, pairs, unknown, unknown, unknown, unknown, np.array(0.0), full.calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
@@ -192,11 +191,11 @@ def _search(
     return None
 
 
-@jax.jit
+@Compiled
 def _product(pairs: Pairs, scale: AnyArray, vector: AnyArray) -> Array:
     return InverseHessian("bfgs", scale).product(pairs, vector)
 
 
-@jax.jit
+@Compiled
 def _learn(pairs: Pairs, begin: AnyArray, move: AnyArray, change: AnyArray) -> Pairs:
     return push(pairs, InverseHessian("bfgs", 1.0).pair(pairs, begin, move, change))

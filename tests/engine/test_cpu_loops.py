@@ -13,7 +13,7 @@ import pytest
 import bilevel
 from bilevel._cpu_loops import may_be_fused
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import COMPARED_WHEN_FUSED, advance
+from bilevel.engine.loop import COMPARED_WHEN_FUSED, IN_PLACE, compiler_options
 from bilevel.solvers import Solver
 from tests import cases
 
@@ -168,9 +168,8 @@ def test_fused_loops_of_a_solver_that_was_not_compared_are_compiled_without_the_
     class Unknown(bilevel.SABA):
         """A solver of a user, with tables."""
 
-    analyzed, plain = advance.of(bilevel.SABA()), advance.of(bilevel.SOBA())
-    for flags, of_unknown in ((FUSED, plain), (IN_PIECES, analyzed), ("", analyzed)):
+    for flags, of_unknown in ((FUSED, {}), (IN_PIECES, IN_PLACE), ("", IN_PLACE)):
         monkeypatch.setenv("XLA_FLAGS", flags)
         assert may_be_fused() == (flags == FUSED)
-        assert advance.of(Unknown()) is of_unknown
-        assert advance.of(bilevel.SABA()) is analyzed and advance.of(bilevel.SRBA()) is plain
+        assert compiler_options(Unknown()) == of_unknown
+        assert compiler_options(bilevel.SABA()) == IN_PLACE and compiler_options(bilevel.SRBA()) == {}

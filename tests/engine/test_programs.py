@@ -1,56 +1,202 @@
-"""Compiled programs are let go when there are many, so that a process may run on any number of problems."""
+"""Compiled programs of the library are bounded in number and freed; no others are touched."""
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevel
 from bilevel import _programs
-from bilevel.engine import steps
+from bilevel._programs import Compiled, compiled
 from tests import cases
 
 
 @pytest.fixture
-def program(monkeypatch):
-    monkeypatch.setattr(_programs, "_kinds", set())
-    monkeypatch.setattr(_programs, "MOST_KINDS", 3)
-    return jax.jit(lambda x: x + 1)
+def few(monkeypatch):
+    monkeypatch.setattr(_programs, "_programs", type(_programs._programs)())
+    monkeypatch.setattr(_programs, "MAX_PROGRAMS", 3)
 
 
-def count(program, sizes):
+def own_problem(number, n_features=3):
+    """A problem whose losses no other problem has."""
+    X = np.random.default_rng(number).standard_normal((30, n_features))
+
+    def outer(z, x, row):
+        return jnp.cosh(row @ z - 1.0)
+
+    def inner(z, x, row):
+        return (row @ z - 0.5) ** 2 + jnp.exp(x[0]) * (z @ z)
+
+    return bilevel.BilevelProblem.from_losses(inner, outer, X, X, np.zeros(n_features), np.zeros(1), dtype="float32")
+
+
+def n_programs_after(function, sizes):
     counts = []
     for size in sizes:
-        _programs.keep_few({"rows": np.zeros(size, np.float32)})
-        program(np.zeros(size, np.float32))
-        counts.append(program._cache_size())
+        function(np.zeros(size, np.float32))
+        counts.append(len(_programs._programs))
     return counts
 
 
-def test_programs_of_many_kinds_are_let_go_and_those_of_few_are_kept(program):
-    assert count(program, range(1, 8)) == [1, 2, 3, 1, 2, 3, 1]
-    assert count(program, [7, 7, 6, 7, 5, 7]) == [1, 1, 2, 2, 3, 3]
+@pytest.mark.usefixtures("few")
+def test_the_least_recently_used_programs_are_freed():
+    traced = []
+    function = Compiled(lambda x: traced.append(x.size) or x + 1)
+    assert n_programs_after(function, [1, 2, 3, 1, 4, 5]) == [1, 2, 3, 3, 3, 3]
+    assert traced == [1, 2, 3, 4, 5]
+    n_programs_after(function, [1, 2])  # 1 was used after 2 and 3
+    assert traced == [1, 2, 3, 4, 5, 2]
 
 
-def test_structure_shape_and_type_make_a_kind(program):
-    for tree in (np.zeros(2, np.int32), np.zeros(2, np.float32), [np.zeros(2, np.float32)], [np.ones(2, np.float32)]):
-        _programs.keep_few(tree)
-    assert len(_programs._kinds) == 3
+@pytest.mark.usefixtures("few")
+def test_structure_shape_dtype_and_constants_make_a_kind_but_values_do_not():
+    function = compiled("name")(lambda tree, name: tree)
+    vector = np.zeros(2, np.float32)
+    for tree, name in ((vector, "a"), (vector + 1, "a"), ([vector], "a"), (vector, "b")):
+        function(tree, name=name)
+    assert len(_programs._programs) == 3
 
 
-def test_a_run_counts_once_whatever_its_step_size(monkeypatch):
-    monkeypatch.setattr(_programs, "_kinds", set())
-    for step_size in (0.1, 0.2):
-        steps.prepare(cases.quadratic("float32"), bilevel.SRBA(step_size, 1.0, cases.BATCH))
-    assert len(_programs._kinds) == 1
-    steps.prepare(cases.quadratic("float64"), bilevel.SRBA(0.1, 1.0, cases.BATCH))
-    steps.prepare(cases.quadratic("float32"), bilevel.SOBA(0.1, 1.0, cases.BATCH))
-    assert len(_programs._kinds) == 3
+def test_within_a_trace_the_function_is_part_of_the_larger_program():
+    inner = Compiled(lambda x: x * 2)
+    before = len(_programs._programs)
+    assert jax.jit(lambda x: inner(x) + 1)(3.0) == 7.0
+    assert jax.grad(lambda x: inner(x) ** 2)(3.0) == 24.0
+    assert len(_programs._programs) == before
 
 
-def test_a_run_whose_programs_are_let_go_goes_on_bit_for_bit():
+def test_a_loop_over_problems_with_own_losses_frees_their_programs_and_leaves_those_of_the_user(monkeypatch):
+    monkeypatch.setattr(_programs, "_programs", type(_programs._programs)())
+    monkeypatch.setattr(_programs, "MAX_PROGRAMS", 8)
+    traces = []
+    users = jax.jit(lambda x: traces.append(1) or 2 * x)
+    users(1.0)
+    losses, counts = [], []
+    for number in range(5):
+        problem = own_problem(number)
+        losses.append(weakref.ref(problem.oracles.inner_loss))
+        bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=5)
+        counts.append(len(_programs._programs))
+    users(2.0)
+    assert traces == [1]
+    assert counts[-1] == 8
+    del problem
+    gc.collect()
+    assert [loss() is None for loss in losses[:3]] == [True] * 3
+
+
+def test_problems_of_equal_structure_share_their_programs(monkeypatch):
+    monkeypatch.setattr(_programs, "_programs", type(_programs._programs)())
+    kinds = []
+    for seed in (0, 1):
+        X = np.random.default_rng(seed).standard_normal((30, 3))
+        y = np.where(X[:, 0] > 0, 1, -1)
+        problem = bilevel.problems.logistic_selection(X, y, X, y, dtype="float32")
+        bilevel.run(problem, bilevel.SOBA(0.01, 1.0, 8), max_steps=5)
+        kinds.append(set(_programs._programs))
+    assert kinds[0] == kinds[1]
+
+
+def test_a_run_whose_programs_are_freed_continues_bit_for_bit():
     problem, solver = cases.quadratic("float32"), cases.SOLVERS["SRBA"]
     run = bilevel.Run(problem, solver)
     run.advance(20)
-    jax.clear_caches()
+    for program in _programs._programs.values():
+        program.clear_cache()
+    _programs._programs.clear()
     run.advance(20)
     cases.assert_trees_equal(run.point, bilevel.run(problem, solver, max_steps=40).point)
+
+
+LOOP = """
+import json, sys
+import numpy as np
+import bilevel
+from tests.engine.test_programs import own_problem
+from pathlib import Path
+
+maps = []
+for number in range(int(sys.argv[2])):
+    if sys.argv[1] == "own":
+        problem = own_problem(number)
+    else:
+        problem = bilevel.problems.quadratic(40 + number, 30, 3 + number % 9, 2 + number % 7, dtype="float32")
+    bilevel.run(problem, bilevel.SOBA(0.01, 1.0, 8), max_steps=5)
+    maps.append(Path("/proc/self/maps").read_bytes().count(b"\\n"))
+print(json.dumps(maps))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="memory maps are counted on Linux")
+@pytest.mark.parametrize("kind", ["own", "ready-made"])
+def test_memory_maps_stop_growing_in_a_loop_over_problems(kind):
+    done = subprocess.run([sys.executable, "-c", LOOP, kind, "45"], capture_output=True, text=True, check=True)
+    maps = np.array(eval(done.stdout))
+    assert maps[-1] <= 1.1 * maps[20] and maps[20] < 6000
+
+
+SETTINGS = """
+import jax, os, numpy as np
+names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_x64")
+before = [getattr(jax.config, name) for name in names], dict(os.environ)
+import bilevel
+bilevel.run(bilevel.problems.quadratic(40, 30, 4, 2), bilevel.SOBA(0.01, 1.0, 8), max_steps=5)
+assert ([getattr(jax.config, name) for name in names], dict(os.environ)) == before
+"""
+
+
+def run_python(script, folder, **changes):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"HOME": str(folder), "BILEVEL_CACHE": str(folder / "cache")} | changes
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+
+
+def test_a_run_changes_no_setting_and_writes_no_file(tmp_path):
+    done = run_python(SETTINGS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+KEEP = """
+import bilevel, jax
+folder = bilevel.keep_programs()
+jax.jit(lambda x: x * 3 + 1)(2.0)
+print(folder, jax.config.jax_compilation_cache_dir, len(list(folder.glob("*-cache"))))
+"""
+
+
+def test_programs_are_kept_in_a_folder_of_the_user_when_asked_for(tmp_path):
+    folder, setting, n_files = run_python(KEEP, tmp_path).stdout.split()
+    assert folder == setting and folder.startswith(str(tmp_path / "cache" / "programs")) and int(n_files) >= 1
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_was_given_to_jax_stays(tmp_path):
+    done = run_python(KEEP, tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "theirs"))
+    assert done.stdout.split()[:2] == [str(tmp_path / "theirs")] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files on this system")
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write to it"):
+        bilevel.keep_programs(folder)
+
+
+def test_the_oldest_programs_of_a_large_folder_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_programs, "_MAX_FOLDER_BYTES", 250)
+    for age in range(4):
+        (tmp_path / f"{age}-cache").write_bytes(bytes(100))
+        os.utime(tmp_path / f"{age}-cache", (1e9 - age, 1e9 - age))
+    _programs._remove_oldest(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-cache", "1-cache"]

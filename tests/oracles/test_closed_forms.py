@@ -102,7 +102,7 @@ def test_steps_of_one_run_have_no_small_products_and_those_that_a_sweep_batches_
         page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), 9))
         state = jax.eval_shape(initial_state, solver, oracles, problem.start)
         arguments = solver, oracles, state, page, np.int32(0), np.int32(9)
-        programs = [program.lower(*arguments).as_text() for program in (advance.of(solver), jax.jit(take_steps))]
+        programs = [lower(*arguments).as_text() for lower in (advance.lower, jax.jit(take_steps).lower)]
         assert ["dot_general" in program for program in programs] == [False, True]
 
 

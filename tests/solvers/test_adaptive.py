@@ -138,7 +138,7 @@ def test_switched_off_the_program_and_the_iterates_are_those_of_plain_srba(name)
             state = initial_state(traced, oracles, problem.start)
             page = draw_page(traced, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
             arguments = (traced, oracles, state, page, np.int32(0), np.int32(50))
-            programs.append(advance.of(arguments[0]).lower(*arguments).as_text())
+            programs.append(advance.lower(*arguments).as_text())
             ends.append(advance(*arguments))
     assert programs[0] == programs[1], "the hot loop does exactly the same work"
     cases.assert_trees_equal(*(trees.to_numpy(end.point) for end in ends))
