@@ -40,7 +40,7 @@ def rows(seed, quick):
 def long_run(n_steps, n_evaluations):
     """One run: no tenth of it may hold more memory than the first, but for what its history takes."""
     note = f"{n_steps:,} steps with {n_evaluations:,} exact evaluations"
-    megabytes = [size for size, _ in answer("steps", n_steps, n_evaluations)]
+    megabytes = [size for _, size in answer("steps", n_steps, n_evaluations)]
     counter = Counter("long run", f"{note}; {megabytes[len(megabytes) // 10]:.0f} to {megabytes[-1]:.0f} MB")
     first, *others = np.array_split(megabytes, 10)
     for number, part in enumerate(others, start=2):
@@ -52,13 +52,13 @@ def long_run(n_steps, n_evaluations):
 def many_problems(n_problems, kept, growth):
     """Runs on different problems: each compiles its own programs, of which few are kept."""
     found = answer("problems", n_problems, kept)
-    megabytes, maps = np.array(found).T
+    maps, megabytes = np.array(found).T
     half = n_problems // 2
     note = f"one process, {kept} programs kept; at most {max(megabytes[:half]):.0f} MB in the first half "
     note += f"and {max(megabytes[half:]):.0f} in the second, {max(maps):,.0f} memory maps"
     counter = Counter("different problems", note)
     bound = growth * max(megabytes[:half])
-    for number, (size, places) in enumerate(found):
+    for number, (places, size) in enumerate(found):
         with counter.case(f"problem {number}"):
             assert places < MOST_MAPS, f"{places:,} memory maps"
             assert number < half or size <= bound, f"{size:.0f} MB, above {bound:.0f}"
@@ -74,16 +74,11 @@ def answer(*arguments, cpus=None):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def held():
-    """Megabytes and memory maps of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return [pages * os.sysconf("SC_PAGE_SIZE") / 1e6, Path("/proc/self/maps").read_bytes().count(b"\n")]
-
-
 def steps(n_steps, n_evaluations):
     import dataclasses
 
     import bilevel
+    from benchmarks.many_problems import held
 
     found = []
     problem = bilevel.problems.quadratic(512, 256, 8, 4, common_linear=0.5)
@@ -96,31 +91,11 @@ def steps(n_steps, n_evaluations):
 
 def problems(n_problems, kept):
     import bilevel
+    from benchmarks.many_problems import solve
     from bilevel import _programs
 
-    _programs.MAX_PROGRAMS, found = kept, []
-    for number in range(n_problems):
-        result = bilevel.run(own_problem(number), bilevel.SRBA(0.05, 1.0, 8), max_steps=30, eval_every=30)
-        assert result.status == "out_of_budget"
-        found.append(held())
-    return found
-
-
-def own_problem(number):
-    """Losses and a number of rows that no other problem has."""
-    import jax.numpy as jnp
-
-    import bilevel
-
-    X = np.random.default_rng(number).standard_normal((40 + number, 3))
-
-    def outer(z, x, row):
-        return (row @ z - 1.0) ** 2
-
-    def inner(z, x, row):
-        return outer(z, x, row) + jnp.exp(x[0]) * (z @ z)
-
-    return bilevel.BilevelProblem.from_losses(inner, outer, X, X, np.zeros(3), np.zeros(1), dtype="float32")
+    _programs.MAX_PROGRAMS = kept
+    return list(solve(n_problems, bilevel.SRBA(0.05, 1.0, 8), "own", max_steps=30))
 
 
 # --- estimators
