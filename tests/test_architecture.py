@@ -32,7 +32,6 @@ ROOMS = [
     ["solvers"],
     ["engine"],
     ["bench", "theory", "estimators"],
-    ["reproduction"],
     ["cli"],
 ]
 PLACE = {name: place for place, names in enumerate(ROOMS) for name in names}

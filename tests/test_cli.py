@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 import bilevel
 from bilevel.bench import stops
 from bilevel.bench.store import Store
-from bilevel.cli import doctor, main, runs, terminal
+from bilevel.cli import doctor, main, terminal
 from bilevel.cli.app import app
-from bilevel.reproduction import page, protocol
 from tests.bench import tiny
 
 COMMAND = "import sys; sys.argv[0] = 'bilevel'; from bilevel.cli import main; main()"
@@ -128,9 +127,9 @@ def test_no_table_breaks_a_word(width, monkeypatch):
     assert set(" ".join(words).split()) <= set(plain.split())
 
 
-def test_the_defaults_that_help_shows_without_importing_are_those_of_the_reproduction():
-    assert (runs.KEPT, runs.PAGE) == (protocol.KEPT, page.PAGE)
-    assert {part.value for part in runs.Reproduced} == {"all", *protocol.PARTS, *runs.MEASURED}
+@pytest.mark.parametrize("command", ["reproduce", "audit", "complexity"])
+def test_commands_about_the_paper_are_not_installed(command):
+    assert f"No such command '{command}'" in said(command, code=2)
 
 
 def test_the_version_is_told():

@@ -6,8 +6,8 @@ import bilevel
 from bilevel.cli import about, results, runs
 from bilevel.cli.terminal import out, say, typer
 
-_EPILOG = "Exit codes: 0 done, 1 some of the work failed, 2 refused, 130 and 143 stopped by Ctrl-C and SIGTERM."
-app = typer.Typer(no_args_is_help=True, help="Benchmarks of stochastic bilevel optimization.", epilog=_EPILOG)
+EPILOG = "Exit codes: 0 done, 1 some of the work failed, 2 refused, 130 and 143 stopped by Ctrl-C and SIGTERM."
+app = typer.Typer(no_args_is_help=True, help="Benchmarks of stochastic bilevel optimization.", epilog=EPILOG)
 
 
 def _tell_version(asked: bool) -> None:
@@ -16,7 +16,7 @@ def _tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_EPILOG)
+@app.callback(epilog=EPILOG)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="tell the version, and exit")
@@ -31,7 +31,4 @@ app.command("select")(results.select_)
 app.command()(results.report)
 app.command()(results.figure)
 app.command()(results.check)
-app.command("reproduce")(runs.reproduce_)
-app.command()(results.audit)
-app.command()(runs.complexity)
 app.command("doctor")(about.doctor_)

@@ -1,14 +1,12 @@
-"""``bilevel select``, ``report``, ``figure``, ``check`` and ``audit``: the commands that read results."""
+"""``bilevel select``, ``report``, ``figure`` and ``check``: the commands that read results."""
 
 import json
 import warnings
-from collections import Counter
 from enum import StrEnum
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bilevel.cli.runs import KEPT, KeptFolder
 from bilevel.cli.terminal import FAILED, OutFolder, errors_in_a_line, out, print_table, say, spell, typer
 
 if TYPE_CHECKING:
@@ -120,16 +118,3 @@ def check(
             say(out, f"{len(results.finished()):,} finished cells, {len(damaged)} damaged files")
     if damaged and not set_aside:
         raise typer.Exit(FAILED)
-
-
-def audit(kept: KeptFolder = KEPT) -> None:
-    """Show each claim of the paper with its verdict, what was found, the command and the evidence."""
-    from bilevel.reproduction.audit import list_claims
-    from bilevel.reproduction.protocol import read_kept
-
-    with errors_in_a_line():
-        claims = list_claims(read_kept(kept), kept)
-    rows = [(f"{c.id}\n{c.verdict}", f"{c.claim}\n→ {c.finding}", f"{c.command}\n{c.evidence}") for c in claims]
-    print_table(("verdict", "claim → what was found", "command, evidence"), rows)
-    counts = Counter(one.verdict for one in claims)
-    say(out, ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))

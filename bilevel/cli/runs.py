@@ -1,29 +1,19 @@
-"""``bilevel run``, ``reproduce`` and ``complexity``: the commands that compute."""
+"""``bilevel run``: the command that computes."""
 
 import sys
-from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from bilevel._optional import require
-from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, exit_stopped, out, say, spell, typer
+from bilevel.cli.terminal import FAILED, err, errors_in_a_line, exit_stopped, out, say, spell, typer
 
-_progress = require("rich.progress", "bench")
 _LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
-MEASURED = {"complexity": "complexity", "theory": "lower_bound"}  # parts without a store, and their rows
 Device = StrEnum("Device", ["cpu", "gpu"])
 Phase = StrEnum("Phase", ["sweep", "timing"])
-Reproduced = StrEnum(
-    "Reproduced", ["all", "quadratic", "ijcnn1", "cleaning", "cleaning70", "cleaning90", "complexity", "theory"]
-)
 Jobs = Annotated[int, typer.Option(min=1, help="processes on this machine")]
 Scheduler = Annotated[str | None, typer.Option(help="address of a Dask scheduler")]
 ChosenDevice = Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")]
 SinglePhase = Annotated[Phase | None, typer.Option(help="sweep on one machine, time on another; both by default")]
-KEPT, PAGE = Path("reports") / "reproduction", Path("docs") / "reproduction.md"  # of a checkout
-KeptFolder = Annotated[Path, typer.Option("--kept", help="folder of kept results")]
 
 
 def _complete_config(begun: str) -> list[str]:
@@ -84,72 +74,3 @@ def _seed_range(text: str | None) -> range | None:
     if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop) <= _LAST_SEED):
         raise ValueError(f"`--seeds {text}`: must be FIRST:STOP with FIRST below STOP <= {_LAST_SEED:,}, as 0:3.")
     return range(int(first), int(stop))
-
-
-def reproduce_(
-    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced.all,
-    stores: Annotated[Path, typer.Option(help="folder with a store for each part")] = Path("results") / "reproduce",
-    kept: KeptFolder = KEPT,
-    page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
-    quick: Annotated[bool, typer.Option("--quick", help="all of it in little, in a minute or two")] = False,
-    from_kept: Annotated[
-        bool, typer.Option("--from-kept", help="run nothing: page and figures from kept results")
-    ] = False,
-    phase: SinglePhase = None,
-    jobs: Jobs = 1,
-    dask: Scheduler = None,
-    device: ChosenDevice = None,
-) -> None:
-    """Run the experiments of the SRBA paper, keep their results, and write the page. What is done is not run again."""
-    from bilevel.bench.config import load_config
-    from bilevel.bench.execute import Where
-    from bilevel.bench.live import watch
-    from bilevel.reproduction.page import write_page
-    from bilevel.reproduction.protocol import PARTS, reproduce
-
-    with errors_in_a_line():
-        if quick and not from_kept:  # beside what was run in full, not over it
-            stores, kept, page = (Path("results") / "reproduce-quick" / name for name in ("stores", "kept", "page.md"))
-        names = [] if from_kept else [*PARTS, *MEASURED] if part is Reproduced.all else [part.value]
-        failures = 0
-        for place, name in enumerate(names, start=1):
-            say(err, f"{name} ({place} of {len(names)})")
-            if name in MEASURED:
-                _measure_theory(kept, [MEASURED[name]], quick=quick)
-                continue
-            options: dict[str, Any] = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
-            options |= {"phases": [phase.value]} if phase else {}
-            with watch(load_config(name).metric, err) as watcher:
-                failures += reproduce(name, stores, kept, watcher, **options)
-        for path in write_page(kept, page):
-            say(out, str(path))
-    if failures:
-        say(err, f"{failures} tasks failed; all else is kept. The same command tries them again.")
-        raise typer.Exit(FAILED)
-
-
-def complexity(
-    out_folder: OutFolder = Path("complexity"),
-    quick: Annotated[bool, typer.Option("--quick", help="few sizes and solvers, in half a minute")] = False,
-) -> None:
-    """Measure oracle calls to a stationary point against n + m and 1/epsilon, and queries against the lower bound."""
-    with errors_in_a_line():
-        say(out, "\n".join(map(str, _measure_theory(out_folder, [*MEASURED.values()], quick=quick))))
-
-
-def _measure_theory(folder: Path, names: list[str], *, quick: bool) -> list[Path]:
-    from bilevel.theory import tables
-
-    if not err.is_terminal:
-        return tables.write_measurements(folder, names, quick=quick, reporter=_lines)
-    with _progress.Progress(console=err) as bar:
-        return tables.write_measurements(folder, names, quick=quick, reporter=partial(_add_bar, bar))
-
-
-def _lines(title: str) -> Callable[[float, str], None]:
-    return lambda share, text: say(err, f"{title}: {100 * share:.0f} %, {text}")
-
-
-def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:
-    task = bar.add_task(title, total=1.0)
-    return lambda share, text: bar.update(task, completed=share, description=text)

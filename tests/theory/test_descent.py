@@ -8,7 +8,7 @@ import pytest
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Point
-from bilevel.theory.steps import descent_constants, lyapunov, phi_v_smoothness, step_sizes
+from bilevel.theory import descent_constants, lyapunov, phi_v_smoothness, step_sizes
 from tests.problems.test_constants import made
 from tests.theory.enumeration import STARTS, Expected, Scalars, mild
 

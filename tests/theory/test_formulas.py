@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bilevel.problems.constants import Constants, Region
-from bilevel.theory.steps import (
+from bilevel.theory import (
     DescentConstants,
     StepSizes,
     descent_constants,
@@ -137,7 +137,7 @@ def test_steps_are_those_of_the_theorem_and_each_limit_decides_somewhere(monkeyp
     deciding, rng = set(), np.random.default_rng(0)
     for q, c in product((1, 50, 10**9), 3 * MADE_UP):
         d = DescentConstants(*np.exp(3 * rng.standard_normal(len(DescentConstants._fields))).tolist())
-        monkeypatch.setattr("bilevel.theory.steps.descent_constants", lambda _, d=d: d)
+        monkeypatch.setattr("bilevel.theory.descent_constants", lambda _, d=d: d)
         steps = step_sizes(c, 7, 5, q)
         psi_z, psi_v, xi, limits_of_rho, limits_of_gamma = theorem(c, d, q)
         rho, gamma = min(limits_of_rho), min(*limits_of_gamma, xi * min(limits_of_rho))

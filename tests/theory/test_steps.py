@@ -11,7 +11,7 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Point, Rows
-from bilevel.theory.steps import descent_constants, lyapunov, lyapunov_coefficients, step_sizes
+from bilevel.theory import descent_constants, lyapunov, lyapunov_coefficients, step_sizes
 from tests import cases
 from tests.problems.test_constants import made
 from tests.theory.enumeration import STARTS, Expected, mild, paths

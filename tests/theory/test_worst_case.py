@@ -10,7 +10,8 @@ from bilevel._types import Point
 from bilevel.problems.worst_case import worst_case
 from bilevel.solvers import Solver
 from bilevel.solvers.neumann import LoopDraw
-from bilevel.theory.worst_case import OUTSIDE, gradient_floor, measure_progress, n_completed, reach
+from bilevel.theory import reach
+from paper.worst_case import OUTSIDE, gradient_floor, measure_progress, n_completed
 from tests import cases
 from tests.theory.zero_chain import zero_chain
 

@@ -23,21 +23,12 @@ from bilevel import _tree as trees
 from bilevel._types import Point
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem
-from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
-from bilevel.solvers.base import SolverBase
+from bilevel.problems.worst_case import WorstCaseOracles
+from bilevel.solvers import SolverBase
+from bilevel.theory import reach
 
 # Methods that leave the span of gradients, and how: the bound is not for them.
 OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at once"}
-
-
-def reach(point: Point, problem: BilevelProblem) -> Point:
-    """Return, as arrays (m,), how far each chain is reached in z, x and v: its last coordinate that is not 0, or 0.
-
-    The problem is :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0.
-    """
-    _check_problem(problem)
-    places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
-    return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
 
 def n_completed(point: Point, problem: BilevelProblem) -> int:
@@ -47,7 +38,8 @@ def n_completed(point: Point, problem: BilevelProblem) -> int:
 
 def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.ndarray:
     """Return λ² α^(3/2) |I| / (16 β² m²) = 2 ε |I| / m with |I| = m - completed (lemma:lower_bound_grad_h)."""
-    _check_problem(problem, turned_too=True)
+    if not isinstance(problem.oracles, WorstCaseOracles):
+        raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
     known, m = problem.info, problem.n_outer
     if np.any(np.less(completed, 0)) or np.any(np.greater(completed, m)):
         raise ValueError(f"`completed={completed!r}`: must lie between 0 and the {m} chains.")
@@ -86,7 +78,7 @@ def measure_progress(
     The chains of the problem lie along the axes. What is allowed is for solvers that stay in the span of gradients, see
     `OUTSIDE`. All kinds of derivatives count together in `max_calls`; `every` so many steps there is an evaluation.
     """
-    _check_problem(problem)
+    reach(problem.start, problem)  # raises ValueError for another problem, or a random basis
     meters = {
         "reached": lambda point: np.sum(np.max(reach(point, problem), axis=0)),
         "completed": lambda point: n_completed(point, problem),
@@ -97,11 +89,3 @@ def measure_progress(
     completed_allowed = np.minimum(queries // int(problem.info["T"]), problem.n_outer)
     norms, floor = history["hypergrad_norm_sq"], gradient_floor(problem, completed)
     return Progress(history["step"], queries, reached, allowed, completed, completed_allowed, norms, floor)
-
-
-def _check_problem(problem: BilevelProblem, turned_too: bool = False) -> None:
-    if not isinstance(problem.oracles, WorstCaseOracles):
-        raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
-    if not (turned_too or isinstance(problem.oracles, CoordinateChains)):
-        message = "`problem`: its chains lie along a random basis, where rounding reaches every coordinate;"
-        raise ValueError(f"{message} build it with rotation='coordinates': the same iterates but for the turn.")

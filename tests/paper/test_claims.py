@@ -21,8 +21,8 @@ def test_a_claim_has_a_verdict_and_evidence_that_exists(claim):
     assert list(claim) == KEYS and all(claim.values())
     assert claim["verdict"] in ("confirmed", "not confirmed", "depends")
     assert (ROOT / claim["evidence"]).exists()
-    if claim["command"].startswith("bilevel "):
-        assert claim["command"].startswith("bilevel complexity --out ")
+    if claim["command"].startswith("python "):
+        assert claim["command"].startswith("python -m paper complexity --out ")
         return
     path, name = re.fullmatch(r"pytest (\S+)::(\w+)", claim["command"]).groups()
     assert name in functions(ROOT / path)

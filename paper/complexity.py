@@ -22,8 +22,8 @@ from scipy.stats import linregress, t
 
 from bilevel._progress import Reporter
 from bilevel.problems import BilevelProblem
-from bilevel.theory.first_passage import first_passage, read_rows, write_rows
-from bilevel.theory.methods import METHODS, PROBLEMS, Method, Setting
+from paper.measuring import first_passage, read_rows, write_rows
+from paper.methods import METHODS, PROBLEMS, Method, Setting
 
 FIRST_TUNING_SEED = 100
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bilevel.bench.sections import Contender, Section
-from bilevel.reproduction.protocol import PUBLISHED, UNTUNED, WIDER
-from bilevel.reproduction.tables import final_median, number, seconds_to, selected_median
+from paper.contenders import final_median, number, seconds_to, selected_median
+from paper.parts import PUBLISHED, UNTUNED, WIDER
 
 CONFIRMED, REFUTED, DEPENDS = "confirmed", "not confirmed", "depends"
 PAPER = ("SRBA", "SABA", "AmIGO", "StocBiO", "MRBO", "VRBO", "F2SA")
@@ -59,7 +59,7 @@ def list_claims(sections: Sections, kept: Path) -> list[Claim]:
 def _experimental(sections: Sections) -> Iterator[Claim]:
     for one in EXPERIMENTS:
         if one.part in sections:
-            command, evidence = f"bilevel reproduce {one.part}", f"reports/reproduction/{one.part}.parquet"
+            command, evidence = f"python -m paper reproduce {one.part}", f"reports/reproduction/{one.part}.parquet"
             found = one.find(sections[one.part])
             yield Claim(one.id, one.section, one.claim, *found, command, evidence, "experiments")
 

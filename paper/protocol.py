@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bilevel.bench.cells import SWEEP, TIMING, Setting
 from bilevel.bench.config import Experiment, load_config
@@ -11,29 +11,7 @@ from bilevel.bench.execute import Watcher, Where, execute
 from bilevel.bench.sections import Section, make_sections
 from bilevel.bench.store import Store
 from bilevel.bench.tables import find_config
-
-KEPT = Path("reports") / "reproduction"  # of a checkout
-PUBLISHED, WIDER, UNTUNED = "published", "wider", "untuned"
-
-
-class Part(NamedTuple):
-    """An experiment of the paper: what its figure shows, and the problem in little."""
-
-    title: str
-    draws: str  # the metric of the figure
-    little: dict[str, Any]  # arguments of the problem in the quick form
-
-
-_FEW = {"n_train": 600, "n_val": 300}
-PARTS = {
-    "quadratic": Part(
-        "Quadratics", "hypergrad_norm_sq", {"n_inner": 1024, "n_outer": 256, "dim_inner": 10, "dim_outer": 4}
-    ),
-    "ijcnn1": Part("Selection on IJCNN1", "value", {}),
-    "cleaning": Part("Cleaning of MNIST", "test_error", _FEW),
-    "cleaning70": Part("Cleaning of MNIST, 70 % of the labels redrawn", "test_error", _FEW),
-    "cleaning90": Part("Cleaning of MNIST, 90 % of the labels redrawn", "test_error", _FEW),
-}
+from paper.parts import PARTS, PUBLISHED, UNTUNED
 
 
 def reproduce(
@@ -50,7 +28,7 @@ def reproduce(
 
     Parameters
     ----------
-    name : of `PARTS`
+    name : a key of `paper.parts.PARTS`
     stores : a folder with a store for each part; what is in it is not run again
     kept : the folder of kept results
     quick : one published setting of each solver, on a small problem
@@ -82,7 +60,7 @@ def read_kept(kept: Path) -> dict[str, Section]:
     store = Store(kept)
     table = store.read()
     if table.empty:
-        raise FileNotFoundError(f"`{kept}` has no kept results; `bilevel reproduce` makes them.")
+        raise FileNotFoundError(f"`{kept}` has no kept results; `python -m paper reproduce` makes them.")
     metrics = {experiment.name: experiment.metric for experiment in store.experiments()}
     found = {}
     for name in PARTS:

@@ -9,12 +9,11 @@ from typing import Any
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.bench.sections import Section
-from bilevel.reproduction.audit import Claim, list_claims
-from bilevel.reproduction.figures import draw_part, is_grid
-from bilevel.reproduction.protocol import PARTS, read_kept
-from bilevel.reproduction.tables import escape, markdown_table, part_table
-
-PAGE = Path("docs") / "reproduction.md"
+from paper.audit import Claim, list_claims
+from paper.contenders import escape, markdown_table, part_table
+from paper.figures import draw_part, is_grid
+from paper.parts import PARTS
+from paper.protocol import read_kept
 
 
 def write_page(kept: Path, page: Path) -> list[Path]:
@@ -31,9 +30,7 @@ def render(sections: dict[str, Section], kept: Path, link: str) -> str:
     jinja2 = require("jinja2", "bench")
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     # Markdown: names from files pass through `escape`.
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("bilevel.reproduction"), keep_trailing_newline=True, **options
-    )
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("paper"), keep_trailing_newline=True, **options)
     claims = list_claims(sections, kept)
     tables = {group: _claims_table(own) for group, own in groupby(claims, key=lambda one: one.group)}
     parts = [_describe(name, section) for name, section in sections.items()]

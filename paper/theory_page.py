@@ -8,10 +8,10 @@ from typing import Any
 from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel._progress import Reporter
-from bilevel.theory import complexity, lower_bound
-from bilevel.theory.complexity import Measurement, Slope, median, median_calls
-from bilevel.theory.lower_bound import NORMALIZATIONS, Queries
-from bilevel.theory.methods import METHODS, Method
+from paper import complexity, lower_bound
+from paper.complexity import Measurement, Slope, median, median_calls
+from paper.lower_bound import NORMALIZATIONS, Queries
+from paper.methods import METHODS, Method
 
 FIXED_STEP = 0.01  # ρ at the smallest N, where steps follow the theory from there
 SHOWN = {"quadratic": 1e-2, "valleys": 3e-3}  # the ε at which calls are shown against N

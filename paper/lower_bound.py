@@ -17,8 +17,8 @@ from bilevel._progress import Reporter
 from bilevel._types import Calls
 from bilevel.problems import BilevelProblem, worst_case
 from bilevel.solvers import SABA, SOBA, SRBA, Solver
-from bilevel.theory.complexity import FIRST_TUNING_SEED, Slope, fit_slope, median
-from bilevel.theory.first_passage import first_passage, read_rows, write_rows
+from paper.complexity import FIRST_TUNING_SEED, Slope, fit_slope, median
+from paper.measuring import first_passage, read_rows, write_rows
 
 NORMALIZATIONS = ("individual", "mean_squared")
 

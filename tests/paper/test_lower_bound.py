@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from bilevel.theory import lower_bound
-from bilevel.theory.first_passage import first_passage
-from bilevel.theory.lower_bound import (
+from paper import lower_bound
+from paper.lower_bound import (
     QUICK,
     SOLVERS,
     Queries,
@@ -15,6 +14,7 @@ from bilevel.theory.lower_bound import (
     slope_in_rows,
     slope_of_bound,
 )
+from paper.measuring import first_passage
 
 TINY = QUICK._replace(n_outer=(2,), epsilon=1.5e-6, seeds=(0,), solvers=("SRBA",))
 

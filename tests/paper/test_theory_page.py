@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bilevel.cli.app import app
-from bilevel.theory import tables
-from bilevel.theory.complexity import Measurement, read_measurements
-from bilevel.theory.first_passage import read_rows
-from bilevel.theory.lower_bound import Queries
+from paper import theory_page as tables
+from paper.commands import app
+from paper.complexity import Measurement, read_measurements
+from paper.lower_bound import Queries
+from paper.measuring import read_rows
 
 KEPT = Path(__file__).parents[2] / "reports" / "reproduction"
 

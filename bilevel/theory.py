@@ -18,7 +18,10 @@ from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.constants import Constants
+from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
 from bilevel.solvers.srba import SRBA
+
+__all__ = ["StepSizes", "lyapunov", "lyapunov_coefficients", "reach", "step_sizes"]
 
 
 class DescentConstants(NamedTuple):
@@ -230,6 +233,20 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
     total = solution.value + steps.psi_z * phi_z + steps.psi_v * phi_v
     hypergrad = trees.flat(solution.hypergrad)
     return Lyapunov(total, solution.value, phi_z, phi_v, float(hypergrad @ hypergrad))
+
+
+def reach(point: Point, problem: BilevelProblem) -> Point:
+    """Return, as arrays (m,), how far each chain is reached in z, x and v: its last coordinate that is not 0, or 0.
+
+    The problem is :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0.
+    """
+    if not isinstance(problem.oracles, WorstCaseOracles):
+        raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
+    if not isinstance(problem.oracles, CoordinateChains):
+        message = "`problem`: its chains lie along a random basis, where rounding reaches every coordinate;"
+        raise ValueError(f"{message} build it with rotation='coordinates': the same iterates but for the turn.")
+    places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
+    return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
 
 @jax.jit

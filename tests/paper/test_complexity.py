@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.theory import complexity
-from bilevel.theory.complexity import (
+from paper import complexity
+from paper.complexity import (
     QUICK,
     Measurement,
     fit_slope,
@@ -15,8 +15,8 @@ from bilevel.theory.complexity import (
     slope_in_size,
     write_measurements,
 )
-from bilevel.theory.first_passage import first_passage
-from bilevel.theory.methods import METHODS, Setting, make_quadratic, make_valleys
+from paper.measuring import first_passage
+from paper.methods import METHODS, Setting, make_quadratic, make_valleys
 
 BY_NAME = {method.name: method for method in METHODS}
 TINY = QUICK._replace(methods=("SRBA",), sizes=(64, 128), epsilons={"valleys": (0.5, 0.2)}, max_calls=4000)

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 from bilevel.bench.config import load_config
 from bilevel.bench.sections import make_sections
 from bilevel.bench.store import Store
-from bilevel.cli.app import app
-from bilevel.reproduction.audit import CONFIRMED, DEPENDS, EXPERIMENTS, PAPER, REFUTED, list_claims
-from bilevel.reproduction.figures import draw_heat_maps
-from bilevel.reproduction.protocol import PARTS, read_kept, shrink
-from bilevel.reproduction.tables import good_share, median_by_setting, part_table
+from paper.audit import CONFIRMED, DEPENDS, EXPERIMENTS, PAPER, REFUTED, list_claims
+from paper.commands import app
+from paper.contenders import good_share, median_by_setting, part_table
+from paper.figures import draw_heat_maps
+from paper.parts import PARTS
+from paper.protocol import read_kept, shrink
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "reports" / "reproduction"
@@ -167,7 +168,7 @@ def test_page_and_figures_come_from_the_kept_results_and_are_the_committed_ones(
 def test_every_claim_has_a_verdict_a_command_and_evidence_that_is_there():
     for claim in list_claims(read_kept(KEPT), KEPT):
         assert claim.verdict in (CONFIRMED, REFUTED, DEPENDS) and claim.finding
-        assert claim.command.startswith(("bilevel ", "python ", "pytest "))
+        assert claim.command.startswith(("python ", "pytest "))
         for path in claim.evidence.split(", "):
             assert (ROOT / path.partition("::")[0]).exists(), claim.id
 

@@ -13,8 +13,8 @@ from bilevel.bench.cells import TIMING
 from bilevel.bench.report import FONT_SIZE, assign_looks, draw_figure
 from bilevel.bench.sections import AXES, Contender, Section
 from bilevel.engine.metrics import metric as describe
-from bilevel.reproduction.protocol import PARTS, PUBLISHED
-from bilevel.reproduction.tables import median_by_setting
+from paper.contenders import median_by_setting
+from paper.parts import PARTS, PUBLISHED
 
 # A fixed salt and no date: drawing twice gives the same file.
 _STYLE = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "svg.hashsalt": "bilevel", "axes.linewidth": 0.6}

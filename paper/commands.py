@@ -1,0 +1,116 @@
+"""``python -m paper reproduce``, ``audit`` and ``complexity``."""
+
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from bilevel._cpu_loops import fuse_cpu_loops
+from bilevel._optional import require
+from bilevel.bench import stops
+from bilevel.cli.app import EPILOG
+from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase
+from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, typer
+from paper.parts import KEPT, MEASURED, PAGE, PARTS
+
+_progress = require("rich.progress", "bench")
+KeptFolder = Annotated[Path, typer.Option("--kept", help="folder of kept results")]
+Reproduced = StrEnum("Reproduced", ["all", *PARTS, *MEASURED])
+
+app = typer.Typer(
+    no_args_is_help=True, help="Reproduction and audit of the SRBA paper.", epilog=EPILOG, add_completion=False
+)
+
+
+def main() -> None:
+    """Run the command line, with the same treatment of signals and loops as the command `bilevel`."""
+    stops.install()
+    fuse_cpu_loops()
+    app()
+
+
+@app.command()
+def reproduce(
+    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced.all,
+    stores: Annotated[Path, typer.Option(help="folder with a store for each part")] = Path("results") / "reproduce",
+    kept: KeptFolder = KEPT,
+    page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
+    quick: Annotated[bool, typer.Option("--quick", help="all of it in little, in a minute or two")] = False,
+    from_kept: Annotated[
+        bool, typer.Option("--from-kept", help="run nothing: page and figures from kept results")
+    ] = False,
+    phase: SinglePhase = None,
+    jobs: Jobs = 1,
+    dask: Scheduler = None,
+    device: ChosenDevice = None,
+) -> None:
+    """Run the experiments of the SRBA paper, keep their results, and write the page. What is done is not run again."""
+    from bilevel.bench.config import load_config
+    from bilevel.bench.execute import Where
+    from bilevel.bench.live import watch
+    from paper import protocol
+    from paper.page import write_page
+
+    with errors_in_a_line():
+        if quick and not from_kept:  # in folders of its own, so that the results of full runs stay
+            stores, kept, page = (Path("results") / "reproduce-quick" / name for name in ("stores", "kept", "page.md"))
+        names = [] if from_kept else [*PARTS, *MEASURED] if part is Reproduced.all else [part.value]
+        failures = 0
+        for place, name in enumerate(names, start=1):
+            say(err, f"{name} ({place} of {len(names)})")
+            if name in MEASURED:
+                _measure_theory(kept, [MEASURED[name]], quick=quick)
+                continue
+            options: dict[str, Any] = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
+            options |= {"phases": [phase.value]} if phase else {}
+            with watch(load_config(name).metric, err) as watcher:
+                failures += protocol.reproduce(name, stores, kept, watcher, **options)
+        for path in write_page(kept, page):
+            say(out, str(path))
+    if failures:
+        say(err, f"{failures} tasks failed; all else is kept. The same command tries them again.")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def audit(kept: KeptFolder = KEPT) -> None:
+    """Show each claim of the paper with its verdict, what was found, the command and the evidence."""
+    from paper.audit import list_claims
+    from paper.protocol import read_kept
+
+    with errors_in_a_line():
+        claims = list_claims(read_kept(kept), kept)
+    rows = [(f"{c.id}\n{c.verdict}", f"{c.claim}\n→ {c.finding}", f"{c.command}\n{c.evidence}") for c in claims]
+    print_table(("verdict", "claim → what was found", "command, evidence"), rows)
+    counts = Counter(one.verdict for one in claims)
+    say(out, ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+@app.command()
+def complexity(
+    out_folder: OutFolder = Path("complexity"),
+    quick: Annotated[bool, typer.Option("--quick", help="few sizes and solvers, in half a minute")] = False,
+) -> None:
+    """Measure oracle calls to a stationary point against n + m and 1/epsilon, and queries against the lower bound."""
+    with errors_in_a_line():
+        say(out, "\n".join(map(str, _measure_theory(out_folder, [*MEASURED.values()], quick=quick))))
+
+
+def _measure_theory(folder: Path, names: list[str], *, quick: bool) -> list[Path]:
+    from paper.theory_page import write_measurements
+
+    if not err.is_terminal:
+        return write_measurements(folder, names, quick=quick, reporter=_lines)
+    with _progress.Progress(console=err) as bar:
+        return write_measurements(folder, names, quick=quick, reporter=partial(_add_bar, bar))
+
+
+def _lines(title: str) -> Callable[[float, str], None]:
+    return lambda share, text: say(err, f"{title}: {100 * share:.0f} %, {text}")
+
+
+def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:
+    task = bar.add_task(title, total=1.0)
+    return lambda share, text: bar.update(task, completed=share, description=text)
