@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # would compile them again, which takes longer than to import them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo reproduce test test-slow campaign campaign-quick lint docs serve bench constraints clean
+.PHONY: install demo reproduce audit test test-slow campaign campaign-quick lint docs serve bench constraints clean
 
 install: $(STAMP)
 
@@ -21,7 +21,10 @@ demo: install  ## SRBA untuned beside four tuned solvers, on embedded data; the 
 	$(BIN)/bilevel report demo/store --out demo
 
 reproduce: install  ## the experiments of the SRBA paper, by their full protocol
-	$(BIN)/bilevel reproduce all
+	$(BIN)/python -m paper reproduce all
+
+audit: install  ## each claim of the SRBA paper with its verdict and the evidence
+	$(BIN)/python -m paper audit
 
 # Programs compiled by one run of the tests serve the next.
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0

@@ -72,7 +72,7 @@ CHECKS = {
 }
 SHOWN = ("docs/estimators.md",)  # pages with all that their code prints
 # Commands of a checkout, of other tests, or of days; all others are run.
-NOT_RUN = r"make |pip install |python (?:examples|benchmarks)/|bilevel (?:audit|reproduce|complexity)|XLA_FLAGS="
+NOT_RUN = r"make |pip install |python (?:examples|benchmarks)/|python -m paper |XLA_FLAGS="
 
 
 def made_once(factory, name, make):
@@ -142,7 +142,7 @@ def test_wheel_and_sdist_pass_the_checks_of_the_index(tmp_path):
     with tarfile.open(files[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CHANGELOG.md", "LICENSE", "bilevel/bench/configs/demo.toml"} <= names
-    assert not any(name.startswith("tests") for name in names)
+    assert not any(name.startswith(("tests", "paper")) for name in names)
 
 
 def test_with_the_wheel_alone_the_library_works_and_the_command_line_names_its_extra(minimal, tmp_path):

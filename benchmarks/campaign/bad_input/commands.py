@@ -27,7 +27,7 @@ epochs = 2
 name = "SOBA"
 batch_size = 16
 """
-COMMANDS = ["list", "run", "select", "report", "figure", "check", "reproduce", "audit", "complexity", "doctor"]
+COMMANDS = ["list", "run", "select", "report", "figure", "check", "doctor"]
 WORDS = [
     "",
     "-",
@@ -88,8 +88,6 @@ OPTION_VALUES += [
     "sweep",
     "both",
 ]
-# These compute for long, so they get options that they do not have.
-LONG = {"reproduce", "audit", "complexity"}
 
 
 class Refused(Exception):
@@ -103,8 +101,6 @@ def cases(draw):
     words = [command, *draw(st.lists(st.sampled_from(WORDS) | values.texts, max_size=2))]
     for _ in range(draw(st.integers(0, 2))):
         words += [draw(st.sampled_from(OPTIONS)), draw(st.sampled_from(OPTION_VALUES))]
-    if command in LONG:
-        words.append("--no-such-option")
     return Case(f"bilevel {words}", lambda: _call(words), (), _complaint, own=Refused)
 
 
