@@ -64,8 +64,8 @@ def _group(swept: Frame, x: str, y: str) -> Any:
 
 
 def _best_spot(rows: Frame, metric: str, drawn: list[str]) -> Spot:
-    others = [PARAMETER + name for name in _list_numbers(rows) if name not in drawn]
-    used = [name for name in others if rows[name].nunique() > 1]
+    parameters = (name for name in rows.columns if name.startswith(PARAMETER))  # options that are words, too
+    used = [name for name in parameters if name.removeprefix(PARAMETER) not in drawn and rows[name].nunique() > 1]
     groups = [own for _, own in rows.groupby(used, dropna=False)] if used else [rows]
     sign = np.sign(worst_value(metric))
     return min((_make_spot(own, metric) for own in groups), key=lambda spot: (sign * spot.median, spot.n_diverged))

@@ -74,6 +74,17 @@ def test_a_heat_map_has_the_median_of_each_setting_and_counts_what_diverged(sect
     assert srba.spots[1.0, None] == (np.inf, 3, 3)
 
 
+def test_a_heat_map_takes_the_best_of_an_option_that_is_a_word():
+    table, parts = tables.store(), []
+    table = table[(table.problem == "quadratic") & (table.phase == "sweep") & (table.solver == "SRBA")]
+    for schedule, factor in (("printed", 5.0), ("corrected", 1.0)):
+        change = {"param_schedule": schedule, "cell": table.cell + schedule, "value_gap": factor * table.value_gap}
+        parts.append(table.assign(**change))
+    (one,) = make_heat_maps(make_sections(pd.concat(parts))[0])
+    assert one.spots[0.1, None].median == pytest.approx(1.1 * np.exp(-16))
+    assert one.spots[1.0, None].n_seeds == 3
+
+
 def test_a_heat_map_is_over_step_and_ratio_and_takes_the_best_of_the_rest():
     table, parts = tables.store(), []
     table = table[(table.problem == "quadratic") & (table.phase == "sweep") & (table.solver == "SRBA")]
