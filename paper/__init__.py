@@ -1,1 +1,4 @@
-"""The SRBA paper, decided: its experiments run at full protocol, kept, drawn, and every claim beside its evidence."""
+"""Experiments, audit and measurements for the SRBA paper; run ``python -m paper --help`` from the root of a clone.
+
+Not part of the installed package. Results are kept in ``reports/reproduction/``.
+"""

@@ -18,6 +18,7 @@ from paper.parts import KEPT, MEASURED, PAGE, PARTS
 _progress = require("rich.progress", "bench")
 KeptFolder = Annotated[Path, typer.Option("--kept", help="folder of kept results")]
 Reproduced = StrEnum("Reproduced", ["all", *PARTS, *MEASURED])  # type: ignore[misc]
+_ALL = Reproduced("all")
 
 app = typer.Typer(
     no_args_is_help=True, help="Reproduction and audit of the SRBA paper.", epilog=EPILOG, add_completion=False
@@ -33,7 +34,7 @@ def main() -> None:
 
 @app.command()
 def reproduce(
-    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = Reproduced("all"),
+    part: Annotated[Reproduced, typer.Argument(help="an experiment of the paper")] = _ALL,
     stores: Annotated[Path, typer.Option(help="folder with a store for each part")] = Path("results") / "reproduce",
     kept: KeptFolder = KEPT,
     page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
@@ -56,7 +57,7 @@ def reproduce(
     with errors_in_a_line():
         if quick and not from_kept:  # in folders of its own, so that the results of full runs stay
             stores, kept, page = (Path("results") / "reproduce-quick" / name for name in ("stores", "kept", "page.md"))
-        names = [] if from_kept else [*PARTS, *MEASURED] if part == "all" else [part.value]
+        names = [] if from_kept else [*PARTS, *MEASURED] if part is _ALL else [part.value]
         failures = 0
         for place, name in enumerate(names, start=1):
             say(err, f"{name} ({place} of {len(names)})")

@@ -1,7 +1,7 @@
-"""The page on the paper: claims, tables and figures, all of it from kept results."""
+"""The page ``docs/reproduction.md`` with its claims, tables and figures, all made from kept results."""
 
 import os
-from collections.abc import Iterable
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,17 @@ from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel.bench.sections import Section
 from paper.audit import Claim, list_claims
-from paper.contenders import escape, markdown_table, part_table
+from paper.contenders import part_table
 from paper.figures import draw_part, is_grid
+from paper.markdown import escape, markdown_table
 from paper.parts import PARTS
 from paper.protocol import read_kept
 
+_HEAD = ["", "claim", "verdict", "what was found", "command", "evidence"]
+
 
 def write_page(kept: Path, page: Path) -> list[Path]:
-    """Draw the figures into the folder of kept results, write the page, and return all paths."""
+    """Draw the figures into the folder of kept results, write the page, and return the paths of all files."""
     sections = read_kept(kept)
     drawn = [path for name, section in sections.items() for path in draw_part(name, section, kept)]
     with replacing(page) as file:
@@ -26,41 +29,41 @@ def write_page(kept: Path, page: Path) -> list[Path]:
 
 
 def render(sections: dict[str, Section], kept: Path, link: str) -> str:
-    """Return the page in Markdown; ``link`` leads from it to the kept results."""
+    """Return the page in Markdown.
+
+    Parameters
+    ----------
+    sections : results of each part, as :func:`paper.protocol.read_kept` returns them
+    kept : folder with the claims that are kept next to the results
+    link : relative path from the page to that folder
+    """
     jinja2 = require("jinja2", "bench")
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    # Markdown: names from files pass through `escape`.
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("paper"), keep_trailing_newline=True, **options)
+    # The output is Markdown and not HTML: names that come from files are passed through `escape` instead.
+    loader = jinja2.PackageLoader("paper")
+    template = jinja2.Environment(loader=loader, keep_trailing_newline=True, **options).get_template("page.md")
     claims = list_claims(sections, kept)
-    tables = {group: _claims_table(own) for group, own in groupby(claims, key=lambda one: one.group)}
-    parts = [_describe(name, section) for name, section in sections.items()]
-    counts = {
-        verdict: sum(one.verdict == verdict for one in claims) for verdict in ("confirmed", "depends", "not confirmed")
-    }
-    template = environment.get_template("page.md")
+    tables = {group: _claims_table(list(own)) for group, own in groupby(claims, key=lambda one: one.group)}
     wall_times = kept / "wall_times.txt"
-    wall = wall_times.read_text(encoding="utf-8").strip() if wall_times.exists() else ""
-    return str(template.render(parts=parts, claims=tables, counts=counts, link=link, wall_times=wall))
+    given = {
+        "parts": [_describe(name, section) for name, section in sections.items()],
+        "claims": tables,
+        "counts": {"confirmed": 0, "depends": 0, "not confirmed": 0} | Counter(one.verdict for one in claims),
+        "link": link,
+        "wall_times": wall_times.read_text(encoding="utf-8").strip() if wall_times.exists() else "",
+    }
+    return str(template.render(**given))
 
 
-def _claims_table(claims: Iterable[Claim]) -> str:
-    head = ["", "claim", "verdict", "what was found", "command", "evidence"]
+def _claims_table(claims: list[Claim]) -> str:
     rows = [[one.id, one.claim, one.verdict, one.finding, f"`{one.command}`", f"`{one.evidence}`"] for one in claims]
-    return markdown_table(head, rows)
+    return markdown_table(_HEAD, rows)
 
 
 def _describe(name: str, section: Section) -> dict[str, Any]:
-    rows = section.rows
-    swept, timed = (rows[rows["phase"] == phase] for phase in ("sweep", "timing"))
-    machines = {
-        phase: ", ".join(sorted(set(own["machine"].dropna()))) for phase, own in (("sweep", swept), ("timing", timed))
-    }
-    return {
-        "name": name,
-        "is_grid": is_grid(section),
-        "title": PARTS[name].title,
-        "table": part_table(section, PARTS[name].draws),
-        "cells": f"{swept['cell'].nunique():,}",
-        "timed": f"{timed['cell'].nunique():,}",
-        **{f"{phase}_machine": escape(machine) or "not run" for phase, machine in machines.items()},
-    }
+    found: dict[str, Any] = {"name": name, "title": PARTS[name].title, "is_grid": is_grid(section)}
+    for phase in ("sweep", "timing"):
+        rows = section.rows[section.rows["phase"] == phase]
+        found[f"{phase}_cells"] = f"{rows['cell'].nunique():,}"
+        found[f"{phase}_machine"] = escape(", ".join(sorted(set(rows["machine"].dropna())))) or "not run"
+    return found | {"table": part_table(section, PARTS[name].draws)}

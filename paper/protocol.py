@@ -1,4 +1,4 @@
-"""The experiments of the paper, swept, selected, timed and kept; or all of it in little, in a minute."""
+"""Run an experiment of the paper (sweep, selection, timing), and keep and read its results."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -24,15 +24,18 @@ def reproduce(
     phases: Collection[str] = (SWEEP, TIMING),
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Run what is missing of a part, keep all of it, and return how many tasks failed.
+    """Run the tasks of a part that are not in its store, keep its results, and return the number of failed tasks.
 
     Parameters
     ----------
-    name : a key of `paper.parts.PARTS`
-    stores : a folder with a store for each part; what is in it is not run again
-    kept : the folder of kept results
-    quick : one published setting of each solver, on a small problem
-    phases, where : as for :func:`bilevel.bench.execute.execute`
+    name : key of `paper.parts.PARTS`
+    stores : folder with a store for each part
+    kept : folder of kept results, into which the whole store is written as one file
+    watcher : shows the progress, see :func:`bilevel.bench.live.watch`
+    quick : run one published setting of each solver on a smaller problem
+    phases : which phases to run, "sweep" or "timing" or both. The sweep can be run on one machine and the timing on
+        another; the store has to be copied in between
+    where : processes, Dask scheduler and device
     """
     experiment, store = load_config(name), Store(stores / name)
     if quick:
@@ -44,7 +47,10 @@ def reproduce(
 
 
 def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
-    """Return the experiment with a published setting of each solver and the untuned one, two seeds, and an epoch."""
+    """Return the experiment with one published setting of each solver and untuned SRBA, for two seeds and an epoch.
+
+    The problem is made with the arguments in ``little``.
+    """
     chosen: dict[tuple[str, str], Setting] = {}
     for setting in experiment.settings:
         for column in {PUBLISHED, UNTUNED}.intersection(setting.columns):
@@ -56,7 +62,7 @@ def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
 
 
 def read_kept(kept: Path) -> dict[str, Section]:
-    """Return the section of each part whose results are kept."""
+    """Return the results of each part in the folder, by name."""
     store = Store(kept)
     table = store.read()
     if table.empty:

@@ -16,7 +16,7 @@ from bilevel.bench.report import file_names, write_figures, write_report
 from bilevel.bench.sections import make_sections
 from bilevel.bench.store import Store
 from bilevel.datasets import files
-from paper.contenders import markdown_table
+from paper.markdown import markdown_table
 from tests import cases
 from tests.bench import tables
 from tests.datasets import tiny
