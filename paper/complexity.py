@@ -1,37 +1,43 @@
 """Table 1 of the paper, measured: oracle calls to ||∇h||² <= ε against N = n + m and against 1/ε.
 
-What is proved: SRBA with ρ ~ N^(-1/2), q = N needs O(N^(1/2) ε^-1 + N) calls (the sample-complexity corollary), SABA
-with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N). Whatever N, SOBA, StocBiO and AmIGO need O(ε^-2), MRBO and VRBO O(ε^-3/2),
+What is proved. SRBA with ρ ~ N^(-1/2) and q = N needs O(N^(1/2) ε^-1 + N) calls (the sample-complexity corollary), SABA
+with ρ ~ N^(-2/3) needs O(N^(2/3) ε^-1 + N). For every N, SOBA, StocBiO and AmIGO need O(ε^-2), MRBO and VRBO O(ε^-3/2),
 F²SA O(ε^-7/2). A full-batch method needs O(N ε^-1).
 
-What is measured: the same problem at growing N. "quadratic" has a strongly convex h, "valleys" one that is not. The
-rule, the same for all: each setting of a grid is run with two seeds, and for each ε the one that needs the fewest calls
-is taken, or the one that comes lowest where none is stationary within the budget; it is measured with other seeds. A
-method whose bound knows N has a grid at each N, its steps scaled by its theory, and q = N. A method whose bound does
-not is given at each N what is best at the smallest.
+What is measured. The same problem at growing N: "quadratic" has a strongly convex h, "valleys" one that is not. All
+methods follow the protocol of :mod:`paper.measuring`, where the setting is selected for each ε. If the bound of a
+method depends on N, it has a grid at each N, with steps scaled by its theory and q = N. Other methods use at each N the
+setting that is best at the smallest.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-from scipy.stats import linregress, t
+from typing import Any, NamedTuple
 
 from bilevel._progress import Reporter
 from bilevel.problems import BilevelProblem
-from paper.measuring import first_passage, read_rows, write_rows
+from paper.measuring import (
+    FIRST_TUNING_SEED,
+    Slope,
+    best_setting,
+    check_seeds,
+    first_passage,
+    fit_slope,
+    measure,
+    median,
+    read_rows,
+    without_grid,
+    write_rows,
+)
 from paper.methods import METHODS, PROBLEMS, Method, Setting
-
-FIRST_TUNING_SEED = 100
 
 
 class Measurement(NamedTuple):
-    """Calls of one run until ||∇h||² <= ε for the first time, infinite where it never came there, and its lowest.
+    """The calls of one run until ||∇h||² <= ε was seen first, infinite if it was not, and the lowest ||∇h||².
 
-    Rows with a seed of at least `FIRST_TUNING_SEED` are those of the grid.
+    Rows of the grid have seeds of at least `FIRST_TUNING_SEED`.
     """
 
     problem: str
@@ -50,9 +56,13 @@ class Measurement(NamedTuple):
     def setting(self) -> Setting:
         return Setting(self.step, self.ratio, self.batch, self.extra)
 
+    @property
+    def cost(self) -> float:
+        return self.calls
 
-class Packed(NamedTuple):
-    """All rows of one run, as a file has them; values of ε and calls are separated by blanks."""
+
+class PackedRun(NamedTuple):
+    """All measurements of a run as one line of a file; values of ε and calls are separated by blanks."""
 
     problem: str
     solver: str
@@ -67,16 +77,18 @@ class Packed(NamedTuple):
     calls: str
 
 
-class Slope(NamedTuple):
-    """The exponent of a power law, with the half-width of its 95 % confidence interval."""
-
-    value: float
-    half_width: float
-    n_points: int
-
-
 class Plan(NamedTuple):
-    """What is measured."""
+    """What is measured.
+
+    Attributes
+    ----------
+    problems, methods : names of `PROBLEMS` and `METHODS`
+    sizes : values of N, the smallest first
+    epsilons : bounds of ||∇h||² for each problem
+    seeds, tuning_seeds : seeds of the measurements and of the grid
+    max_calls : calls after which a run ends; `Method.passes` are added
+    settings : how many settings of each grid are used, all by default
+    """
 
     problems: tuple[str, ...]
     methods: tuple[str, ...]
@@ -85,7 +97,7 @@ class Plan(NamedTuple):
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
     max_calls: int
-    settings: int | None = None  # of each grid, the first so many
+    settings: int | None = None
 
 
 _EPSILONS = {"quadratic": (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), "valleys": (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)}
@@ -93,10 +105,10 @@ _NAMES = tuple(method.name for method in METHODS)
 FULL = Plan(tuple(PROBLEMS), _NAMES, (256, 1024, 4096, 16384), _EPSILONS, (0, 1, 2), (100, 101), 1_000_000)
 QUICK = Plan(("valleys",), ("SRBA", "SOBA"), (64, 128), {"valleys": (1e-1, 3e-2)}, (0, 1), (100,), 30_000, 2)
 
+_Place = tuple[str, Method]  # a problem and a method
+
 
 class _Run(NamedTuple):
-    """One run that is due, and at which ε it is looked at."""
-
     problem: str
     method: Method
     setting: Setting
@@ -105,35 +117,33 @@ class _Run(NamedTuple):
     epsilons: tuple[float, ...]
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         return self.problem, self.method.name, *self.setting, self.size, self.seed
+
+    @property
+    def title(self) -> str:
+        return f"{self.method.name} on {self.problem}, N = {self.size}, seed {self.seed}"
 
 
 def measure_complexity(
     plan: Plan | None = None, *, quick: bool = False, path: Path | None = None, progress: Reporter | None = None
 ) -> list[Measurement]:
-    """Measure what a plan says, the whole one or a quick one by default, and return all rows.
+    """Measure what a plan describes and return all rows.
 
     Parameters
     ----------
-    plan : what to measure, instead of ``FULL`` or ``QUICK``
-    quick : take seconds, not minutes
-    path : a CSV file; runs whose rows are in it are not taken again, and each run is added to it when it ends
-    progress : gets the share of the (problem, method) pairs that are done, and a few words, before each run
+    plan : what to measure; ``FULL``, or ``QUICK`` if ``quick``, by default
+    quick : use the plan that takes seconds instead of minutes
+    path : a CSV file; runs in it are not taken again, and each new run is added to it
+    progress : called before each run with the share of (problem, method) pairs that are done, and a few words
     """
     plan = plan or (QUICK if quick else FULL)
     _check_plan(plan)
+    places = [(problem, method) for problem in plan.problems for method in METHODS if method.name in plan.methods]
+    stages = [partial(_tuning_runs, plan), partial(_measuring_runs, plan)]
     rows = read_measurements(path) if path else []
-    pairs = [(problem, method) for problem in plan.problems for method in METHODS if method.name in plan.methods]
-    for done, (problem, method) in enumerate(pairs):
-        for stage in (_tuning_runs, _measuring_runs):
-            for due in stage(plan, problem, method, rows):
-                if progress:
-                    progress(done / len(pairs), f"{method.name} on {problem}, N = {due.size}, seed {due.seed}")
-                rows += _take(due, plan)
-                if path:
-                    write_measurements(path, rows)
-    return rows
+    save = partial(write_measurements, path) if path else lambda rows: None
+    return measure(places, stages, partial(_take, plan), rows, save, progress)
 
 
 def write_measurements(path: Path, rows: Sequence[Measurement]) -> None:
@@ -141,18 +151,18 @@ def write_measurements(path: Path, rows: Sequence[Measurement]) -> None:
     runs: dict[tuple, list[Measurement]] = {}
     for row in rows:
         runs.setdefault(row[:8], []).append(row)
-    each = ((key, of, "{:.9g}".format) for key, of in runs.items())
-    packed = [
-        (*key, of[0].lowest, " ".join(number(row.epsilon) for row in of), " ".join(number(row.calls) for row in of))
-        for key, of, number in each
-    ]
-    write_rows(path, packed, Packed)
+    write_rows(path, [_pack(key, own) for key, own in runs.items()], PackedRun)
+
+
+def _pack(key: tuple, rows: Sequence[Measurement]) -> tuple:
+    epsilons, calls = (" ".join(f"{row[place]:.9g}" for row in rows) for place in (8, 9))
+    return *key, rows[0].lowest, epsilons, calls
 
 
 def read_measurements(path: Path) -> list[Measurement]:
-    """Return the rows that `write_measurements` wrote; none where there is no file."""
+    """Return the rows that `write_measurements` wrote; an empty list if there is no file."""
     rows = []
-    for run in read_rows(path, Packed):
+    for run in read_rows(path, PackedRun):
         pairs = zip(run.epsilons.split(), run.calls.split(), strict=True)
         rows += [Measurement(*run[:8], float(epsilon), float(calls), run.lowest) for epsilon, calls in pairs]
     return rows
@@ -161,66 +171,48 @@ def read_measurements(path: Path) -> list[Measurement]:
 def _check_plan(plan: Plan) -> None:
     if not (plan.sizes and plan.seeds and plan.tuning_seeds):
         raise ValueError("`plan`: `sizes`, `seeds` and `tuning_seeds` must not be empty.")
-    if max(plan.seeds) >= FIRST_TUNING_SEED or min(plan.tuning_seeds) < FIRST_TUNING_SEED:
-        raise ValueError(f"`plan`: `seeds` must lie below {FIRST_TUNING_SEED}, and `tuning_seeds` not.")
+    check_seeds(plan.seeds, plan.tuning_seeds)
     unknown = [*(set(plan.problems) - set(PROBLEMS)), *(set(plan.methods) - set(_NAMES))]
     if unknown:
         raise ValueError(f"`plan` names {unknown[0]!r}; it must be one of {', '.join([*PROBLEMS, *_NAMES])}.")
 
 
-def _tuning_runs(plan: Plan, problem: str, method: Method, rows: Sequence[Measurement]) -> Iterator[_Run]:
+def _tuning_runs(plan: Plan, place: _Place, rows: Sequence[Measurement]) -> Iterator[_Run]:
+    problem, method = place
     settings, sizes = method.settings[: plan.settings], plan.sizes if method.in_size else plan.sizes[:1]
     if len(settings) > 1:
-        each = product(sizes, settings, plan.tuning_seeds)
-        due = [_Run(problem, method, s, size, seed, plan.epsilons[problem]) for size, s, seed in each]
-        yield from _not_taken(due, rows)
+        for size, setting, seed in product(sizes, settings, plan.tuning_seeds):
+            yield _Run(problem, method, setting, size, seed, plan.epsilons[problem])
 
 
-def _measuring_runs(plan: Plan, problem: str, method: Method, rows: Sequence[Measurement]) -> Iterator[_Run]:
+def _measuring_runs(plan: Plan, place: _Place, rows: Sequence[Measurement]) -> Iterator[_Run]:
+    problem, method = place
     seeds = plan.seeds[:1] if method.name in ("Exact", "full batch") else plan.seeds
     for size in plan.sizes:
-        taken: dict[Setting, list[float]] = {}
+        selected: dict[Setting, list[float]] = {}
         for epsilon in plan.epsilons[problem]:
-            taken.setdefault(select(rows, problem, method, size, epsilon), []).append(epsilon)
-        each = product(seeds, taken.items())
-        due = [_Run(problem, method, s, size, seed, tuple(epsilons)) for seed, (s, epsilons) in each]
-        yield from _not_taken(due, rows)
-
-
-def _not_taken(due: Sequence[_Run], rows: Sequence[Measurement]) -> list[_Run]:
-    taken = {row[:8] for row in rows}
-    return [run for run in due if run.key not in taken]
+            selected.setdefault(select(rows, problem, method, size, epsilon), []).append(epsilon)
+        for seed, (setting, epsilons) in product(seeds, selected.items()):
+            yield _Run(problem, method, setting, size, seed, tuple(epsilons))
 
 
 def select(rows: Sequence[Measurement], problem: str, method: Method, size: int, epsilon: float) -> Setting:
-    """Return the setting that is ε-stationary first in the grid, else the one that comes lowest, by medians.
+    """Return the setting of the grid that is ε-stationary first, or else the one with the lowest gradient, by medians.
 
-    The grid is that of the size, or of the smallest one where the bound of the method does not know the size.
+    The grid is that of this size, or that of the smallest size if the bound of the method does not depend on the size.
     """
-    grid: dict[Setting, list[Measurement]] = {}
-    for row in rows:
-        there = (row.problem, row.solver, row.epsilon) == (problem, method.name, epsilon)
-        if there and row.seed >= FIRST_TUNING_SEED and (row.size == size or not method.in_size):
-            grid.setdefault(row.setting, []).append(row)
-
-    def cost(setting: Setting) -> tuple[float, float]:
-        return median([row.calls for row in grid[setting]]), median([row.lowest for row in grid[setting]])
-
-    return min(grid, key=cost, default=method.settings[0])
+    place = problem, method.name, epsilon
+    there = [row for row in rows if (row.problem, row.solver, row.epsilon) == place]
+    grid = [row for row in there if row.size == size or not method.in_size]
+    return best_setting(grid, default=method.settings[0])
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the median; of an even number, the larger one in the middle, which may be infinite."""
-    return sorted(values)[len(values) // 2]
-
-
-def _take(due: _Run, plan: Plan) -> list[Measurement]:
+def _take(plan: Plan, due: _Run) -> list[Measurement]:
     solver = due.method.make(due.setting, due.size / plan.sizes[0], due.size)
     budget = plan.max_calls + due.method.passes * due.size
     costs, lowest = first_passage(_problem(due.problem, due.size), solver, due.epsilons, due.seed, budget)
-    name, setting, low = due.method.name, due.setting, float(f"{lowest:.3g}")
-    place = due.size, due.seed
-    return [Measurement(due.problem, name, *setting, *place, epsilon, calls, low) for epsilon, calls in costs.items()]
+    low = float(f"{lowest:.3g}")
+    return [Measurement(*(*due.key, epsilon, calls, low)) for epsilon, calls in costs.items()]
 
 
 @lru_cache(maxsize=1)
@@ -228,23 +220,13 @@ def _problem(name: str, size: int) -> BilevelProblem:
     return PROBLEMS[name](size)
 
 
-def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Fit y ~ x^a by least squares on the logarithms of the finite points."""
-    points = np.log([(a, b) for a, b in zip(x, y, strict=True) if np.isfinite(b)])
-    if len(points) < 3 or len(np.unique(points[:, 0])) < 2:
-        raise ValueError(f"a slope needs at least three finite points at two places, got {len(points)}.")
-    fit = linregress(points[:, 0], points[:, 1])
-    return Slope(float(fit.slope), float(t.ppf(0.975, len(points) - 2) * fit.stderr), len(points))
-
-
 def measured(rows: Sequence[Measurement], problem: str, solver: str) -> list[Measurement]:
-    """Return the rows of a solver on a problem without those of the grid."""
-    mine = [row for row in rows if (row.problem, row.solver) == (problem, solver)]
-    return [row for row in mine if row.seed < FIRST_TUNING_SEED]
+    """Return the rows of a solver on a problem, without those of the grid."""
+    return without_grid(row for row in rows if (row.problem, row.solver) == (problem, solver))
 
 
 def with_step(rows: Sequence[Measurement], step: float) -> list[Measurement]:
-    """Return the rows of the grid with this step, the same up to the scaling at each N, as if they were measured."""
+    """Return the rows of the grid with this step, which is scaled by the theory at each N, as if they were measured."""
     grid = [row for row in rows if row.seed >= FIRST_TUNING_SEED and row.step == step]
     return [row._replace(seed=row.seed - FIRST_TUNING_SEED) for row in grid]
 
@@ -262,7 +244,7 @@ def slope_in_accuracy(rows: Sequence[Measurement], problem: str, solver: str, si
 
 
 def median_calls(rows: Sequence[Measurement], problem: str, solver: str) -> dict[tuple[int, float], float]:
-    """Return the median calls over seeds by (size, ε), infinite where most seeds did not come there."""
+    """Return the median calls over seeds by (size, ε), infinite if most seeds did not reach ε."""
     calls: dict[tuple[int, float], list[float]] = {}
     for row in measured(rows, problem, solver):
         calls.setdefault((row.size, row.epsilon), []).append(row.calls)

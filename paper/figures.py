@@ -17,16 +17,16 @@ from bilevel.bench.store import PARAMETER
 from bilevel.engine.metrics import metric as describe
 from paper.parts import PARTS, PUBLISHED
 
-_STYLE = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "axes.linewidth": 0.6}
+_STYLE: dict[str, Any] = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "axes.linewidth": 0.6}
 # Without a fixed salt the identifiers in the file would be random.
-_STYLE |= {"svg.hashsalt": "bilevel"}
+_STYLE |= {"svg.hashsalt": "bilevel", "svg.fonttype": "none"}
 _MAPS_PER_ROW = 4
 
 
 def write_svg(path: Path, draw: Callable[[], Any]) -> Path:
     """Call ``draw``, which returns a figure, with our style, write the figure without a date, and return the path."""
     with require("matplotlib", "bench").rc_context(_STYLE), replacing(path) as file:
-        draw().savefig(file, format="svg", metadata={"Date": None})
+        draw().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return path
 
 
@@ -83,11 +83,13 @@ def draw_heat_maps(section: Section) -> Any:
     panels = np.ravel(figure.subplots(n_rows, _MAPS_PER_ROW, squeeze=False))
     images = [_medians(one) for one in maps]
     norm = _scale(np.concatenate([image[np.isfinite(image)] for image in images]), describe(section.metric).log_scale)
-    for axes, one, image in zip(panels, maps, images, strict=False):
+    for axes, map_, image in zip(panels, maps, images, strict=False):
         shown = axes.imshow(np.ma.masked_invalid(image), norm=norm, aspect="auto", origin="lower", cmap="viridis")
-        axes.set_title(one.label)
-        axes.set_xticks(range(len(one.ys)), ["" if ratio is None else f"{ratio:.2g}" for ratio in one.ys], rotation=60)
-        axes.set_yticks(range(len(one.xs)), [f"{step:.2g}" for step in one.xs])
+        axes.set_title(map_.label)
+        axes.set_xticks(
+            range(len(map_.ys)), ["" if ratio is None else f"{ratio:.2g}" for ratio in map_.ys], rotation=60
+        )
+        axes.set_yticks(range(len(map_.xs)), [f"{step:.2g}" for step in map_.xs])
     for axes in panels[len(maps) :]:
         axes.set_axis_off()
     figure.supxlabel("ratio r")

@@ -1,29 +1,143 @@
-"""When a run is ε-stationary for the first time, and rows of measurements as files."""
+"""How methods are compared: by the cost until a run is stationary, with settings that are selected by other seeds.
+
+At each place, such as a problem and a method, there are two stages. In the first each setting of a grid is run with
+tuning seeds. In the second the setting with the lowest median cost is run with the other seeds. Runs whose rows are
+already in the file are not run again.
+"""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from scipy.stats import linregress, t
 
 from bilevel import _tree as trees
 from bilevel._io import replacing
+from bilevel._progress import Reporter
 from bilevel._types import Calls
 from bilevel.engine.run import Run
 from bilevel.problems import BilevelProblem
 from bilevel.problems.exact import stationarity
 from bilevel.solvers import SolverBase
 
-_LOOKS = 20  # a run is looked at each time that its steps have grown by 1/20: what is counted is right to 5 %
+FIRST_TUNING_SEED = 100
+_GROWTH = 20  # between two looks at a run its steps grow by a twentieth, so costs are exact to 5 %
 
-Row = TypeVar("Row", bound=tuple)
+
+class Row(Protocol):
+    """What a row of measurements has in common with others."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+
+    @property
+    def setting(self) -> Any:
+        """Setting of the solver."""
+
+    @property
+    def cost(self) -> float:
+        """Cost until the run was stationary for the first time, infinite if it never was."""
+
+    @property
+    def lowest(self) -> float:
+        """The lowest ||∇h||² that was seen."""
+
+
+class DueRun(Protocol):
+    """A run that a stage asks for."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The first entries of its rows, which identify the run."""
+
+    @property
+    def title(self) -> str:
+        """A few words for the progress."""
+
+
+RowT = TypeVar("RowT", bound=Row)
+TupleT = TypeVar("TupleT", bound=tuple)
+Place = TypeVar("Place")
+DueRunT = TypeVar("DueRunT", bound=DueRun)
+Stage = Callable[[Place, Sequence[RowT]], Iterable[DueRunT]]
+
+
+def measure(
+    places: Sequence[Place],
+    stages: Sequence[Stage[Place, RowT, DueRunT]],
+    take: Callable[[DueRunT], Iterable[RowT]],
+    rows: list[RowT],
+    save: Callable[[list[RowT]], None],
+    progress: Reporter | None = None,
+) -> list[RowT]:
+    """Take all runs that are not in ``rows`` yet, and return the rows of all runs.
+
+    Parameters
+    ----------
+    places : what the stages are applied to, one after the other
+    stages : each returns the runs of a place, given the rows so far; a later one selects from the rows of earlier ones
+    take : takes a run and returns its rows
+    rows : rows of earlier runs
+    save : is called with all rows after each run
+    progress : called before each run with the share of places that are done, and a few words
+    """
+    for done, place in enumerate(places):
+        for stage in stages:
+            for due in _not_taken(list(stage(place, rows)), rows):
+                if progress:
+                    progress(done / len(places), due.title)
+                rows += take(due)
+                save(rows)
+    return rows
+
+
+def _not_taken(runs: Sequence[DueRunT], rows: Sequence[Any]) -> list[DueRunT]:
+    taken = {row[: len(run.key)] for run in runs[:1] for row in rows}
+    return [run for run in runs if run.key not in taken]
+
+
+def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
+    """Raise ValueError if rows of the grid could not be told from the other rows by their seeds."""
+    if max(seeds) >= FIRST_TUNING_SEED or min(tuning_seeds) < FIRST_TUNING_SEED:
+        raise ValueError(f"`plan`: `seeds` must lie below {FIRST_TUNING_SEED}, and `tuning_seeds` not.")
+
+
+def best_setting(rows: Iterable[Row], default: Any = None) -> Any:
+    """Return the setting of the grid with the lowest median cost; if all are infinite, with the lowest gradient."""
+    grid: dict[Any, list[Row]] = {}
+    for row in rows:
+        if row.seed >= FIRST_TUNING_SEED:
+            grid.setdefault(row.setting, []).append(row)
+
+    def rank(setting: Any) -> tuple[float, float]:
+        return median([row.cost for row in grid[setting]]), median([row.lowest for row in grid[setting]])
+
+    return min(grid, key=rank, default=default)
+
+
+def without_grid(rows: Iterable[RowT]) -> list[RowT]:
+    """Return the rows of the second stage."""
+    return [row for row in rows if row.seed < FIRST_TUNING_SEED]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; of an even number of values the larger one in the middle, which may be infinite."""
+    return sorted(values)[len(values) // 2]
 
 
 class Passage(NamedTuple):
-    """The cost at which ||∇h||² was first seen at each ε or below, infinite where it was not, and the lowest seen."""
+    """When a run became stationary.
+
+    Attributes
+    ----------
+    costs : by ε, the cost at which ||∇h||² <= ε was seen first, infinite if it was not
+    lowest : the lowest ||∇h||² that was seen
+    """
 
     costs: dict[float, float]
     lowest: float
@@ -37,9 +151,16 @@ def first_passage(
     budget: float,
     cost: Callable[[Calls], float] = sum,
 ) -> Passage:
-    """Run until ||∇h||² is at most every ε, the cost reaches the budget, or the iterates diverge.
+    """Run a solver until ||∇h||² is at most every ε, the cost reaches the budget, or the run diverges.
 
-    What a run costs is a function of its oracle calls: all of them, or those of a kind.
+    Parameters
+    ----------
+    problem : a problem with an exact solution
+    solver : the solver
+    epsilons : bounds of ||∇h||², above 0
+    seed : seed of the run
+    budget : the run ends once its cost is at least this
+    cost : the cost of a run from its oracle calls; the number of all calls by default
     """
     if not epsilons or min(epsilons) <= 0:
         raise ValueError(f"`epsilons={tuple(epsilons)}`: must be numbers above 0.")
@@ -49,21 +170,38 @@ def first_passage(
         costs |= {epsilon: spent for epsilon, found in costs.items() if lowest <= epsilon and found == inf}
         if lowest <= min(epsilons) or spent >= budget:
             break
-        run.advance(max(1, run.step // _LOOKS))
+        run.advance(max(1, run.step // _GROWTH))
     return Passage(costs, lowest)
 
 
 def hypergrad_norm_sq(problem: BilevelProblem, run: Run) -> float:
-    """Return ||∇h||² at the point of a run, by the exact solution."""
+    """Return ||∇h||² at the current point of a run, from the exact solution."""
     if problem.exact_solver is None:
         raise ValueError(f"`problem={problem.name!r}`: needs exact solutions.")
     x = trees.to_numpy(run.point.outer_var, np.float64)
-    with np.errstate(all="ignore"):  # on its way to divergence a run may overflow here first
+    with np.errstate(all="ignore"):  # a diverging run may overflow here before its status says so
         return stationarity(problem.oracles, x, problem.exact_solver(x, None).hypergrad)
 
 
+class Slope(NamedTuple):
+    """The exponent of a power law, with the half-width of its 95 % confidence interval and the number of points."""
+
+    value: float
+    half_width: float
+    n_points: int
+
+
+def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """Fit y ~ x^a by least squares on the logarithms; points with an infinite y are left out."""
+    points = np.log([(a, b) for a, b in zip(x, y, strict=True) if np.isfinite(b)])
+    if len(points) < 3 or len(np.unique(points[:, 0])) < 2:
+        raise ValueError(f"a slope needs at least three finite points at two places, got {len(points)}.")
+    fit = linregress(points[:, 0], points[:, 1])
+    return Slope(float(fit.slope), float(t.ppf(0.975, len(points) - 2) * fit.stderr), len(points))
+
+
 def write_rows(path: Path, rows: Iterable[Any], kind: type) -> None:
-    """Write named tuples as CSV; the same rows give the same bytes."""
+    """Write named tuples as CSV, with nine significant digits; equal rows give equal bytes."""
     text = StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(kind._fields)  # type: ignore[attr-defined]
@@ -72,8 +210,8 @@ def write_rows(path: Path, rows: Iterable[Any], kind: type) -> None:
         file.write(text.getvalue().encode())
 
 
-def read_rows(path: Path, kind: type[Row]) -> list[Row]:
-    """Return the named tuples that `write_rows` wrote; none where there is no file."""
+def read_rows(path: Path, kind: type[TupleT]) -> list[TupleT]:
+    """Return the named tuples that `write_rows` wrote; an empty list if there is no file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:

@@ -8,14 +8,13 @@ from paper import complexity
 from paper.complexity import (
     QUICK,
     Measurement,
-    fit_slope,
     measure_complexity,
     read_measurements,
     select,
     slope_in_size,
     write_measurements,
 )
-from paper.measuring import first_passage
+from paper.measuring import first_passage, fit_slope
 from paper.methods import METHODS, Setting, make_quadratic, make_valleys
 
 BY_NAME = {method.name: method for method in METHODS}
