@@ -1,8 +1,8 @@
-"""The step sizes of th:cvg_rate, from the constants of a problem, and the Lyapunov function that they make descend.
+"""The step sizes of the convergence theorem (th:cvg_rate), its Lyapunov function, and reach on the worst case.
 
-The constants of lemma:descent_z, lemma:descent_v, lemma:descent_h and of th:cvg_rate as they are printed do not prove
-the theorem; here is the same proof with its arithmetic put right. What differs from the paper is named where it is
-computed. μ, R and L_z* are those of `problem.constants()`.
+With the constants as printed in lemma:descent_z, lemma:descent_v, lemma:descent_h and th:cvg_rate the theorem is not
+proved. This module uses the same proof with corrected arithmetic, and lists the differences from the paper in the
+docstring of each function. μ, R and L_z* are those of `problem.constants()`.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,12 @@ __all__ = ["StepSizes", "lyapunov", "lyapunov_coefficients", "reach", "step_size
 
 
 class DescentConstants(NamedTuple):
-    """What stands in the three descent lemmas, named as in the paper.
+    """The constants of the three descent lemmas, named as in the paper.
 
-    ||D_x(z, v, x) - ∇h(x)||² <= L_x² (||z - z*||² + ||v - v*||²); Lambda_z and Lambda_v are Lipschitz constants of ∇φ_z
-    and ∇φ_v; the lemmas ask for ρ <= B_v and γ <= min(C_z, C_v) ρ. The other fields are factors: beta of sums of
-    squared moves, bar of ||D_x(u)||², tilde_vv of what the move of v takes off, alpha_vz of φ_z in the descent on φ_v.
+    L_x satisfies ||D_x(z, v, x) - ∇h(x)||² <= L_x² (||z - z*||² + ||v - v*||²). Lambda_z and Lambda_v are Lipschitz
+    constants of ∇φ_z and ∇φ_v. The lemmas require ρ <= B_v and γ <= min(C_z, C_v) ρ. The other fields are coefficients:
+    beta of the sums of squared moves, bar of ||D_x(u)||², tilde_vv of the decrease by the move of v, and alpha_vz of
+    φ_z in the descent on φ_v.
     """
 
     L_x: float
@@ -55,11 +56,20 @@ class DescentConstants(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSizes:
-    """Steps of SRBA under which E[L] falls by at least γ/4 times the sum of E||∇h||² in every period.
+    """Step sizes of SRBA with which E[L] decreases in every period by at least γ/4 times the sum of E||∇h||².
 
-    The steps of z and v, rho, and of x, gamma, are the largest that are proved: ρ̄ and min(γ̄, ξ ρ̄), as in th:cvg_rate;
-    ρ̄ and γ̄ hold the factor q^(-1/2), which cor:sample_complexity has twice. L = h + ψ_z φ_z + ψ_v φ_v. A period has q
-    steps and takes 3n + 2m + 10 (q - 1) calls. The radius R of v is None where v is free.
+    Here L = h + ψ_z φ_z + ψ_v φ_v is the function that :func:`lyapunov` returns.
+
+    Attributes
+    ----------
+    rho : step of z and v, the largest that is proved: ρ̄
+    gamma : step of x, the largest that is proved: min(γ̄, ξ ρ̄)
+    rho_bar, gamma_bar : ρ̄ and γ̄ of th:cvg_rate, including the factor q^(-1/2), which cor:sample_complexity has twice
+    xi : largest ratio γ/ρ
+    psi_z, psi_v : weights of φ_z and φ_v in L
+    q : steps per period
+    calls_per_period : oracle calls of a period, 3n + 2m + 10 (q - 1)
+    v_radius : radius R of the ball of v; None if v is not projected
     """
 
     rho: float
@@ -74,7 +84,7 @@ class StepSizes:
     v_radius: float | None
 
     def solver(self) -> SRBA:
-        """Return SRBA as it is analyzed: one row of each level per step, drawn independently."""
+        """Return SRBA as in the theorem: one row of each level per step, drawn independently with replacement."""
         ratio = self.rho / self.gamma
         return SRBA(self.rho, ratio, batch_size=1, period=self.q, v_radius=self.v_radius, sampling="iid")
 
@@ -89,16 +99,19 @@ def descent_constants(constants: Constants) -> DescentConstants:
         β_hz = β_hx = 4 a      β_hv = 4 L1_G²         β̃_vv = μ/(32 L1_G)   α_vz = 12 e (L2_G R + L1_F)²/μ
         Λ_z = L1_G (L_z* + 3)  B_v = min(1, √(μ e / (2 L1_G))) / Λ_v      L_x² = L1_G² + (L2_G R + L1_F)²
 
-    Where the paper differs: L1_G² for L1_G in app:lemma:bound_error_directions and app:eq:4, so in L', β_zz, β_zx;
-    ||D_v||² <= 2 L1_G φ_v for 2 L1_G/μ φ_v in app:eq:delta_D, so in e, β̃_vv, B_v; L1_F for L2_F in app:eq:9, so in L'';
-    a factor 2 for the cross term that app:eq:exp_norm_exp_d_x drops, so in β_zv, β̄_zx, β̄_vx, C_z, C_v; 32 in β_vv; no 2
-    before (L1_F)² in β_hz, β_hx; ρ <= 1/Λ_v and a square root in B_v. Λ_v, of which the paper says only that it exists,
-    is `phi_v_smoothness`.
+    These are corrected. What differs from the paper:
+
+    - L1_G² instead of L1_G in app:lemma:bound_error_directions and app:eq:4, hence in L', β_zz and β_zx;
+    - ||D_v||² <= 2 L1_G φ_v instead of 2 L1_G/μ φ_v in app:eq:delta_D, hence in e, β̃_vv and B_v;
+    - L1_F instead of L2_F in app:eq:9, hence in L'';
+    - a factor 2 for the cross term that app:eq:exp_norm_exp_d_x drops, hence in β_zv, β̄_zx, β̄_vx, C_z and C_v;
+    - the factor 32 in β_vv, and no factor 2 before (L1_F)² in β_hz and β_hx;
+    - ρ <= 1/Λ_v and a square root in B_v. The paper says only that Λ_v exists; here it is `phi_v_smoothness`.
     """
     c, mu, g1 = constants, constants.mu_G, constants.L1_G
-    bent = _bending(c)
-    slope = bent + c.L1_F
-    a, e = bent**2 + c.L1_F**2, g1 / mu + mu / (16 * g1)
+    hessian_change = _hessian_change(c)
+    slope = hessian_change + c.L1_F
+    a, e = hessian_change**2 + c.L1_F**2, g1 / mu + mu / (16 * g1)
     first, second = g1**2 / mu, 2 * (1 + c.L_z_star) ** 2 * slope**2 / mu
     L_x, Lambda_z, Lambda_v = sqrt(g1**2 + slope**2), g1 * (c.L_z_star + 3), phi_v_smoothness(c)
     B_v = min(1, sqrt(mu * e / (2 * g1))) / Lambda_v
@@ -116,11 +129,14 @@ def phi_v_smoothness(constants: Constants) -> float:
         Λ_1 = 2 L1_G + s (L2_G R + L1_F),   s = 1 + L_z*
         Λ_2 = s (L2_G R + L1_F) (1 + L_v*) + R² (s² L3_G + L_J L2_G) + 2 R (s² L2_F + L_J L1_F)
 
-    with L_J = L2_G s²/μ the Lipschitz constant of Dz*. Λ_1 is the paper's. For Λ_2 write, with H = ∇²zz G(z*(x), x),
-    <∇x φ_v, u> = ½ DH[u](v, v) - ½ DH[u](v*, v*) + D(∇z F)[u](v - v*), whose factors are Lipschitz and bounded.
+    with L_J = L2_G s²/μ the Lipschitz constant of Dz*. Λ_1 is that of the paper. Λ_2 follows from
+
+        <∇x φ_v, u> = ½ DH[u](v, v) - ½ DH[u](v*, v*) + D(∇z F)[u](v - v*),   H = ∇²zz G(z*(x), x),
+
+    whose factors are bounded and Lipschitz.
     """
     c, s = constants, 1 + constants.L_z_star
-    slope = s * (_bending(c) + c.L1_F)
+    slope = s * (_hessian_change(c) + c.L1_F)
     jacobian = c.L2_G * s**2 / c.mu_G
     third, second = s**2 * c.L3_G + jacobian * c.L2_G, s**2 * c.L2_F + jacobian * c.L1_F
     far = 0.0 if third == second == 0 else _needed(c.R, "R")
@@ -128,18 +144,31 @@ def phi_v_smoothness(constants: Constants) -> float:
 
 
 def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> StepSizes:
-    """Return the largest steps for which th:cvg_rate is proved.
+    """Return the largest step sizes for which the convergence theorem of SRBA (th:cvg_rate) is proved.
 
+    They are usually far too small to be used in practice; see the page on the theory.
+
+    Parameters
+    ----------
+    constants : constants of the problem, from `problem.constants()`
+    n, m : numbers of samples of the inner and of the outer level
+    q : steps per period; n + m by default, as in cor:sample_complexity
+
+    Notes
+    -----
         ψ_z = 1/(16 β̄_zx)    ψ_v = min(1/(16 β̄_vx), μ ψ_z/(12 α_vz))
         ξ = min(C_z, C_v, 1, ψ_v μ²/(40 L_x²), ψ_z μ²/(24 L_x²))
         ρ̄ = min(1/(6 Λ_z), B_v, √(r/q))   r the least of   ψ_z/(12 (ψ_z β_zz + ψ_v β_vz)),   ψ_z/(12 ξ β_hz),
              β̃_vv/(6 β_vv),   ψ_v β̃_vv/(6 ξ β_hv),   1/(12 ξ (ψ_z β_zx + ψ_v β_vx))
         γ̄ = min(1/(6 (L_h + ψ_z Λ_z + ψ_v Λ_v)), √(g/q))   g the lesser of   1/(12 β_hx),   ψ_v β̃_vv/(6 ψ_z β_zv)
 
-    and ρ = ρ̄, γ = min(γ̄, ξ ρ). Where the paper differs: it multiplies by α_vz in ψ_v; has 16 for 40 in ξ, from μ/2 for
-    μ/16 in app:eq:ineq_4 and a lost L_x² in the bound of ||D_x||²; √(1/(6 Λ_z)) in ρ̄; β_zv for β_vz; 1/(12 β_vv)
-    without β̃_vv; γ²ρ for γρ² in the terms of β_hz and β_hv, which therefore bound ρ here, as does the last term of r.
-    The samples of each level are n and m; a period has q steps, n + m by default, as in cor:sample_complexity.
+    and ρ = ρ̄, γ = min(γ̄, ξ ρ). These are corrected. The paper instead
+
+    - multiplies by α_vz in ψ_v;
+    - has 16 instead of 40 in ξ, because of μ/2 instead of μ/16 in app:eq:ineq_4 and a lost L_x² in the bound of
+      ||D_x||²;
+    - has √(1/(6 Λ_z)) in ρ̄, β_zv instead of β_vz, and 1/(12 β_vv) without β̃_vv;
+    - has γ²ρ instead of γρ² in the terms of β_hz and β_hv, which therefore bound ρ here, as does the last term of r.
     """
     q = n + m if q is None else q
     for name, size in (("n", n), ("m", m), ("q", q)):
@@ -165,7 +194,7 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
 
 
 class Coefficients(NamedTuple):
-    """What stands before the sums over a period in the bound of E[L] at its end less L at its beginning."""
+    """Coefficients of the sums over a period in the bound of E[L] at its end minus L at its beginning."""
 
     hypergrad: float
     phi_z: float
@@ -176,9 +205,10 @@ class Coefficients(NamedTuple):
 
 
 def lyapunov_coefficients(constants: Constants, steps: StepSizes) -> Coefficients:
-    """Return the coefficients of app:eq:lyap_ineq_2; the theorem holds when the first is <= -γ/4 and no other above 0.
+    """Return the coefficients of app:eq:lyap_ineq_2.
 
-    They are those that the descent lemmas give, for any steps with γ <= min(C_z, C_v) ρ, γ <= ρ and ρ <= B_v:
+    The theorem holds if the first is at most -γ/4 and no other is positive. The descent lemmas give these coefficients
+    for any steps with γ <= min(C_z, C_v) ρ, γ <= ρ and ρ <= B_v:
 
         ||∇h||²   -γ/2 + 2w γ²/ρ                                         w = ψ_z β̄_zx + ψ_v β̄_vx
         φ_z       2 L_x² γ/μ - ψ_z μ ρ/2 + ψ_v α_vz ρ + 4w L_x² γ²/(μ ρ)
@@ -206,7 +236,7 @@ def lyapunov_coefficients(constants: Constants, steps: StepSizes) -> Coefficient
 
 
 class Lyapunov(NamedTuple):
-    """L = h + ψ_z φ_z + ψ_v φ_v and its parts, with ||∇h||²."""
+    """The function L = h + ψ_z φ_z + ψ_v φ_v (`total`) and its parts, with ||∇h||²."""
 
     total: float
     value: float
@@ -216,12 +246,18 @@ class Lyapunov(NamedTuple):
 
 
 def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapunov:
-    """Return the Lyapunov function of th:cvg_rate at a point (z, v, x).
+    """Return the Lyapunov function of th:cvg_rate at a point, in float64.
 
         L = h(x) + ψ_z φ_z + ψ_v φ_v
         φ_z = G(z, x) - G(z*(x), x)                 φ_v = Ψ(v) - Ψ(v*) = ½ (v - v*)'H (v - v*)
 
-    with Ψ(v) = ½ v'H v + ∇z F'v and H, ∇z F at z*(x). Both are at least μ/2 times a squared distance, to z* and to v*.
+    with Ψ(v) = ½ v'H v + ∇z F'v and H, ∇z F at z*(x). φ_z >= μ/2 ||z - z*||² and φ_v >= μ/2 ||v - v*||².
+
+    Parameters
+    ----------
+    problem : a problem with an exact solution
+    point : where to evaluate, as `Run.point` or `RunResult.point`
+    steps : the step sizes, which contain ψ_z and ψ_v
     """
     if problem.exact_solver is None:
         raise ValueError("`problem` has no exact solution, so h and z* are not known; say `strongly_convex=True`.")
@@ -236,9 +272,17 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
 
 
 def reach(point: Point, problem: BilevelProblem) -> Point:
-    """Return, as arrays (m,), how far each chain is reached in z, x and v: its last coordinate that is not 0, or 0.
+    """Return how many coordinates of each chain of the worst case a point has reached.
 
-    The problem is :func:`bilevel.problems.worst_case` along the axes, where coordinates out of reach are exactly 0.
+    Parameters
+    ----------
+    point : where to look
+    problem : made by :func:`bilevel.problems.worst_case` with ``rotation="coordinates"``. Then the chains lie along the
+        axes, and coordinates that have not been reached are exactly 0
+
+    Returns
+    -------
+    reached : arrays of shape (m,) for z, x and v, with the number of the last nonzero coordinate of each chain, or 0
     """
     if not isinstance(problem.oracles, WorstCaseOracles):
         raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
@@ -257,8 +301,8 @@ def _gaps(oracles: Oracles, point: Point, inner_star: PyTree, v_star: PyTree) ->
     return phi_z, trees.dot(off, oracles.hvp(solution._replace(v=off))) / 2
 
 
-def _bending(c: Constants) -> float:
-    """Return L2_G R; R is not needed where the Hessians of G are constant."""
+def _hessian_change(c: Constants) -> float:
+    """Return L2_G R, which is 0 if the Hessians of G are constant; then R may be unknown."""
     return 0.0 if c.L2_G == 0 else c.L2_G * _needed(c.R, "R")
 
 

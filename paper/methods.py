@@ -1,4 +1,4 @@
-"""The methods of Table 1 of the paper, each with a grid of settings, and the problems they are measured on."""
+"""The methods of Table 1 of the paper, each with a grid of settings, and the problems on which they are measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,15 @@ DIM_INNER, DIM_OUTER = 10, 5
 
 
 class Setting(NamedTuple):
-    """ρ, scaled to the smallest size, ρ/γ, rows per batch, and what else a method has: Q of a series, λ_0 of F²SA."""
+    """A point of the grid of a method.
+
+    Attributes
+    ----------
+    step : ρ at the smallest size
+    ratio : ρ/γ
+    batch : rows per batch
+    extra : Q for methods with a Neumann series, λ_0 for F²SA
+    """
 
     step: float
     ratio: float = 1.0
@@ -20,21 +28,32 @@ class Setting(NamedTuple):
     extra: float = 0.0
 
 
-# From a setting, the size over the smallest one, and the size.
+# Makes a solver from a setting, the size divided by the smallest size, and the size.
 Maker: TypeAlias = Callable[[Setting, float, int], SolverBase]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A solver whose steps and period follow the size as its theory says."""
+    """A solver whose steps and period depend on the size as its theory prescribes.
+
+    Attributes
+    ----------
+    name : name of the method
+    bound : what is proved, as in Table 1
+    in_size : proved exponent of N at a fixed ε, of the term with 1/ε
+    in_accuracy : proved exponent of 1/ε at a fixed N
+    make : makes the solver
+    settings : the grid
+    passes : full passes over the data that a run may take in addition to the budget of calls
+    """
 
     name: str
     bound: str
-    in_size: float  # the proved exponent of N at a fixed ε, of the term with 1/ε
-    in_accuracy: float  # that of 1/ε at a fixed N
+    in_size: float
+    in_accuracy: float
     make: Maker
     settings: tuple[Setting, ...]
-    passes: int = 0  # over the data that a run may take on top of the budget of calls
+    passes: int = 0
 
 
 def _grid(
@@ -68,7 +87,7 @@ def _plain(cls: Callable[..., SolverBase]) -> Maker:
 
 
 def _neumann(cls: Callable[..., SolverBase]) -> Maker:
-    """η is the paper's 0.5 at Q = 10; a longer series takes shorter steps, √(10/Q) of them."""
+    """Use η = 0.5 at Q = 10, as in the paper, and shorter steps for longer series, proportional to √(10/Q)."""
 
     def make(setting: Setting, scale: float, size: int) -> SolverBase:
         n_neumann = int(setting.extra)
@@ -100,7 +119,7 @@ def make_quadratic(size: int) -> BilevelProblem:
 
 
 def make_valleys(size: int) -> BilevelProblem:
-    """Return the problem of `bilevel.problems.valleys` with n = m = size / 2, in float64."""
+    """Return :func:`bilevel.problems.valleys` with n = m = size / 2, in float64."""
     return valleys(size // 2, size // 2, dtype="float64")
 
 

@@ -1,17 +1,18 @@
-"""How far runs come on :func:`bilevel.problems.worst_case`, next to what the lower bound allows them (th:lower_bound).
+"""How far runs come on :func:`bilevel.problems.worst_case`, compared with what the lower bound allows (th:lower_bound).
 
-Every point a linear method computes from 0 lies in the span of the gradients of F it has seen: G only carries
-coordinates from one variable to another. A query of row j, at a point that has reached k coordinates of chain j, sees
-coordinate k + 1 and no coordinate of another chain (app:prop:span). Hence after n_j queries of row j
+Every point that a linear method computes from 0 lies in the span of the gradients of F it has used; gradients of G only
+carry coordinates from one variable to another. A query of row j at a point that has reached k coordinates of chain j
+reveals coordinate k + 1 of this chain and no coordinate of another (app:prop:span). Hence after n_j queries of row j
 
-    the coordinates of chain j that are not 0, in z, x and v together, are among its first n_j
+    the nonzero coordinates of chain j, in z, x and v together, are among its first n_j,
 
-whatever the order of moves and of rows: at most t coordinates in all after t queries, and at most t / T chains
-completed, a chain being incomplete while the last two of its T + 1 coordinates are 0 in x. With |I| incomplete chains,
+for any order of moves and of rows. So t queries reach at most t coordinates in all and complete at most t / T chains. A
+chain is incomplete while the last two of its T + 1 coordinates are 0 in x. With |I| incomplete chains
 
-    ||∇h(x)||²  >=  λ² α^(3/2) |I| / (16 β² m²)  =  2 ε |I| / m                        (lemma:lower_bound_grad_h)
+    ||∇h(x)||²  >=  λ² α^(3/2) |I| / (16 β² m²)  =  2 ε |I| / m                        (lemma:lower_bound_grad_h),
 
-which keeps ||∇h||² above ε as long as t <= m T / 2, for then |I| >= m/2 (and a single chain stays clear of its bound).
+which keeps ||∇h||² above ε as long as t <= m T / 2, since then |I| >= m/2 (and a single chain satisfies its bound with
+room to spare).
 """
 
 from dataclasses import replace
@@ -27,17 +28,17 @@ from bilevel.problems.worst_case import WorstCaseOracles
 from bilevel.solvers import SolverBase
 from bilevel.theory import reach
 
-# Methods that leave the span of gradients, and how: the bound is not for them.
+# Solvers that leave the span of gradients, with the reason. The bound does not apply to them.
 OUTSIDE = {"PZOBO": "moves x along Gaussians, which reach all coordinates at once"}
 
 
 def n_completed(point: Point, problem: BilevelProblem) -> int:
-    """Return m - |I|: how many chains have one of their last two coordinates other than 0 in x."""
+    """Return m - |I|, the number of chains with a nonzero value in x at one of their last two coordinates."""
     return int(np.sum(reach(point, problem).outer_var >= problem.info["T"]))
 
 
 def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.ndarray:
-    """Return λ² α^(3/2) |I| / (16 β² m²) = 2 ε |I| / m with |I| = m - completed (lemma:lower_bound_grad_h)."""
+    """Return λ² α^(3/2) |I| / (16 β² m²) = 2 ε |I| / m for |I| = m - completed (lemma:lower_bound_grad_h)."""
     if not isinstance(problem.oracles, WorstCaseOracles):
         raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
     known, m = problem.info, problem.n_outer
@@ -48,37 +49,54 @@ def gradient_floor(problem: BilevelProblem, completed: np.ndarray | int) -> np.n
 
 
 class Progress(NamedTuple):
-    """A run on the worst case, one entry per evaluation."""
+    """A run on the worst case; each field is an array with one entry per evaluation.
+
+    Attributes
+    ----------
+    step : steps taken
+    queries : rows of F read, that is, oracle calls of the kind `outer_grad`
+    reached : number of coordinates reached in all chains, each counted in the variable that is furthest
+    allowed : upper bound of `reached` for this number of queries
+    completed : number of completed chains, in x
+    completed_allowed : upper bound of `completed` for this number of queries
+    hypergrad_norm_sq : ||∇h||²
+    floor : lower bound of ||∇h||² for this number of completed chains
+    """
 
     step: np.ndarray
-    queries: np.ndarray  # rows of F read: the oracle calls `outer_grad`
-    reached: np.ndarray  # coordinates in all, of each chain in that of z, x and v which is furthest
-    allowed: np.ndarray  # how many the queries allow
-    completed: np.ndarray  # chains, in x
-    completed_allowed: np.ndarray  # how many the queries allow
+    queries: np.ndarray
+    reached: np.ndarray
+    allowed: np.ndarray
+    completed: np.ndarray
+    completed_allowed: np.ndarray
     hypergrad_norm_sq: np.ndarray
-    floor: np.ndarray  # what it is at least, with so many chains completed
+    floor: np.ndarray
 
     @property
     def is_within(self) -> bool:
-        """Whether the run is nowhere ahead of the bound."""
+        """Whether the run respects the lower bound at every evaluation."""
         in_reach = np.all(self.reached <= self.allowed) and np.all(self.completed <= self.completed_allowed)
         return bool(in_reach and np.all(self.hypergrad_norm_sq >= self.floor))
 
     def queries_to(self, epsilon: float) -> float:
-        """Return the queries at the first evaluation with ||∇h||² <= epsilon, infinity where there is none."""
-        return float(min(self.queries[self.hypergrad_norm_sq <= epsilon], default=np.inf))  # they never fall
+        """Return the queries at the first evaluation with ||∇h||² <= epsilon, or infinity."""
+        return float(min(self.queries[self.hypergrad_norm_sq <= epsilon], default=np.inf))  # queries never decrease
 
 
 def measure_progress(
     problem: BilevelProblem, solver: SolverBase, *, seed: int = 0, max_calls: int, every: int = 1
 ) -> Progress:
-    """Run a solver on the worst case and measure it against the bound of th:lower_bound.
+    """Run a solver on the worst case and compare it with the lower bound at every evaluation.
 
-    The chains of the problem lie along the axes. What is allowed is for solvers that stay in the span of gradients, see
-    `OUTSIDE`. All kinds of derivatives count together in `max_calls`; `every` so many steps there is an evaluation.
+    Parameters
+    ----------
+    problem : made by :func:`bilevel.problems.worst_case` with ``rotation="coordinates"``
+    solver : a solver; the bound holds for all but those in `OUTSIDE`
+    seed : seed of the run
+    max_calls : budget, in oracle calls of all kinds
+    every : steps between two evaluations
     """
-    reach(problem.start, problem)  # raises ValueError for another problem, or a random basis
+    reach(problem.start, problem)  # raises ValueError for other problems
     meters = {
         "reached": lambda point: np.sum(np.max(reach(point, problem), axis=0)),
         "completed": lambda point: n_completed(point, problem),
