@@ -11,7 +11,7 @@ from bilevel._optional import require
 from bilevel.bench.sections import Section
 from paper.audit import Claim, list_claims
 from paper.contenders import part_table
-from paper.figures import draw_part, is_grid
+from paper.figures import draw_part
 from paper.markdown import escape, markdown_table
 from paper.parts import PARTS
 from paper.protocol import read_kept
@@ -20,9 +20,9 @@ _HEAD = ["", "claim", "verdict", "what was found", "command", "evidence"]
 
 
 def write_page(kept: Path, page: Path) -> list[Path]:
-    """Draw the figures into the folder of kept results, write the page, and return the paths of all files."""
+    """Draw the figures into the folder of kept results, write the page, and return the paths of what was written."""
     sections = read_kept(kept)
-    drawn = [path for name, section in sections.items() for path in draw_part(name, section, kept)]
+    drawn = [path for name, section in sections.items() if (path := draw_part(name, section, kept))]
     with replacing(page) as file:
         file.write(render(sections, kept, os.path.relpath(kept, page.parent)).encode())
     return [*drawn, page]
@@ -61,7 +61,7 @@ def _claims_table(claims: list[Claim]) -> str:
 
 
 def _describe(name: str, section: Section) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "title": PARTS[name].title, "is_grid": is_grid(section)}
+    found: dict[str, Any] = {"name": name, "title": PARTS[name].title}
     for phase in ("sweep", "timing"):
         rows = section.rows[section.rows["phase"] == phase]
         found[f"{phase}_cells"] = f"{rows['cell'].nunique():,}"

@@ -16,7 +16,6 @@ from bilevel.bench.store import Store
 from paper.audit import CONFIRMED, DEPENDS, EXPERIMENTS, PAPER, REFUTED, list_claims
 from paper.commands import app
 from paper.contenders import good_share, median_by_setting, part_table
-from paper.figures import draw_heat_maps
 from paper.parts import PARTS
 from paper.protocol import read_kept, shrink
 
@@ -129,17 +128,6 @@ def test_a_table_has_a_row_for_each_contender_best_first():
     assert lines[2].startswith("| SRBA (published) | 1e-20 |") and "4 of 4" in lines[-1]
 
 
-def test_a_heat_map_is_white_where_everything_diverged():
-    (panel, *_) = draw_heat_maps(section("quadratic", {"SRBA": np.inf, "SABA": 1e-3})).axes
-    assert panel.get_title() == "SABA (published)"
-    panels = {
-        axes.get_title(): axes.images
-        for axes in draw_heat_maps(section("quadratic", {"SRBA": 1e-3, "SABA": np.inf})).axes
-    }
-    assert panels["SABA (published)"][0].get_array().mask.all()
-    np.testing.assert_allclose(panels["SRBA (published)"][0].get_array().data.ravel(), [1e-3, 2e-3])
-
-
 @pytest.mark.parametrize("name", PARTS)
 def test_the_quick_form_has_every_published_solver_once(name):
     little = shrink(load_config(name), PARTS[name].little)
@@ -160,8 +148,7 @@ def test_page_and_figures_come_from_the_kept_results_and_are_the_committed_ones(
     assert done.exit_code == 0, done.output
     assert page.read_text() == (ROOT / "docs" / "reproduction.md").read_text()
     drawn = {path.name for path in kept.glob("*.svg")}
-    assert {f"{name}-{kind}.svg" for name in PARTS for kind in ("paper", "all")} <= drawn
-    assert drawn <= {path.name for path in KEPT.glob("*.svg")}
+    assert {f"{name}-paper.svg" for name in PARTS} == drawn <= {path.name for path in KEPT.glob("*.svg")}
 
 
 @pytest.mark.slow
@@ -175,7 +162,7 @@ def test_every_claim_has_a_verdict_a_command_and_evidence_that_is_there():
 
 @pytest.mark.slow
 def test_the_kept_results_are_small_and_no_cell_is_lost():
-    assert sum(path.stat().st_size for path in KEPT.iterdir()) < 8e6
+    assert sum(path.stat().st_size for path in KEPT.parent.rglob("*") if path.is_file()) < 3e6
     finished = Store(KEPT).finished()
     for name, size in {"quadratic": (32768, 1024), "ijcnn1": (49990, 91701), "cleaning": (20000, 5000)}.items():
         assert {cell.id for cell in load_config(name).cells(*size)} <= finished
