@@ -102,7 +102,7 @@ def draw(folder, name, n_columns, plot, size=(4.2, 3.4)):
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": name, "font.size": 8}):
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(size[0] * n_columns, size[1]), layout="constrained")
         plot(figure.subplots(1, n_columns, squeeze=False)[0])
         FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})

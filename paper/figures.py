@@ -31,8 +31,8 @@ def write_svg(path: Path, draw: Callable[[], Any]) -> Path:
 
 
 def _shorten(coordinates: re.Match[str]) -> str:
-    """Keep two decimals, a hundredth of a point."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", coordinates[0])
+    """Keep one decimal, a tenth of a point."""
+    return re.sub(r"(\.\d)\d+", r"\1", coordinates[0])
 
 
 def draw_part(name: str, section: Section, folder: Path) -> Path | None:

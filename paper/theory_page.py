@@ -223,7 +223,10 @@ def draw_lower_bound(rows: Sequence[Queries], path: Path) -> Path:
 def _make_panels(n_rows: int, n_columns: int) -> tuple[Any, Any]:
     size = (3.2 * n_columns + 0.8, 2.5 * n_rows)
     figure = require("matplotlib.figure", "plot").Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(n_rows, n_columns, squeeze=False, subplot_kw={"xscale": "log", "yscale": "log"})
+    panels = figure.subplots(n_rows, n_columns, squeeze=False, subplot_kw={"xscale": "log", "yscale": "log"})
+    for axes in panels.flat:
+        axes.minorticks_off()
+    return figure, panels
 
 
 def _draw_line(axes: Any, points: dict[Any, float], color: str, label: str, exponent: float | None = None) -> None:
