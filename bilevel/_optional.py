@@ -9,4 +9,7 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"This needs `{module}`: pip install 'bilevel[{extra}]'") from error
+        # The error names the module that was not found: `module`, one of its parents, or one that these import.
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ImportError(f"This needs `{module}`: pip install 'bilevel[{extra}]'") from error
+        raise ImportError(f"`{module}` is installed, but importing it failed: {error}") from error

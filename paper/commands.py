@@ -11,7 +11,7 @@ from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
 from bilevel.bench import stops
 from bilevel.cli.app import EPILOG
-from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase
+from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where
 from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, typer
 from paper.parts import KEPT, MEASURED, PAGE, PARTS
 
@@ -49,7 +49,6 @@ def reproduce(
 ) -> None:
     """Run the experiments of the SRBA paper, keep their results, and write the page. What is done is not run again."""
     from bilevel.bench.config import load_config
-    from bilevel.bench.execute import Where
     from bilevel.bench.live import watch
     from paper import protocol
     from paper.page import write_page
@@ -64,7 +63,7 @@ def reproduce(
             if name in MEASURED:
                 _measure_theory(kept, [MEASURED[name]], quick=quick)
                 continue
-            options: dict[str, Any] = {"quick": quick, "where": Where(jobs, dask, device.value if device else None)}
+            options: dict[str, Any] = {"quick": quick, "where": choose_where(jobs, dask, device)}
             options |= {"phases": [phase.value]} if phase else {}
             with watch(load_config(name).metric, err) as watcher:
                 failures += protocol.reproduce(name, stores, kept, watcher, **options)

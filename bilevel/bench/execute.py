@@ -1,6 +1,5 @@
 """An experiment from its first cell to its last: tune wide, time narrow, store each result as it comes."""
 
-import logging
 import signal
 import time
 import warnings
@@ -264,8 +263,6 @@ def _describe(error: Exception) -> str:
 
 def _connect(address: str) -> Any:
     distributed = require("distributed", "bench")
-    # Of a lost scheduler the tasks that fail tell in a sentence; the client's log would add pages of its insides.
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         client = distributed.Client(address, timeout=_PATIENCE)
     except OSError as error:

@@ -1,12 +1,18 @@
 """``bilevel run``: the command that computes."""
 
+import logging
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from bilevel._optional import require
 from bilevel.cli.terminal import FAILED, err, errors_in_a_line, exit_stopped, out, say, spell, typer
 
+if TYPE_CHECKING:
+    from bilevel.bench.execute import Where
+
+_progress = require("rich.progress", "bench")
 _LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
 Device = StrEnum("Device", ["cpu", "gpu"])
 Phase = StrEnum("Phase", ["sweep", "timing"])
@@ -36,14 +42,14 @@ def run(
 ) -> None:
     """Run an experiment: sweep its grid, select, time the selected settings. What is in the store is not run again."""
     from bilevel.bench.config import load_config
-    from bilevel.bench.execute import Where, execute
+    from bilevel.bench.execute import execute
     from bilevel.bench.live import watch
     from bilevel.bench.store import Store
 
     with errors_in_a_line():
         _find_modules_here()
         experiment = load_config(config)
-        where = Where(jobs, dask, device.value if device else None)
+        where = choose_where(jobs, dask, device)
         folder = store or Path("results") / experiment.name
         options = {"only": only, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "dask": dask, "device": device}
         again = spell("run", config, store=folder, **options, phase=phase)
@@ -59,6 +65,17 @@ def run(
         say(err, f"{failures} task{'s' * (failures > 1)} failed; all else is in {folder}. To try again: {again}")
         raise typer.Exit(FAILED)
     say(out, f"results in {folder}; next: {spell('report', folder, out=f'{folder}-report')}")
+
+
+def choose_where(jobs: int, dask: str | None, device: Device | None) -> "Where":
+    from bilevel.bench.execute import Where
+
+    if dask is not None:
+        # Importing distributed sets the level of its loggers, so this comes later. Only the command line, which owns
+        # its process, silences the client: a lost scheduler is reported in one line for each task.
+        require("distributed", "bench")
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    return Where(jobs, dask, device.value if device else None)
 
 
 def _find_modules_here() -> None:

@@ -3,6 +3,7 @@
 That the store is then the same, cell by cell, is shown by the campaign of faults.
 """
 
+import logging
 import os
 import signal
 import time
@@ -48,6 +49,17 @@ def test_a_scheduler_that_goes_before_its_workers_are_asked_for_is_told_from_one
     with pytest.raises(ConnectionError) as caught:
         execute._connect("tcp://here")
     assert str(caught.value) == said
+
+
+def test_the_loggers_of_dask_keep_their_levels(monkeypatch):
+    monkeypatch.setattr(execute, "_PATIENCE", 0.2)
+    pytest.importorskip("distributed")  # its import sets the levels
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.core")]
+    monkeypatch.setattr(loggers[1], "level", logging.DEBUG)
+    before = [(one.level, one.filters, one.handlers, one.disabled) for one in loggers]
+    with pytest.raises(ConnectionError, match="no Dask scheduler answers"):
+        execute._connect(f"tcp://127.0.0.1:{cluster.free_port()}")
+    assert [(one.level, one.filters, one.handlers, one.disabled) for one in loggers] == before
 
 
 @pytest.mark.slow
