@@ -1,7 +1,8 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files of others, which are read within limits."""
 
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,16 @@ def as_path(name: str, path: Any) -> Path:
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path) or not Path(path).name:
         raise ValueError(f"`{name}={path!r}`: must be a path, with the name of a file or folder.")
     return Path(path)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the bytes of a regular file; a larger file, or a FIFO, which would block a reader, is a ValueError."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is not a regular file")
+    if found.st_size > most:
+        raise ValueError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
+    return path.read_bytes()
 
 
 def cache_folder() -> Path:

@@ -20,6 +20,7 @@ from bilevel.bench.tables import (
     FileTable,
     arguments_table,
     at,
+    check_cells,
     convert,
     find_config,
     list_seeds,
@@ -114,8 +115,10 @@ class Experiment(Statement):
     def _seeds(self, seeds: Seeds | None) -> tuple[int, ...]:
         if seeds is None:
             return self.seeds
-        entries = {"name": self.name, "metric": self.metric, "seeds": seeds if isinstance(seeds, int) else list(seeds)}
         with at(f"`{self.name}`"):
+            check_cells(len(self.settings), seeds)
+            listed = seeds if isinstance(seeds, int) else list(seeds)
+            entries = {"name": self.name, "metric": self.metric, "seeds": listed}
             return list_seeds(convert(entries, FileTable).seeds)
 
 
@@ -159,6 +162,7 @@ def _parse(file: FileTable) -> Experiment:
             columns = _parse_columns(grid.pop("column", []))
             for one in SOLVERS if name == EVERY else (name,):
                 settings |= dict.fromkeys(_parse_grid(one, grid, columns))
+                check_cells(len(settings), file.seeds)
     return Experiment(
         name=file.name,
         metric=file.metric,
@@ -227,7 +231,9 @@ def _parse_grid(name: str, grid: dict[str, Any], columns: tuple[str, ...]) -> It
         raise ValueError("`period` and `period_fraction` exclude each other; leave one out.")
     for key in grid:
         check_name("parameter", key, (*types, *(["period_fraction"] if "period" in types else [])))
-    for values in itertools.product(*(_list_values(key, value, types.get(key, float)) for key, value in grid.items())):
+    lists = [_list_values(key, value, types.get(key, float)) for key, value in grid.items()]
+    check_cells(math.prod(map(len, lists)))
+    for values in itertools.product(*lists):
         parameters = dict(zip(grid, values, strict=True))
         fraction = parameters.pop("period_fraction", None)
         if fraction is not None and not (type(fraction) is float and fraction > 0):

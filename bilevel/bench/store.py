@@ -5,9 +5,10 @@ changed. Names that begin with a dot or an underscore are passed over by pandas 
 written and what is set aside have such names, and both read the folder as it is.
 
 Files need not have the same columns: a metric of a user's own is a column more, and a column that a file lacks is null.
-Each has a digest of its bytes. Reading changes nothing. A file that cannot be parsed, or does not fit its digest, is
-warned of and passed over; `Store.set_aside`, on request alone, gives it another name. What may pass (too many open
-files, no memory) is tried again, and is no damage.
+Each has a digest of its bytes. Reading changes nothing. A file counts as damaged if it cannot be parsed, does not fit
+its digest, has no rows, lacks a key, would take more than `MOST_BYTES` of memory, or is not a regular file: all readers
+skip it with a warning that names it, and `Store.set_aside` renames it on request. Errors that may be temporary (too
+many open files, no memory) are tried again, and are not damage.
 """
 
 import errno
@@ -15,9 +16,11 @@ import functools
 import hashlib
 import io
 import itertools
+import json
 import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -26,7 +29,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from bilevel._io import replacing
+from bilevel._io import read_bounded, replacing
 from bilevel._optional import require
 from bilevel._types import Calls
 from bilevel.bench.cells import SIZES, SWEEP, TIMING, Cell, parameter_types
@@ -50,6 +53,8 @@ _DIGEST = re.compile(_DIGEST_KEY + rb".{1,4}?([0-9a-f]{64})", re.DOTALL)
 _PASSING = {getattr(errno, name) for name in ("EAGAIN", "EIO", "ENFILE", "EMFILE", "ENOMEM", "EINTR", "EBUSY")}
 _PASSING_WORDS = ("temporarily unavailable", "too many open files", "cannot allocate", "out of memory")
 _PAUSES = (0.05, 0.2, 0.8)  # seconds between tries
+# A small file may hold many equal rows: its size in memory is estimated from its metadata before it is read.
+MOST_BYTES, _BYTES_PER_VALUE = 2**30, 8
 
 
 def SCHEMA() -> Arrow:
@@ -146,6 +151,8 @@ class Store:
         rows = self.read()
         rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["cell", "step"])
         rows = rows if solver is None else rows[rows["solver"] == solver]
+        if rows.empty:  # a file without rows counts as damaged
+            return
         with np.errstate(over="ignore"):  # seven digits are kept of what was measured
             rows = rows.astype(dict.fromkeys(list_metrics(rows), np.float32))
         table = require("pyarrow", "bench").Table.from_pandas(rows, preserve_index=False)
@@ -198,7 +205,7 @@ class Store:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    return path.exists() and path.read_bytes() == content
+    return path.is_file() and path.read_bytes() == content
 
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -279,9 +286,10 @@ def _read(path: Path, columns: list[str] | None) -> tuple[Arrow | None, str | No
         except _NewerFormat:
             raise
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            passing, again = _is_passing(error), " ".join(str(error).split())
+            passing, again = _is_passing(error), " ".join(str(error).split()) or type(error).__name__
+            way = "more memory is needed" if isinstance(error, MemoryError) else "nothing is lost: try again"
         if pause is None and passing:
-            raise OSError(f"`{path}` cannot be read now ({again}); nothing is lost: try again.")
+            raise OSError(f"`{path}` cannot be read now ({again}); {way}.")
         if not passing and problem == again:  # the same on a second reading
             return None, again
         problem = again
@@ -294,19 +302,66 @@ class _NewerFormat(ValueError):
 
 
 def _parse(path: Path, columns: list[str] | None) -> Arrow:
-    content = path.read_bytes()
+    content = read_bounded(path, MOST_BYTES)
     is_verified = _verify(content)
-    source = require("pyarrow.parquet", "bench").ParquetFile(io.BytesIO(content), page_checksum_verification=True)
-    version = int((source.schema_arrow.metadata or {}).get(_FORMAT_KEY, 1))
+    parquet, options = require("pyarrow.parquet", "bench"), {"page_checksum_verification": True}
+    schema = parquet.ParquetFile(io.BytesIO(content), **options).schema_arrow
+    version = int((schema.metadata or {}).get(_FORMAT_KEY, 1))
     if version > FORMAT:
         problem = f"has the format {version} of stores, and this version of bilevel reads up to {FORMAT}"
         raise _NewerFormat(f"`{path}` {problem}; upgrade it.")
-    lacking = [name for name in _KEYS if name not in source.schema_arrow.names]
-    if lacking:
+    if lacking := [name for name in _KEYS if name not in schema.names]:
         raise ValueError(f"it lacks {', '.join(lacking)}")
+    if double := [name for name, count in Counter(schema.names).items() if count > 1]:
+        raise ValueError(f"it has several columns `{double[0]}`")
+    # Texts are read as they are stored, each once, until their size is known.
+    texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
+    source = parquet.ParquetFile(io.BytesIO(content), read_dictionary=texts, **options)
+    _check_size(source.metadata)
     # The pages of an older file are verified as they are read: all of them, or a cell might be done but not there.
-    table = source.read(columns if is_verified else None)
-    return _conform(table if columns is None else table.select(columns))
+    table = source.read(list(dict.fromkeys([*columns, *_KEYS])) if columns and is_verified else None)
+    _check_bytes("text", sum(map(_count_text_bytes, table.columns)))
+    table = _conform(table)
+    _check_values(table)
+    return table if columns is None else table.select(columns)
+
+
+def _check_size(metadata: Any) -> None:
+    """Refuse a file without rows, and one that would take too much memory."""
+    rows, columns, groups = metadata.num_rows, metadata.num_columns, range(metadata.num_row_groups)
+    if not rows:
+        raise ValueError("it has no rows")
+    _check_bytes(f"{rows:,} rows of {columns} columns", rows * columns * _BYTES_PER_VALUE)
+    stored = (metadata.row_group(group).column(column) for group in groups for column in range(columns))
+    _check_bytes("unpacked data", sum(column.total_uncompressed_size for column in stored))
+
+
+def _check_bytes(what: str, size: int) -> None:
+    if size > MOST_BYTES:
+        raise ValueError(f"its {what} would take {size:,} bytes, and at most {MOST_BYTES:,} are read")
+
+
+def _count_text_bytes(column: Arrow) -> int:
+    """Return the bytes of the texts of a column that has each text once, when they are written out."""
+    compute, size = require("pyarrow.compute", "bench"), 0
+    for chunk in column.chunks if str(column.type).startswith("dictionary") else ():
+        lengths = compute.binary_length(chunk.dictionary)
+        size += compute.sum(compute.take(lengths.cast("int64"), chunk.indices)).as_py() or 0
+    return size
+
+
+def _check_values(table: Arrow) -> None:
+    """Refuse keys without a value, and arguments of a problem that are not an object in JSON."""
+    for name in _KEYS:
+        if table[name].null_count:
+            raise ValueError(f"it has rows without `{name}`")
+    for text in table["problem_arguments"].unique().to_pylist():
+        try:
+            arguments = json.loads(text)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise ValueError("its `problem_arguments` are not an object in JSON")
 
 
 def _is_passing(error: Exception) -> bool:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
@@ -12,8 +12,13 @@ from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from bilevel._io import read_bounded
 from bilevel.bench.plugins import Builder, check_name, suggest
 
+MOST_BYTES, MOST_CELLS = 2**18, 10**6  # of a file, and of an experiment
+_MOST_PARTS, _MOST_LETTERS = 16, 1000  # of a key
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rf"[\w-]{{{_MOST_LETTERS}}}|(?<![\w-]){_PART}(?:\.[ \t]*+{_PART}){{{_MOST_PARTS}}}")
 FOLDER = Path(__file__).parent / "configs"  # where a bare name is looked up
 
 
@@ -98,9 +103,16 @@ def convert(values: dict[str, Any], table: Any, what: str = "key") -> Any:
 def read_table(file: Path) -> FileTable:
     """Return the whole of a TOML file."""
     try:
-        values = tomllib.loads(file.read_bytes().decode())
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}.") from error
+        content = read_bounded(file, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    try:
+        text = content.decode()
+        # The memory of the parser grows with the square of the parts of a key: `a.a.a = 1` has three.
+        if long := _LONG_KEY.search(text):
+            limits = f"at most {_MOST_PARTS} parts of at most {_MOST_LETTERS} letters are read"
+            raise ValueError(f"a key begins with `{long.group()[:40]}`, and {limits}")
+        values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not TOML: {error}") from error
     converted: FileTable = convert(values, FileTable)
@@ -124,6 +136,14 @@ def find_config(path: str | Path) -> Path:
 def list_configs() -> list[Path]:
     """Return the experiments that travel with the package."""
     return sorted(FOLDER.glob("*.toml"))
+
+
+def check_cells(n_settings: int, seeds: int | Collection[int] = 1) -> None:
+    """Refuse more cells than can be listed."""
+    n_seeds = seeds if isinstance(seeds, int) else len(seeds)
+    if n_settings * n_seeds > MOST_CELLS:
+        what = f"{n_settings:,} settings with {n_seeds:,} seed{'s' * (n_seeds > 1)} are {n_settings * n_seeds:,} cells"
+        raise ValueError(f"{what}, more than {MOST_CELLS:,}; give fewer seeds, or shorter lists of values.")
 
 
 def list_seeds(seeds: int | list[int]) -> tuple[int, ...]:

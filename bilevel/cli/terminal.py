@@ -29,7 +29,7 @@ def errors_in_a_line() -> Iterator[None]:
         warnings.showwarning = lambda message, *_, **__: err.print(f"[yellow]{_markup.escape(str(message))}[/]")
         try:
             yield
-        except (ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError, ImportError, MemoryError) as error:
             err.print(f"[red]error:[/] {_markup.escape(str(error))}", soft_wrap=True)
             raise typer.Exit(REFUSED) from error
         except KeyboardInterrupt:

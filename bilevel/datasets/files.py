@@ -1,6 +1,7 @@
 """Files of data sets: found in the folder BILEVEL_DATA or the cache, read whole and verified, written whole."""
 
 import hashlib
+import io
 import os
 import zipfile
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bilevel._archives import read_array, read_header
-from bilevel._io import cache_folder, replacing
+from bilevel._io import cache_folder, read_bounded, replacing
 from bilevel.datasets.registry import ArraySpec, FileSet
 
 _BLOCK_BYTES = 2**20
@@ -53,18 +54,20 @@ def verify(arrays: Mapping[str, np.ndarray], known: FileSet) -> None:
 
 def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
     """Return the verified arrays of a file."""
-    with path.open("rb") as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                wanted, found = sorted(f"{spec.name}.npy" for spec in known.arrays), sorted(archive.namelist())
-                if wanted != found:
-                    raise ValueError(f"it holds {found}, not {wanted}")
-                arrays = {spec.name: _read_member(archive, spec) for spec in known.arrays}
-            verify(arrays, known)
-        # Damage surfaces in zipfile, zlib, struct or NumPy, under a dozen types that all mean the same.
-        except Exception as error:
-            message = f"`{path}` is not the data set '{known.name}', or is damaged: {error}."
-            raise DamagedFileError(f"{message} Delete it, or replace it by a file with {known.contents}.") from error
+    most = _BLOCK_BYTES + sum(prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in known.arrays)
+    try:
+        with zipfile.ZipFile(io.BytesIO(read_bounded(path, most))) as archive:
+            wanted, found = sorted(f"{spec.name}.npy" for spec in known.arrays), sorted(archive.namelist())
+            if wanted != found:
+                raise ValueError(f"it holds {found}, not {wanted}")
+            arrays = {spec.name: _read_member(archive, spec) for spec in known.arrays}
+        verify(arrays, known)
+    except OSError:
+        raise
+    # Damage surfaces in zipfile, zlib, struct or NumPy, under a dozen types that all mean the same.
+    except Exception as error:
+        message = f"`{path}` is not the data set '{known.name}', or is damaged: {error}."
+        raise DamagedFileError(f"{message} Delete it, or replace it by a file with {known.contents}.") from error
     return arrays
 
 

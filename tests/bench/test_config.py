@@ -309,7 +309,7 @@ def test_a_file_that_is_not_there_is_refused_with_its_neighbors(tmp_path, monkey
 
 def test_a_folder_and_a_binary_file_are_no_configs(tmp_path):
     (tmp_path / "x.toml").mkdir()
-    with pytest.raises(ConfigError, match=r"x.toml: cannot be read: Is a directory."):
+    with pytest.raises(ConfigError, match=r"x.toml: cannot be read: it is not a regular file."):
         load_config(tmp_path / "x.toml")
     (tmp_path / "y.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"y.toml: not TOML"):
@@ -327,3 +327,54 @@ def test_metrics_of_runs_are_known(tmp_path):
     problem = PROBLEMS["quadratic"](8, 8, 2, 2, dtype="float32", common_linear=0.5, coupling=0.01)
     exact, _ = exact_metrics(problem, problem.start, None)
     assert {*cheap_metrics(problem.oracles, problem.start), *exact} <= set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "settings", "seeds"),
+    [
+        ("seeds = 2", "seeds = 3_999_999_999", "2 settings", "3,999,999,999 seeds"),
+        ("[0.1, 1.0]", f"{[0.1 + one for one in range(1001)]}\nperiod = {[*range(1, 1001)]}", "1,001,000 settings", "1"),
+        ("[0.1, 1.0]", f"{[0.1 + one for one in range(600)]}\nperiod = {[*range(1, 1000)]}", "599,400 settings", "2"),
+    ],
+    ids=["seeds", "lists", "both"],
+)
+def test_more_cells_than_can_be_listed_are_refused_with_their_number(old, new, settings, seeds, tmp_path, monkeypatch):
+    if seeds == "2":  # without the time that so many solvers take
+        monkeypatch.setattr("bilevel.bench.tables.MOST_CELLS", 500)
+        new, settings = f"{[0.1 + one for one in range(251)]}", "251 settings"
+    with pytest.raises(ConfigError, match=rf"x\.toml: .*{settings} with {seeds} .*are [\d,]+ cells, more than [\d,]+; "):
+        load_config(config(tmp_path, GOOD.replace(old, new)))
+
+
+@pytest.mark.parametrize("seeds", [2**31, range(10**12)], ids=["a number", "a range"])
+def test_more_seeds_than_can_be_listed_are_refused_when_they_are_asked_for(seeds, tmp_path):
+    with pytest.raises(ConfigError, match=r"`x`: 2 settings with [\d,]+ seeds are [\d,]+ cells, more than 1,000,000"):
+        load_config(config(tmp_path, GOOD)).cells(8, 8, seeds)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ".".join(["ab"] * 40) + " = 1",
+        "[" + " . ".join(["x"] * 20) + "]",
+        "t = {" + ".".join(['"a.b"', "'c'"] * 10) + " = 1}",
+        "y" * 1200 + " = 1",
+    ],
+    ids=["dotted", "header", "quoted", "long"],
+)
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(line, tmp_path, monkeypatch):
+    monkeypatch.setattr("bilevel.bench.tables.tomllib.loads", lambda text: pytest.fail("was parsed"))
+    with pytest.raises(ConfigError, match=r"x\.toml: not TOML: a key begins with `.{1,40}`, and at most 16 parts") as told:
+        load_config(config(tmp_path, f"{line}\n{GOOD}"))
+    assert len(str(told.value)) < 500
+
+
+def test_a_large_config_is_refused_unread(tmp_path):
+    path = config(tmp_path, GOOD + "# more\n" * 50_000)
+    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read: it has 350,\d{3} bytes, and at most 262,144"):
+        load_config(path)
+
+
+def test_points_in_numbers_texts_and_comments_are_no_keys(tmp_path):
+    values = ", ".join(f"{one / 100}" for one in range(1, 60))
+    load_config(config(tmp_path, f"# {'.' * 80} a.b.c. 1.2.3\n{GOOD.replace('[0.1, 1.0]', f'[{values}]')}"))

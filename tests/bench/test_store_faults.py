@@ -1,6 +1,7 @@
 """A store under faults: damaged files, other columns, killed and concurrent writers."""
 
 import errno
+import os
 import random
 import re
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,26 @@ DAMAGE = {
     "keys": (rewritten(lambda t: t.drop_columns(["value", "seed"])), "it lacks seed"),
     "types": (rewritten(lambda t: t.set_column(0, "cell", pyarrow.array([b"\xff"] * len(t)))), "Invalid UTF8"),
     "other": (rewritten(lambda t: pyarrow.table({"a": [1]})), "it lacks cell, "),
+    "no rows": (rewritten(lambda t: t.slice(0, 0)), "it has no rows"),
+    "two columns of one name": (
+        rewritten(lambda t: t.append_column("rollbacks", pyarrow.nulls(len(t)))),
+        "it has several columns `rollbacks`",
+    ),
+    "two keys of one name": (
+        rewritten(lambda t: t.append_column("solver", t["solver"])),
+        "it has several columns `solver`",
+    ),
+    "a null": (
+        rewritten(lambda t: t.set_column(t.column_names.index("problem"), "problem", [["a", None, "a"]])),
+        "it has rows without `problem`",
+    ),
+    **{
+        f"arguments {text[:3]}": (
+            rewritten(lambda t, text=text: t.set_column(4, "problem_arguments", [[text] * len(t)])),
+            "its `problem_arguments` are not an object in JSON",
+        )
+        for text in ("{", "[1]", "[" * 10**5)
+    },
 }
 
 
@@ -101,6 +123,96 @@ def test_a_damaged_file_stays_with_a_warning_the_rest_is_read_and_nothing_is_wri
     assert counts(store.read()) == counts(pandas.read_parquet(tmp_path)) == whole(1, 2)
 
 
+def grown(table, n_rows):
+    """The first row of a table many times over, which takes few bytes in a file."""
+    return table.take(pyarrow.array(np.zeros(n_rows, np.int64)))
+
+
+def in_time(function, *arguments):
+    """Return what a function returns, which must not block."""
+    with ThreadPoolExecutor(1) as executor:
+        future = executor.submit(function, *arguments)
+        try:
+            return future.result(timeout=20)
+        except TimeoutError:
+            pytest.fail("it hangs")
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    """Make a FIFO, and let go whoever waits at it in the end."""
+    made = []
+
+    def make(name):
+        os.mkfifo(tmp_path / name)
+        made.append(tmp_path / name)
+        return made[-1]
+
+    yield make
+    for path in made:
+        os.close(os.open(path, os.O_RDWR))
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+def test_what_is_no_regular_file_is_named_and_never_waited_for(tmp_path, fifo):
+    store = Store(tmp_path)
+    store.write(group(1))
+    path = fifo("pipe.parquet")
+    assert in_time(store.damaged) == {path: "it is not a regular file"}
+    assert counts(in_time(store.read)) == whole(1) and in_time(store.finished) == {cell_id(1)}
+    fifo("_pipe.toml")
+    with pytest.raises(ValueError, match=r"_pipe\.toml: cannot be read: it is not a regular file"):
+        in_time(store.experiments)
+    in_time(store.keep_config, "pipe", b"name = 1")
+    assert (tmp_path / "_pipe.toml").read_bytes() == b"name = 1"
+
+
+def test_a_small_file_of_very_many_equal_rows_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(bilevel.bench.store, "MOST_BYTES", 10**7)
+    store = Store(tmp_path)
+    path = store.write(group(1))
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(grown(table, 40_000), path)
+    assert path.stat().st_size < 10**6
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read", lambda *_, **__: pytest.fail("was read"))
+    expected = f"its 40,000 rows of {table.num_columns} columns would take {40_000 * table.num_columns * 8:,} bytes, "
+    for read in (store.read, store.finished):
+        with pytest.warns(UserWarning) as caught:
+            read()
+        (text,) = {str(one.message) for one in caught}
+        assert f"`{path}`" in text and expected + "and at most 10,000,000 are read" in text
+        assert "try again" not in text
+    assert store.damaged()[path].startswith(expected)
+
+
+def test_a_small_file_of_one_long_text_in_many_rows_is_refused_before_the_text_is_copied(tmp_path):
+    store = Store(tmp_path)
+    path = store.write(group(1))
+    table = grown(pyarrow.parquet.read_table(path), 1500)
+    texts = pyarrow.DictionaryArray.from_arrays(np.zeros(1500, np.int32), ["x" * 10**6])
+    pyarrow.parquet.write_table(table.set_column(table.column_names.index("machine"), "machine", texts), path)
+    problem = store.damaged()[path]
+    assert re.fullmatch(r"its text would take 1,500,\d{3},\d{3} bytes, and at most 1,073,741,824 are read", problem)
+
+
+@pytest.mark.parametrize("limit", ["bytes of a file", "bytes unpacked"])
+def test_a_large_file_is_refused_before_it_is_read(limit, tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    path = store.write(group(1))
+    if limit == "bytes of a file":
+        monkeypatch.setattr(bilevel.bench.store, "MOST_BYTES", 100)
+        expected = f"it has {path.stat().st_size:,} bytes, and at most 100 are read"
+    else:
+        table = pyarrow.parquet.read_table(path)
+        texts = [[letter * 10**6 for letter in "abc"]]
+        table = table.set_column(table.column_names.index("machine"), "machine", texts)
+        pyarrow.parquet.write_table(table, path, compression="zstd")
+        monkeypatch.setattr(bilevel.bench.store, "MOST_BYTES", 10**6)
+        monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read", lambda *_, **__: pytest.fail("was read"))
+        expected = r"its unpacked data would take 3,\d{3},\d{3} bytes, and at most 1,000,000 are read"
+    assert re.fullmatch(expected, store.damaged()[path])
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "failed to launch worker thread"), MemoryError()])
 def test_what_may_pass_is_tried_again_and_is_no_damage(tmp_path, monkeypatch, error):
     store, tries = Store(tmp_path), []
@@ -121,7 +233,8 @@ def test_what_may_pass_is_tried_again_and_is_no_damage(tmp_path, monkeypatch, er
     assert store.finished() == {cell_id(1)} and len(tries) == 3
     tries.clear()
     monkeypatch.setattr(bilevel.bench.store, "_parse", fail(9))
-    with pytest.raises(OSError, match="cannot be read now"):
+    way = "more memory is needed" if isinstance(error, MemoryError) else "nothing is lost: try again"
+    with pytest.raises(OSError, match=rf"cannot be read now \(.+\); {way}\."):
         store.finished()
 
 
