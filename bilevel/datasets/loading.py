@@ -2,8 +2,13 @@
 
 import bz2
 import gzip
+import ipaddress
+import socket
+import threading
+import time
 import warnings
 import zlib
+from concurrent.futures import Future, wait
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -20,6 +25,7 @@ from bilevel.datasets import files
 from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
 
 _CHUNK = 2**16
+_PAUSE = 0.1  # seconds between two looks at a download
 _MOST_ADDRESSES = 5  # of one file: the first and those it redirects to
 
 
@@ -94,45 +100,97 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
     """Return the arrays from the first host that serves them: pooch knows only one address of a file."""
     pooch, failures = require("pooch", "data"), []
     for url in remote.urls:
-        name = url.rpartition("/")[2]
+        name, deadline = url.rpartition("/")[2], time.monotonic() + remote.max_seconds
         try:
             # A folder for each host: pooch would take a file that another host left for its own.
-            with TemporaryDirectory() as folder:
+            with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 store = pooch.create(folder, "", urls={name: url}, registry={name: remote.digest}, retry_if_failed=2)
-                packed = store.fetch(name, downloader=partial(_receive, remote, progress))
+                packed = store.fetch(name, downloader=partial(_receive, remote, deadline, progress))
                 return _parse(Path(packed), remote)
         except (OSError, ValueError, EOFError, zlib.error) as error:  # of pooch, a host, a decompressor or a parser
             failures.append(f"{url}: {str(error) or type(error).__name__}")
     raise DownloadError("; ".join(failures))
 
 
-def _receive(remote: RemoteFile, progress: bool, url: str, output_file: str, store: Any) -> None:
-    """Download over HTTPS alone: pooch by itself would take other protocols too, and files of any size."""
-    bar = progress_bar(url.rpartition("/")[2], progress)
-    with _request(url, remote) as response, open(output_file, "wb") as file, bar as report:
-        response.raise_for_status()
-        announced = int(response.headers.get("content-length", 0))
-        _check_size(announced, remote)
-        for chunk in response.iter_content(_CHUNK):
-            size = file.tell() + len(chunk)
-            _check_size(size, remote)
-            file.write(chunk)
-            report(size / (announced or remote.max_bytes), f"{size / 1e6:.1f} MB")
+def _receive(remote: RemoteFile, deadline: float, progress: bool, url: str, output_file: str, store: Any) -> None:
+    """Download within the limits of time and size, which neither pooch nor requests has."""
+    with progress_bar(url.rpartition("/")[2], progress) as report:
+        transfer = _Transfer(url, remote, output_file)
+        while not transfer.has_ended(_PAUSE):
+            report(transfer.size / transfer.announced, f"{transfer.size / 1e6:.1f} MB")
+            if time.monotonic() > deadline:
+                transfer.is_wanted = False
+                raise OSError(
+                    f"after {remote.max_seconds:g} seconds, the limit for this file, {transfer.size:,} bytes had come"
+                )
+        transfer.result()
 
 
-def _request(url: str, remote: RemoteFile) -> Any:
+class _Transfer:
+    """A download in a thread. A host that sends a byte at a time blocks the thread, and not those who wait for it."""
+
+    def __init__(self, url: str, remote: RemoteFile, output_file: str) -> None:
+        self.remote, self.size, self.announced, self.is_wanted = remote, 0, remote.max_bytes, True
+        self._outcome: Future[None] = Future()
+        threading.Thread(target=self._run, args=(url, output_file), daemon=True).start()
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait up to some seconds for the end, and return whether it has come."""
+        return bool(wait([self._outcome], seconds).done)
+
+    def result(self) -> None:
+        """Raise what the thread raised."""
+        self._outcome.result()
+
+    def _run(self, url: str, output_file: str) -> None:
+        try:
+            self._copy(url, output_file)
+            self._outcome.set_result(None)
+        except BaseException as error:  # it is raised again by `result`
+            self._outcome.set_exception(error)
+
+    def _copy(self, url: str, output_file: str) -> None:
+        with _open_session() as session, _request(session, url, self.remote) as response:
+            response.raise_for_status()
+            announced = int(response.headers.get("content-length", 0))
+            _check_size(announced, self.remote)
+            self.announced = announced or self.remote.max_bytes
+            with open(output_file, "wb") as file:
+                for chunk in response.iter_content(_CHUNK):
+                    self.size += len(chunk)
+                    _check_size(self.size, self.remote)
+                    if not self.is_wanted:
+                        return
+                    file.write(chunk)
+
+
+def _open_session() -> Any:
+    return require("requests", "data").Session()
+
+
+def _request(session: Any, url: str, remote: RemoteFile) -> Any:
     """Return the response of the last of some redirects, each to an address that is as safe as the first."""
-    requests = require("requests", "data")
+    first = url
     for _ in range(_MOST_ADDRESSES):
-        parts = urlsplit(url)
-        if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
+        if urlsplit(url).scheme != "https":
             raise OSError(f"`{url}` is not an https address")
-        response = requests.get(url, stream=True, timeout=remote.timeout, allow_redirects=False)
+        if url != first and _is_public(first) and not _is_public(url):
+            raise OSError(f"it redirects to `{url}`, an address of this machine or of a private network")
+        response = session.get(url, stream=True, timeout=remote.timeout, allow_redirects=False)
         if not response.is_redirect:
             return response
         response.close()
         url = urljoin(url, response.headers["location"])
     raise OSError("too many redirects")
+
+
+def _is_public(url: str) -> bool:
+    """Return whether a host is in the public internet, as one counts whose name only a proxy can resolve."""
+    try:
+        found = socket.getaddrinfo(urlsplit(url).hostname, None)
+    except (OSError, UnicodeError):
+        return True
+    return all(ipaddress.ip_address(str(place[0]).partition("%")[0]).is_global for *_, place in found)
 
 
 def _check_size(size: int, remote: RemoteFile) -> None:

@@ -56,6 +56,7 @@ class RemoteFile:
     # Of the compressed file, as pooch takes it; None where none is published: then only the contents are checked.
     digest: str | None = None
     timeout: float = 30.0  # seconds without an answer after which a host is given up
+    max_seconds: float = 900.0  # for all of the file, including repeated attempts at one host
 
 
 @dataclass(frozen=True)

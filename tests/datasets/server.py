@@ -3,6 +3,25 @@
 import threading
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+
+HOST = "https://data.test"  # the address under which the library knows the server
+
+
+class Wire(HTTPAdapter):
+    """Carries what is sent to `HOST` to the server, which needs no certificate then."""
+
+    def __init__(self, port):
+        super().__init__()
+        self.port = port
+
+    def send(self, request, **options):
+        local = request.copy()
+        local.url = f"http://127.0.0.1:{self.port}{urlsplit(request.url).path}"
+        return super().send(local, **options)
 
 
 class Server:
@@ -12,7 +31,14 @@ class Server:
         self.answers = {}
         self.requests = []
         self.stopped = threading.Event()
-        self.url = ""
+        self.url, self.port = HOST, 0
+
+    def open_session(self):
+        """Return a session that reaches the server at `HOST`, and nothing else."""
+        session = requests.Session()
+        session.adapters.clear()
+        session.mount(HOST, Wire(self.port))
+        return session
 
     def serve(self, path, body, *, claimed=None):
         """Send a body, with a Content-Length that may claim more than there is."""
@@ -49,6 +75,17 @@ class Server:
 
         self.answers[path] = answer
 
+    def drip(self, path, pause, head=b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"):
+        """Send a byte at a time, and never the last one."""
+
+        def answer(handler):
+            handler.wfile.write(head)
+            while not self.stopped.wait(pause):
+                handler.wfile.write(b"a")
+                handler.wfile.flush()
+
+        self.answers[path] = answer
+
     def redirect(self, path, target):
         def answer(handler):
             handler.send_response(302)
@@ -79,7 +116,7 @@ def running():
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        server.url = f"http://127.0.0.1:{http.server_port}"
+        server.port = http.server_port
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

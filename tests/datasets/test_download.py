@@ -5,15 +5,18 @@ import gzip
 import hashlib
 import socket
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import requests
 
 from bilevel import datasets
 from bilevel.datasets import DownloadError, files
 from tests import listening
 from tests.datasets import tiny
+from tests.datasets.server import Wire
 
 FORMATS = {
     "libsvm": (tiny.libsvm_set, tiny.packed_libsvm, tiny.SPLIT),
@@ -129,6 +132,7 @@ def test_a_redirect_to_another_web_address_is_followed(served, server):
         (lambda server: server.redirect("/tiny.bz2", "file:///etc/hosts"), "not an https address"),
         (lambda server: server.redirect("/tiny.bz2", "http://example.org/tiny.bz2"), "not an https address"),
         (lambda server: server.redirect("/tiny.bz2", "http://127.0.0.1@example.org/tiny"), "not an https address"),
+        (lambda server: server.redirect("/tiny.bz2", f"http://127.0.0.1:{server.port}/tiny.bz2"), "not an https address"),
         (lambda server: server.redirect("/tiny.bz2", "/tiny.bz2"), "too many redirects"),
     ],
     ids=[
@@ -146,6 +150,7 @@ def test_a_redirect_to_another_web_address_is_followed(served, server):
         "redirect to a file",
         "redirect to http",
         "redirect to http in disguise",
+        "redirect to http here",
         "redirects without end",
     ],
 )
@@ -154,6 +159,55 @@ def test_a_failed_download_says_why_and_leaves_nothing(spoil, message, served, s
     with pytest.raises(DownloadError, match=message):
         datasets.load("tiny")
     assert not list(folders[1].iterdir())
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "[::1]", "10.1.2.3", "192.168.7.1", "169.254.169.254", "[fe80::1]", "[::ffff:10.0.0.1]"]
+    + ["0.0.0.0", "2130706433", "[fd00::1]", "inside.test"],
+)
+def test_a_redirect_into_this_machine_or_a_private_network_is_refused(host, served, server, folders):
+    server.redirect("/tiny.bz2", f"https://{host}/tiny.bz2")
+    with pytest.raises(DownloadError, match=r"it redirects to `https://.*`, an address of this machine or of a private"):
+        datasets.load("tiny")
+    assert set(server.requests) == {"/tiny.bz2"} and not list(folders[1].iterdir())
+
+
+def test_a_host_of_a_private_network_may_redirect_within_it(served, server, register, monkeypatch):
+    server.answers["/moved.bz2"] = server.answers["/tiny.bz2"]
+    server.redirect("/tiny.bz2", "https://inside.test/moved.bz2")
+
+    def open_session():
+        session = requests.Session()
+        session.mount("https://inside.test", Wire(server.port))
+        return session
+
+    monkeypatch.setattr("bilevel.datasets.loading._open_session", open_session)
+    register(tiny.libsvm_set("https://inside.test"))
+    assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
+
+
+@pytest.mark.parametrize("part", ["body", "head"])
+def test_a_host_that_sends_a_byte_at_a_time_is_given_up_after_the_time_for_the_file(part, server, folders, register):
+    server.drip("/tiny.bz2", 0.02, **({"head": b"HTTP/1.1 200 OK\r\nX: "} if part == "head" else {}))
+    register(tiny.libsvm_set(server.url, max_seconds=0.5))
+    began = time.monotonic()
+    with pytest.raises(DownloadError, match=r"tiny\.bz2: after 0\.5 seconds, the limit for this file, \d+ bytes had come"):
+        datasets.load("tiny")
+    assert time.monotonic() - began < 5
+    assert not list(folders[1].iterdir())
+
+
+def test_the_time_for_a_file_includes_further_attempts(server, folders, register):
+    def fail_late(handler):
+        server.stopped.wait(0.3)
+        handler.send_error(503)
+
+    server.answers["/tiny.bz2"] = fail_late
+    register(tiny.libsvm_set(server.url, max_seconds=0.5))
+    with pytest.raises(DownloadError, match=r"after 0\.5 seconds, the limit for this file"):
+        datasets.load("tiny")
+    assert server.requests.count("/tiny.bz2") == 2
 
 
 def test_a_failure_in_the_last_file_leaves_nothing(served, server, folders):
@@ -212,7 +266,7 @@ def test_without_a_network_the_error_says_which_file_to_put_where(folders, regis
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    register(tiny.libsvm_set(f"http://127.0.0.1:{port}"))
+    register(tiny.libsvm_set(f"https://127.0.0.1:{port}"))
     with pytest.raises(DownloadError) as caught:
         datasets.load("tiny")
     said = str(caught.value)

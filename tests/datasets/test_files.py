@@ -1,6 +1,7 @@
 """Files that are what they should be, and files that are not."""
 
 import io
+import os
 import pickle
 import zipfile
 
@@ -82,6 +83,22 @@ def test_a_file_that_is_not_the_set_is_refused_and_the_source_not_asked(case, pl
     assert str(path) in said and "Delete it, or replace it" in said and "X_train float64 (7, 3)" in said
     assert not server.requests
     assert path.read_bytes() == body
+
+
+def test_a_fifo_or_a_file_of_many_bytes_is_refused_unread(served, folders, monkeypatch):
+    path = folders[0] / "tiny.npz"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)  # a reader would wait for data instead of for a writer: a byte ends that
+    os.write(writer, b"P")
+    try:
+        with pytest.raises(DamagedFileError, match=r"tiny\.npz` is not the data set 'tiny', .*: it is not a regular file"):
+            datasets.load("tiny")
+    finally:
+        os.close(writer)
+    path.unlink()
+    path.write_bytes(bytes(2**21))
+    with pytest.raises(DamagedFileError, match=r"it has 2,097,152 bytes, and at most 1,048,\d{3} are read"):
+        datasets.load("tiny")
 
 
 def test_nothing_is_unpickled(served, folders):
