@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import TypeAlias
 from bilevel._optional import require
 
 Reporter: TypeAlias = Callable[[float, str], None]  # takes the share of the work done so far, and a few words
+# Control characters but tab and line feed, and those that reverse the direction of text.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SHARE, _PAUSE = 0.1, 30.0  # a plain line is due after so much of the work, or so many seconds
 
 
@@ -32,6 +35,11 @@ def progress_bar(title: str, shown: bool) -> Iterator[Reporter]:
             bar.update(task, completed=1.0)
 
 
+def printable(text: str) -> str:
+    """Return text with its control characters written as escapes, so that no name gives orders to a terminal."""
+    return _CONTROLS.sub(lambda found: repr(found.group())[1:-1], text)
+
+
 def can_redraw() -> bool:
     """Tell whether a line can be drawn again: in a terminal, and in a notebook with ipywidgets."""
     if "ipykernel" in sys.modules:
@@ -43,7 +51,7 @@ class Lines:
     """A line for each tenth of the work and each half minute, and for each new word at its start."""
 
     def __init__(self, title: str) -> None:
-        self.title, self._began, self._last = title, time.monotonic(), (-1.0, "", 0.0)
+        self.title, self._began, self._last = printable(title), time.monotonic(), (-1.0, "", 0.0)
 
     def __call__(self, fraction: float, text: str) -> None:
         now, (before, words, when) = time.monotonic(), self._last
@@ -51,7 +59,7 @@ class Lines:
         if waiting or fraction >= before + _SHARE or now >= when + _PAUSE:
             self._last = fraction, text, now
             left = f", {describe_time((now - self._began) * (1 / fraction - 1))} left" if 0 < fraction < 1 else ""
-            print(f"{self.title}: {100 * min(fraction, 1.0):.0f} %, {text}{left}", flush=True)
+            print(f"{self.title}: {100 * min(fraction, 1.0):.0f} %, {printable(text)}{left}", flush=True)
 
     def finish(self) -> None:
         print(f"{self.title}: done in {describe_time(time.monotonic() - self._began)}", flush=True)

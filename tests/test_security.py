@@ -9,16 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import bilevel
-from bilevel.bench import config
+from bilevel._progress import progress_bar
+from bilevel.bench import config, live
 from bilevel.bench.report import file_names, write_figures, write_report
 from bilevel.bench.sections import make_sections
 from bilevel.bench.store import Store
+from bilevel.cli import terminal
+from bilevel.cli.app import app
 from bilevel.datasets import files
 from paper.markdown import markdown_table
 from tests import cases
-from tests.bench import tables
+from tests.bench import tables, test_store
 from tests.datasets import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -231,3 +235,58 @@ def test_no_name_of_a_store_becomes_markup_in_the_page_of_the_paper():
     text = markdown_table(["a"], [[tables.TAG], ["[x](javascript:1)"], ["|I| <= m"]])
     assert "<img" not in text and "<a" not in text and r"\[x](" in text
     assert r"| \|I\| <= m |" in text
+
+
+# --- terminals
+
+ESCAPES = "\x1b[2J \x1b]0;title\x07 \x9b31m a\rb a\x08b \u202eabc \x1b]8;;http://x.test\x1b\\link"
+ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+STYLES = re.compile(r"\x1b\[[\d;]*m")  # colors, which only the library prints, and only to a terminal
+
+
+@pytest.fixture
+def commanding(tmp_path):
+    """A store whose every text has escape sequences."""
+    text = ESCAPES
+    changes = {name: text for name in ("experiment", "problem", "solver", "columns", "machine", "revision")}
+    store = Store(tmp_path / "store")
+    store.write(test_store.group(1, 2, 3, **changes, **{f"param_{text}": 0.5, text: 1.0}))
+    (tmp_path / "store" / f"{text.replace('/', '')}.parquet").write_bytes(b"damaged")
+    return store.folder
+
+
+@pytest.mark.parametrize("command", ["select", "csv", "json", "report", "check", "metric"])
+@pytest.mark.filterwarnings("default")
+def test_no_name_of_a_store_gives_orders_to_a_terminal_or_a_pipe(command, commanding, tmp_path, monkeypatch):
+    folder = commanding
+    words = {
+        "csv": ["select", folder, "--format", "csv"],
+        "json": ["select", folder, "--format", "json"],
+        "report": ["report", folder, "--out", tmp_path / "page"],
+        "metric": ["select", folder, "--metric", f"{ESCAPES}x"],
+    }
+    words = [*map(str, words.get(command, [command, folder]))]
+    metric = [] if command in ("report", "check", "metric") else ["--metric", "outer_value"]
+    piped = CliRunner().invoke(app, words + metric)
+    assert isinstance(piped.exception, SystemExit | None)
+    assert not ORDERS.search(piped.output), repr(piped.output)
+    assert (r"\u001b" if command == "json" else r"\x1b") in piped.output or command == "report"
+    for name in ("out", "err"):
+        shown = io.StringIO()
+        monkeypatch.setattr(terminal, name, live.Console(file=shown, force_terminal=True, width=200))
+    CliRunner().invoke(app, words + metric)
+    assert not ORDERS.search(STYLES.sub("", shown.getvalue())), repr(shown.getvalue())
+    if command == "report":
+        page, _, _ = (tmp_path / "page" / "index.html").read_text().partition("<script>")
+        assert not ORDERS.search(page)
+
+
+def test_progress_of_a_run_gives_no_orders_to_a_terminal(capsys):
+    with progress_bar("\x1b[2Jtitle", True) as report:
+        report(0.5, "\x1b]0;half\x07")
+    shown = io.StringIO()
+    lines = live.LiveLines("value", live.Console(file=shown))
+    lines.begin("sweep", 0, 2)
+    lines.failed("\x9b31m", "RuntimeError: \x1b[2J")
+    told = capsys.readouterr().out + shown.getvalue()
+    assert "[2Jtitle" in told and "[2J" in shown.getvalue() and not ORDERS.search(told)

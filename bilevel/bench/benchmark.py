@@ -6,10 +6,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from bilevel._optional import require
 from bilevel.bench.config import load_config
 from bilevel.bench.execute import Watcher, Where, execute
-from bilevel.bench.live import watch
+from bilevel.bench.live import Console, watch
 from bilevel.bench.plugins import name_of
 from bilevel.bench.store import Store
 
@@ -53,7 +52,7 @@ def benchmark(
     results, watcher = Store(store), _Failures()
     shown: Any = nullcontext()
     if progress:
-        shown = watch(experiment.metric, require("rich.console", "bench").Console(stderr=True))
+        shown = watch(experiment.metric, Console(stderr=True))
     with shown as watcher.shown:
         execute(experiment, results, watcher, where=Where(jobs), **kept)
     if watcher.found:

@@ -6,10 +6,23 @@ from contextlib import contextmanager
 from typing import Any
 
 from bilevel._optional import require
-from bilevel._progress import describe_time
+from bilevel._progress import describe_time, printable
 
+_console = require("rich.console", "bench")
 _markup = require("rich.markup", "bench")
 _progress = require("rich.progress", "bench")
+
+
+class Console(_console.Console):  # type: ignore[misc]  # rich is imported when used
+    """A console that writes control characters of names as escapes, and no names of emoji as such."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Yield the segments of text; rich calls this for all that it prints, the cells of tables too."""
+        for segment in super().render(*args, **kwargs):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 @contextmanager

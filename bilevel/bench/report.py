@@ -13,6 +13,7 @@ import numpy as np
 
 from bilevel._io import replacing
 from bilevel._optional import require
+from bilevel._progress import printable
 from bilevel.bench.compare import compare, headline, join_sections
 from bilevel.bench.gaps import add_gap
 from bilevel.bench.page import (
@@ -133,6 +134,7 @@ def _describe_look(place: int, name: str, look: Look) -> dict[str, Any]:
 def _render(**data: Any) -> str:
     jinja2 = require("jinja2", "bench")
     options = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    options["finalize"] = lambda value: printable(value) if type(value) is str else value  # no control characters
     environment = jinja2.Environment(loader=jinja2.PackageLoader("bilevel.bench"), **options)
     environment.filters |= {
         "number": format_number,

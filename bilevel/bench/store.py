@@ -31,6 +31,7 @@ import numpy as np
 
 from bilevel._io import read_bounded, replacing
 from bilevel._optional import require
+from bilevel._progress import printable
 from bilevel._types import Calls
 from bilevel.bench.cells import SIZES, SWEEP, TIMING, Cell, parameter_types
 from bilevel.bench.config import Statement, read_statement
@@ -196,7 +197,7 @@ class Store:
             table, problem = _read(path, columns)
             if problem is not None:
                 way = f"its cells count as not run; `bilevel check {self.folder} --set-aside` moves it out of the way"
-                warnings.warn(f"`{path}` is damaged ({problem}); {way}.", stacklevel=3)
+                warnings.warn(printable(f"`{path}` is damaged ({problem}); {way}."), stacklevel=3)
             if table is not None:
                 yield table
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import bilevel
+from bilevel._progress import printable
 from bilevel.cli import doctor
 
 
@@ -11,7 +12,7 @@ def answer(words: Sequence[str], missing: Sequence[str]) -> int:
     if list(words) == ["--version"]:
         print(f"bilevel {bilevel.__version__}")
     elif list(words) == ["doctor"]:
-        print("\n".join(f"{what}: {found}" for what, found in doctor.examine()))
+        print(printable("\n".join(f"{what}: {found}" for what, found in doctor.examine())))
     else:
         print(
             f"bilevel {bilevel.__version__}: the command line needs {', '.join(missing)}: pip install 'bilevel[bench]'"

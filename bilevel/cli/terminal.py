@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from bilevel._optional import require
+from bilevel._progress import printable
 from bilevel.bench import stops
+from bilevel.bench.live import Console
 
 typer = require("typer", "bench")
-_console = require("rich.console", "bench")
 _markup = require("rich.markup", "bench")
 _table = require("rich.table", "bench")
 
 FAILED, REFUSED = 1, 2  # exit codes: some of the work failed; the input, or this machine, does not do
-out = _console.Console()
-err = _console.Console(stderr=True)
+out = Console()
+err = Console(stderr=True)
 _PIPED_WIDTH = 120  # of a table that no terminal shows, at least
 OutFolder = Annotated[Path, typer.Option("--out", help="folder to write to")]
 
@@ -58,7 +59,7 @@ def spell(name: str, *arguments: Any, **options: Any) -> str:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """Print a table with whole words; where they do not fit beside each other, a paragraph for each row."""
-    cells = [list(row) for row in rows]
+    cells = [list(map(printable, row)) for row in rows]
     # A border and two spaces beside each column.
     least = 1 + sum(3 + max(map(_longest_word, column)) for column in zip(columns, *cells, strict=True))
     width = out.width if out.is_terminal else max(out.width, _PIPED_WIDTH, least)
@@ -70,7 +71,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
         table.add_column(name, min_width=max(map(_longest_word, column)))
     for row in cells:
         table.add_row(*map(_markup.escape, row))
-    _console.Console(file=out.file, width=width).print(table)
+    Console(file=out.file, width=width).print(table)
 
 
 def _print_paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str | None) -> None:
