@@ -11,7 +11,7 @@ from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
 from bilevel.bench import stops
 from bilevel.cli.app import EPILOG
-from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where
+from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures
 from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, typer
 from paper.parts import KEPT, MEASURED, PAGE, PARTS
 
@@ -70,7 +70,7 @@ def reproduce(
         for path in write_page(kept, page):
             say(out, str(path))
     if failures:
-        say(err, f"{failures} tasks failed; all else is kept. The same command tries them again.")
+        say(err, f"{count_failures(failures)}; all else is kept. The same command tries again.")
         raise typer.Exit(FAILED)
 
 

@@ -1,6 +1,7 @@
 """The command line: what it shows, what it writes, and one line for what it cannot do."""
 
 import csv
+import html
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import pandas
 import pytest
 import rich.console
 from typer.testing import CliRunner
@@ -214,7 +216,7 @@ def test_a_task_that_fails_is_named_and_the_exit_code_is_1(config, tmp_path, mon
     shown = said("run", config, "--store", folder, "--only", "SOBA", code=1)
     assert "SOBA on quadratic, seed 1 failed: RuntimeError: no SOBA today" in shown
     assert (
-        f"1 task failed; all else is in {folder}. To try again: bilevel run {config} --store {folder} --only SOBA"
+        f"1 task failed or lost results; all else is in {folder}. To try again: bilevel run {config} --store {folder} --only SOBA"
         in shown
     )
     pretence.broken.clear()
@@ -330,6 +332,47 @@ def test_a_damaged_file_is_told_and_its_cells_are_run_again(finished, tmp_path, 
     tiny.Pretence().install(monkeypatch)
     said("run", config, "--store", store.folder)
     assert store.finished() >= whole
+
+
+@pytest.mark.filterwarnings("default")
+def test_results_that_vanish_are_told_by_all_commands(finished, tmp_path, monkeypatch):
+    config, folder, _ = finished
+    store = Store(shutil.copytree(folder, tmp_path / "store"))
+    said("run", config, "--store", store.folder)
+    assert "unfinished" not in said("select", store.folder) + said("check", store.folder)
+    rows = store.read("sweep")
+    path = next(path for path in store.folder.glob("*.parquet") if set(pandas.read_parquet(path)["phase"]) == {"sweep"})
+    n_lost = pandas.read_parquet(path)["cell"].nunique()
+    path.unlink()
+    text = f"`tiny` is unfinished: {rows['cell'].nunique() - n_lost} of the {rows['cell'].nunique()} cells of its sweep"
+    assert text in said("select", store.folder) and text in said("check", store.folder)
+    assert text in said("report", store.folder, "--out", tmp_path / "page", "--before", store.folder)
+    page = html.unescape((tmp_path / "page" / "index.html").read_text())
+    assert page.count(text) == 2, "of the store, and of the earlier one"
+    result = CliRunner().invoke(app, ["select", str(store.folder), "--format", "json"])
+    assert text in result.stderr and json.loads(result.stdout)
+
+
+def test_a_sweep_that_loses_results_ends_with_exit_code_1(config, tmp_path, monkeypatch):
+    tiny.Pretence().install(monkeypatch)
+    write = Store.write
+    monkeypatch.setattr(Store, "write", lambda store, rows: write(store, rows).unlink())
+    shown = said("run", config, "--store", tmp_path / "store", code=1)
+    assert "sweep failed: 4 of 4 cells were stored, and are no longer in" in shown
+    assert "1 task failed or lost results; all else is in" in shown
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_file_without_rows_is_damaged_for_all_commands(finished, tmp_path):
+    folder = tmp_path / "store"
+    folder.mkdir()
+    empty = pandas.read_parquet(next(finished[1].glob("[!_]*.parquet"))).iloc[:0]
+    empty.to_parquet(folder / "nothing.parquet")
+    for command, code in [("select", 2), ("report", 2), ("check", 1)]:
+        shown = said(command, folder, code=code)
+        assert "nothing.parquet" in shown and "damaged (it has no rows)" in shown
+    assert "0 finished cells, 1 damaged files" in said("check", folder, code=1)
+    assert "error: the store is empty; run the sweep first." in said("select", folder, code=2)
 
 
 def test_a_refused_run_leaves_no_folder(config, tmp_path):

@@ -83,7 +83,10 @@ def execute(
     config: str | Path | None = None,  # a copy is kept beside the results
     text: bytes | None = None,  # the file's, where there is none
 ) -> int:
-    """Run what is not in the store yet, and return how many tasks failed; a task's rows are stored when it ends."""
+    """Run what is not in the store yet, and return the number of failures; a task's rows are stored when it ends.
+
+    A phase whose results are no longer in the store at its end is a failure too, and nothing is selected from the rest.
+    """
     with _on_device(where.device):
         # The size of a problem does not depend on its seed.
         problem = build_problem(experiment.problem, experiment.problem_arguments)
@@ -93,27 +96,44 @@ def execute(
         cells = drop_duplicates(experiment.cells(*size, seeds, only), problem)
         if config is not None:
             store.keep_config(config, text)
-        missing = store.unfinished(cells)
+        missing, failed = store.unfinished(cells), []
         _warn_of_changes(cells, missing, store)
-        failures = 0
+        store.keep_plan(experiment.name, SWEEP, cells, within=experiment.cells(*size))
         if SWEEP in phases:
             watcher.begin(SWEEP, len(cells) - len(missing), len(cells))
             outcomes = _run_tasks(group_tasks(missing, where.seeds_together), where, watcher)
-            failures = _keep(outcomes, experiment.metric, store, watcher)
+            failed = _keep(outcomes, experiment.metric, store, watcher)
         elif missing:
             raise ValueError(f"{len(missing)} cells of the sweep are not in the store; run the sweep first.")
+        table = store.read(SWEEP)
+        failures = _count_failures(
+            SWEEP, cells, failed, set(table[table["final"].astype(bool)]["cell"]), store, watcher
+        )
         # What is missing from the sweep might be what should be selected.
         if experiment.max_seconds is None or failures or TIMING not in phases:
             return failures
-        table = store.read(SWEEP)
-        swept = table[table["cell"].isin({cell.id for cell in cells})]
-        selected = list_settings(select(swept, experiment.metric)) if len(swept) else ()
-        cells = experiment.timing_cells(selected, *size, seeds)
-        missing = store.unfinished(cells)
-        watcher.begin(TIMING, len(cells) - len(missing), len(cells))
+        selected = list_settings(select(table[table["cell"].isin({cell.id for cell in cells})], experiment.metric))
+        timed = experiment.timing_cells(selected, *size, seeds)
+        store.keep_plan(experiment.name, TIMING, timed)
+        missing = store.unfinished(timed)
+        watcher.begin(TIMING, len(timed) - len(missing), len(timed))
         # One at a time, with the machine to themselves.
         outcomes = (_attempt(Task((cell,)), time_cell, cell, watcher=watcher) for cell in missing)
-        return _keep(outcomes, experiment.metric, store, watcher)
+        failed, done = _keep(outcomes, experiment.metric, store, watcher), store.finished()
+        planned = ((SWEEP, cells, []), (TIMING, timed, failed))
+        return sum(_count_failures(*one, done, store, watcher) for one in planned)
+
+
+def _count_failures(
+    phase: str, cells: Sequence[Cell], failed: Sequence[Task], done: Collection[str], store: Store, watcher: Watcher
+) -> int:
+    """Return the number of failed tasks, one more if results of others are not in the store although they were."""
+    known = {cell for task in failed for cell in task.cells}
+    gone = [cell for cell in cells if cell.id not in done and cell not in known]
+    if gone:
+        what = f"{len(gone)} of {len(cells)} cells were stored, and are no longer in `{store.folder}`"
+        watcher.failed(phase, f"{what}: files were deleted, moved or damaged. Run it again.")
+    return len(failed) + bool(gone)
 
 
 def _check_parameters(solvers: Iterable[str]) -> None:
@@ -143,13 +163,15 @@ def _warn_of_changes(cells: Sequence[Cell], missing: Sequence[Cell], store: Stor
             )
 
 
-def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> int:  # how many failed
-    failures, better, best = 0, min if worst_value(metric) > 0 else max, None
+def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> list[Task]:
+    """Store results as they come, and return the tasks that failed."""
+    better, best = min if worst_value(metric) > 0 else max, None
+    failed: list[Task] = []
     unwritten: list[tuple[Task, list[dict[str, Any]]]] = []  # for want of space, which may be made
     for task, rows, error in outcomes:
         if error is not None:
             watcher.failed(task.title, error)
-            failures += 1
+            failed.append(task)
             continue
         finals = (row.get(metric) for row in rows if row["final"] and row["status"] != "diverged")
         best = better((value for value in (*finals, best) if value is not None and value == value), default=None)
@@ -159,7 +181,7 @@ def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watch
     if unwritten and (problem := _write(unwritten, store, watcher, best)):
         for task, _ in unwritten:
             watcher.failed(task.title, f"{problem} Its results are lost; run it again.")
-    return failures + len(unwritten)
+    return [*failed, *(task for task, _ in unwritten)]
 
 
 def _write(

@@ -90,13 +90,14 @@ def write_report(
     select: str | None = None,
     budgets: str = "",
     commands: Sequence[str] = (),
+    notices: Sequence[str] = (),
     before: Frame | None = None,
 ) -> Path:
     """Write ``index.html``, from all rows of a store, to a folder, and return its path.
 
     `select` is the metric that selects settings; `budgets` says in words what a cell was allowed to use, for a store
-    only knows what was used; `commands` are the lines that make the page again. With the rows of an earlier store in
-    `before` the page compares the two.
+    only knows what was used; `commands` are the lines that make the page again; `notices` are shown at its head. With
+    the rows of an earlier store in `before` the page compares the two.
     """
     shown = make_sections(table, select)
     if before is not None:
@@ -117,7 +118,8 @@ def write_report(
         for name, own in rows.groupby("experiment")
     ]
     title = title or f"Benchmark: {', '.join(dict.fromkeys(one.experiment for one in shown))}"
-    given = {"title": title, "budgets": budgets, "commands": commands, "line_width": _LINE_WIDTH, "solvers": solvers}
+    given = {"title": title, "budgets": budgets, "commands": commands, "notices": notices}
+    given |= {"line_width": _LINE_WIDTH, "solvers": solvers}
     data = embed_json({"axes": AXES, "solvers": solvers, "sections": drawings})
     page = _render(**given, sections=sections, facts=facts, data=data)
     path = Path(out) / "index.html"

@@ -21,7 +21,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -175,6 +175,25 @@ class Store:
         """Return what the configs beside the results state; nothing that they name is imported."""
         return [read_statement(path) for path in self.configs()]
 
+    def keep_plan(self, experiment: str, phase: str, cells: Iterable[Cell], within: Iterable[Cell] = ()) -> None:
+        """Record the cells that a phase is to run, and those of earlier plans that are still within its grid."""
+        path = self.folder / f"_{experiment}-{phase}.cells"
+        earlier = _read_plan(path).intersection(one.id for one in within) if path.is_file() else set()
+        content = "\n".join(sorted(earlier.union(one.id for one in cells))).encode()
+        if not _holds(path, content):
+            with self._replacing(path) as file:
+                file.write(content)
+
+    def list_unfinished(self, finished: Collection[str]) -> list[str]:
+        """Return a sentence for each phase with planned cells that are not among the finished ones."""
+        found = []
+        for path in sorted(filter(Path.is_file, self.folder.glob("_*.cells"))):
+            (name, _, phase), planned = path.stem[1:].rpartition("-"), _read_plan(path)
+            if (there := len(planned.intersection(finished))) < len(planned):
+                counts = f"{there:,} of the {len(planned):,} cells of its {phase} are stored"
+                found.append(f"`{name}` is unfinished: {counts}; the same `bilevel run` continues it.")
+        return found
+
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
         tables = self._tables(["cell", "final"])
@@ -203,6 +222,10 @@ class Store:
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("[!._]*.parquet"))
+
+
+def _read_plan(path: Path) -> set[str]:
+    return set(read_bounded(path, MOST_BYTES).decode(errors="replace").split())
 
 
 def _holds(path: Path, content: bytes) -> bool:

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bilevel.cli.terminal import FAILED, OutFolder, errors_in_a_line, out, print_table, say, spell, typer
+from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, spell, typer
 
 if TYPE_CHECKING:
     from bilevel.bench.store import Store
@@ -32,7 +32,7 @@ def select_(
 
     with errors_in_a_line():
         results, metric = _open_store(store, metric)
-        best = select(results.read(), metric or "value")
+        best = select(_read(results), metric or "value")
     if format is not Format.table:
         known = best.dropna(axis="columns", how="all")
         return say(out, known.to_csv(index=False).rstrip("\n") if format is Format.csv else _as_json(known))
@@ -69,8 +69,10 @@ def report(
         budgets = "; ".join(experiment.budgets for experiment in results.experiments())
         runs = (spell("run", path, store=store) for path in results.configs())
         commands = [*runs, spell("report", store, out=out_folder, before=before)]
-        told: dict[str, Any] = {"select": select, "budgets": budgets, "commands": commands}
-        page = write_report(results.read(), out_folder, **told, before=before and _open_store(before, None)[0].read())
+        notices: list[str] = []
+        told: dict[str, Any] = {"select": select, "budgets": budgets, "commands": commands, "notices": notices}
+        earlier = before and _read(_open_store(before, None)[0], notices)
+        page = write_report(_read(results, notices), out_folder, **told, before=earlier)
     say(out, f"open in a browser: {page}")
 
 
@@ -85,7 +87,7 @@ def figure(
 
     with errors_in_a_line():
         results, select = _open_store(store, select)
-        for path in write_figures(results.read(), out_folder, select=select, draw=draw):
+        for path in write_figures(_read(results), out_folder, select=select, draw=draw):
             say(out, str(path))
 
 
@@ -97,6 +99,16 @@ def _open_store(folder: Path, metric: str | None) -> "tuple[Store, str | None]":
         raise FileNotFoundError(f"`{folder}`: no such folder; `bilevel run CONFIG --store {folder}` makes it.")
     metrics = {experiment.metric for experiment in Store(folder).experiments()}
     return Store(folder), metric or (metrics.pop() if len(metrics) == 1 else None)
+
+
+def _read(results: "Store", notices: list[str] | None = None) -> Any:
+    """Return all rows of a store, and print, and list, what is unfinished in it."""
+    table = results.read()
+    for text in results.list_unfinished(set(table[table["final"].astype(bool)]["cell"])):
+        say(err, text)
+        if notices is not None:
+            notices.append(f"{results.folder}: {text}")
+    return table
 
 
 def check(
@@ -115,6 +127,9 @@ def check(
             say(out, f"set aside as {path}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said above
-            say(out, f"{len(results.finished()):,} finished cells, {len(damaged)} damaged files")
+            finished = results.finished()
+        for text in results.list_unfinished(finished):
+            say(out, text)
+        say(out, f"{len(finished):,} finished cells, {len(damaged)} damaged files")
     if damaged and not set_aside:
         raise typer.Exit(FAILED)

@@ -12,7 +12,6 @@ from bilevel.cli.terminal import FAILED, err, errors_in_a_line, exit_stopped, ou
 if TYPE_CHECKING:
     from bilevel.bench.execute import Where
 
-_progress = require("rich.progress", "bench")
 _LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
 Device = StrEnum("Device", ["cpu", "gpu"])
 Phase = StrEnum("Phase", ["sweep", "timing"])
@@ -62,12 +61,17 @@ def run(
         except KeyboardInterrupt:
             exit_stopped(f"what is finished is in {folder}. To go on: {again}")
     if failures:
-        say(err, f"{failures} task{'s' * (failures > 1)} failed; all else is in {folder}. To try again: {again}")
+        say(err, f"{count_failures(failures)}; all else is in {folder}. To try again: {again}")
         raise typer.Exit(FAILED)
     say(out, f"results in {folder}; next: {spell('report', folder, out=f'{folder}-report')}")
 
 
+def count_failures(failures: int) -> str:
+    return f"{failures} task{'s' * (failures > 1)} failed or lost results"
+
+
 def choose_where(jobs: int, dask: str | None, device: Device | None) -> "Where":
+    """Return where to compute from the options of the command line."""
     from bilevel.bench.execute import Where
 
     if dask is not None:

@@ -27,7 +27,7 @@ OutFolder = Annotated[Path, typer.Option("--out", help="folder to write to")]
 def errors_in_a_line() -> Iterator[None]:
     """Turn errors of input into one line and exit code 2, a stop into one line, and warnings into one line each."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: err.print(f"[yellow]{_markup.escape(str(message))}[/]")
+        warnings.showwarning = lambda message, *_, **__: say(err, str(message), style="yellow")
         try:
             yield
         except (ValueError, OSError, ImportError, MemoryError) as error:
@@ -43,9 +43,9 @@ def exit_stopped(text: str) -> NoReturn:
     raise typer.Exit(stops.exit_code()) from None
 
 
-def say(console: Any, text: str) -> None:
+def say(console: Any, text: str, style: str | None = None) -> None:
     """Print a line as it is: a folder's name may look like markup."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def spell(name: str, *arguments: Any, **options: Any) -> str:

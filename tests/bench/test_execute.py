@@ -103,6 +103,73 @@ def test_a_task_that_fails_is_told_and_tried_again_alone(tmp_path, store, monkey
     assert store.finished() == {cell.id for cell in tiny.cells(experiment)}
 
 
+class Thief(tiny.Watcher):
+    """Deletes files of a store, oldest first, each time a certain number of tasks of a phase have ended."""
+
+    def __init__(self, store, phase, after):
+        super().__init__()
+        self.store, self.phase, self.after = store, phase, after
+
+    def advance(self, n_cells, title, best):
+        super().advance(n_cells, title, best)
+        if self.begun[-1][0] == self.phase and len(self.advanced) % self.after == 0:
+            min(self.store.folder.glob("[!_.]*.parquet"), key=lambda path: path.stat().st_mtime_ns).unlink()
+
+
+def test_results_that_vanish_during_a_sweep_are_a_failure_and_nothing_is_selected(tmp_path, store, pretence):
+    experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
+    watcher = Thief(store, "sweep", after=2)
+    assert execute(experiment, store, watcher) == 1
+    lost = {cell.id for cell in tiny.cells(experiment)} - store.finished()
+    assert lost and pretence.timed == []
+    expected = f"{len(lost)} of 12 cells were stored, and are no longer in `{store.folder}`: files were deleted"
+    assert [(title, text[: len(expected)]) for title, text in watcher.failures] == [("sweep", expected)]
+    pretence.swept.clear()
+    assert ran(experiment, store)[0] == 0
+    assert sorted(pretence.cells) == sorted(lost) and len(pretence.timed) == 4
+
+
+@pytest.mark.parametrize("victim", ["timing", "sweep"])
+def test_results_that_vanish_during_the_timing_are_a_failure(victim, tmp_path, store, pretence):
+    experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
+    if victim == "sweep":
+        watcher = Thief(store, "timing", after=4)
+    else:
+        ran(experiment, store, phases=["sweep"])
+        for path in [*store.folder.glob("[!_.]*.parquet")]:
+            os.utime(path, (2e9, 2e9))  # younger than what is timed
+        watcher = Thief(store, "timing", after=3)
+    assert execute(experiment, store, watcher) == 1
+    assert [title for title, _ in watcher.failures] == [victim]
+
+
+def test_vanished_results_and_failed_tasks_are_told_apart(tmp_path, store, monkeypatch):
+    tiny.Pretence([("SOBA", 1)]).install(monkeypatch)
+    watcher = Thief(store, "sweep", after=3)
+    assert execute(tiny.experiment(tmp_path, BOTH), store, watcher) == 2
+    assert [title for title, _ in watcher.failures] == ["SOBA on quadratic, seed 1", "sweep"]
+
+
+def test_a_store_says_which_planned_cells_it_lacks(tmp_path, store, monkeypatch):
+    def unfinished():
+        return [text.partition("; ")[0] for text in store.list_unfinished(store.finished())]
+
+    pretence = tiny.Pretence([("SOBA", 0)]).install(monkeypatch)
+    ran(tiny.experiment(tmp_path, tiny.SOBA), store)
+    assert unfinished() == ["`tiny` is unfinished: 2 of the 4 cells of its sweep are stored"]
+    ran(tiny.experiment(tmp_path, tiny.SOBA), store, seeds=[1])
+    assert unfinished() == ["`tiny` is unfinished: 2 of the 4 cells of its sweep are stored"], "the plan is the same"
+    pretence.broken = {("SOBA", "timing")}
+    ran(tiny.experiment(tmp_path, tiny.SOBA, tiny.SECONDS), store)
+    assert unfinished() == ["`tiny` is unfinished: 0 of the 2 cells of its timing are stored"]
+    pretence.broken = {("SRBA", 0), ("SRBA", 1)}
+    ran(tiny.experiment(tmp_path, BOTH, tiny.SECONDS), store)
+    assert unfinished()[0] == "`tiny` is unfinished: 4 of the 12 cells of its sweep are stored"
+    pretence.broken.clear()
+    ran(tiny.experiment(tmp_path, tiny.SOBA, tiny.SECONDS), store)
+    assert unfinished() == [], "a solver that is not in the config any more is not planned"
+
+
 def test_a_timing_that_fails_is_told_and_the_others_are_timed(tmp_path, store, monkeypatch):
     experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
     pretence = tiny.Pretence([("SOBA", "timing")]).install(monkeypatch)
