@@ -250,16 +250,40 @@ def _run_on_cluster(work: Sequence[Task], where: Where, address: str) -> Iterato
 
 
 def _next_batch(waiting: Any, client: Any, address: str) -> Any:
-    """Return the futures that are done, at least one; say so where none can be, because no worker is left."""
-    deadline = time.monotonic() + _PATIENCE
+    """Return the futures that are done, at least one; warn while none can be, as every worker is gone or stopped."""
+    seen: dict[str, float] | None = None
+    deadline, pause = time.monotonic() + _PATIENCE, _PATIENCE
     while not (batch := waiting.next_batch(block=False)):
         time.sleep(_PAUSE)
         if time.monotonic() > deadline:
-            if client.status == "running" and not client.ncores():
-                left = f"{waiting.count()} tasks wait until one comes; Ctrl-C ends the waiting, and loses nothing done"
-                warnings.warn(f"the Dask cluster at `{address}` has no workers left; {left}.", stacklevel=2)
-            deadline = time.monotonic() + 10 * _PATIENCE
+            signs = _last_signs(client)
+            if client.status == "running" and (problem := _describe_silence(signs, seen, pause)):
+                left = f"{waiting.count()} tasks wait; Ctrl-C ends the waiting, and loses nothing done"
+                warnings.warn(f"the Dask cluster at `{address}` {problem}. {left}.", stacklevel=2)
+            pause = _PATIENCE if seen is None else 10 * _PATIENCE
+            seen, deadline = signs or {}, time.monotonic() + pause
     return batch
+
+
+def _last_signs(client: Any) -> dict[str, float] | None:
+    """Return when each worker was last heard of, by the clock of the scheduler, or None if that does not answer."""
+    try:
+        found = client.sync(client.scheduler.identity, callback_timeout=_PATIENCE)
+    except OSError:
+        return None
+    return {name: worker["last_seen"] for name, worker in found["workers"].items()}
+
+
+def _describe_silence(signs: dict[str, float] | None, seen: dict[str, float] | None, seconds: float) -> str:
+    """Return what a cluster lacks; a worker is silent if it was last heard of when it was ``seconds`` ago."""
+    if signs is None:
+        return "does not answer"
+    if not signs:
+        return "has no workers left; start one"
+    silent = [name for name, last in signs.items() if (seen or {}).get(name) == last]
+    names = f"{', '.join(silent[:3])}{', …' * (len(silent) > 3)}"
+    what = f"has not heard of {len(silent)} of its {len(signs)} workers for {seconds:g} seconds ({names})"
+    return f"{what}; if they were stopped, continue or end them, and others take over their tasks" if silent else ""
 
 
 def _in_worker(place: int, task: Task, where: Where) -> tuple[int, Outcome]:

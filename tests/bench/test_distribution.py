@@ -5,9 +5,11 @@ That the store is then the same, cell by cell, is shown by the campaign of fault
 
 import logging
 import os
+import re
 import signal
 import time
 
+import distributed
 import pytest
 from typer.testing import CliRunner
 
@@ -53,7 +55,6 @@ def test_a_scheduler_that_goes_before_its_workers_are_asked_for_is_told_from_one
 
 def test_the_loggers_of_dask_keep_their_levels(monkeypatch):
     monkeypatch.setattr(execute, "_PATIENCE", 0.2)
-    pytest.importorskip("distributed")  # its import sets the levels
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.core")]
     monkeypatch.setattr(loggers[1], "level", logging.DEBUG)
     before = [(one.level, one.filters, one.handlers, one.disabled) for one in loggers]
@@ -88,8 +89,58 @@ def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkey
         monkeypatch.setattr(execute, "_PATIENCE", 10)
         assert failures() == {f"in {servers.workers[0].pid}"}, "a cluster of one worker does the work"
         (text,) = said
-        assert text.startswith(f"the Dask cluster at `{where.dask}` has no workers left; 2 tasks wait until one comes")
+        assert text.startswith(f"the Dask cluster at `{where.dask}` has no workers left; start one. 2 tasks wait; Ctrl-C")
         scheduler = servers.scheduler.pid
         monkeypatch.setattr(execute, "_in_worker", lambda *_: os.kill(scheduler, signal.SIGKILL) or time.sleep(3))
         assert all("scheduler-connection-lost" in text for text in failures())
     assert not list((tmp_path / "store").glob("[!_]*"))
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_named_and_goes_on(tmp_path, monkeypatch):
+    said = []
+
+    def in_worker(place, task, _):
+        if place == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return place, (task, [], f"in {os.getpid()}")
+
+    monkeypatch.setattr(execute, "_in_worker", in_worker)
+    monkeypatch.setattr(execute, "_PATIENCE", 3)
+    with cluster.Cluster(os.environ, tmp_path / "dask") as servers:
+        where = execute.Where(dask=f"tcp://127.0.0.1:{servers.port}")
+        servers.fill(1)
+
+        def let_go(text, **_):
+            said.append(text)
+            os.kill(servers.workers[0].pid, signal.SIGCONT)
+
+        monkeypatch.setattr(execute.warnings, "warn", let_go)
+        cluster.wait_for(lambda: is_ready(where.dask))
+        watcher = tiny.Watcher()
+        assert execute.execute(tiny.experiment(tmp_path), Store(tmp_path / "store"), watcher, where=where) == 2
+    (text,) = said
+    assert text.startswith(f"the Dask cluster at `{where.dask}` has not heard of 1 of its 1 workers for 3 seconds (tcp://")
+    assert "if they were stopped, continue or end them" in text and "2 tasks wait; Ctrl-C ends the waiting" in text
+
+
+def is_ready(address):
+    with distributed.Client(address) as client:
+        return bool(client.ncores())
+
+
+@pytest.mark.parametrize(
+    ("signs", "seen", "said"),
+    [
+        ({"a": 2.0, "b": 9.0}, {"a": 1.0, "b": 8.0}, ""),
+        ({"a": 2.0, "b": 9.0}, None, ""),
+        ({"a": 2.0}, {"b": 2.0}, ""),
+        ({"a": 2.0, "b": 9.0}, {"a": 2.0, "b": 8.0}, r"not heard of 1 of its 2 workers for 7 seconds \(a\); if they"),
+        (dict.fromkeys("abcd", 1.0), dict.fromkeys("abcd", 1.0), r"4 of its 4 workers for 7 seconds \(a, b, c, …\)"),
+        ({}, {"a": 1.0}, "has no workers left; start one"),
+        (None, {"a": 1.0}, "does not answer"),
+    ],
+)
+def test_workers_are_silent_if_their_last_sign_is_the_same_at_two_looks(signs, seen, said):
+    found = execute._describe_silence(signs, seen, 7)
+    assert re.search(said, found) and bool(found) == bool(said)
