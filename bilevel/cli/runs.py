@@ -67,6 +67,7 @@ def run(
 
 
 def count_failures(failures: int) -> str:
+    """Return how many tasks did not do all of their work."""
     return f"{failures} task{'s' * (failures > 1)} failed or lost results"
 
 
