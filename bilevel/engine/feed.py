@@ -1,8 +1,9 @@
 """The rows of coming steps, where they stay on the host: read and put on the device while it computes."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
+from threading import Semaphore
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
 from bilevel.oracles import HostSamples, Oracles, Samples
+from bilevel.oracles.host_samples import in_thread
 
 _PART_BYTES = 2**26  # of rows that are put on the device at once
 
@@ -33,7 +35,7 @@ class Feed:
 
     def __init__(self, oracles: Oracles, dtype: np.dtype, page_length: int) -> None:
         self._oracles, self._dtype, self._page_length = oracles, dtype, page_length
-        self._thread = ThreadPoolExecutor(1)
+        self._gate = Semaphore(1)  # one part is read at a time
         hosts = [level for level in (oracles.inner_samples, oracles.outer_samples) if isinstance(level, HostSamples)]
         self._ahead = max(level.reader.data.prefetch for level in hosts)
         self._parts: dict[int, Future[Oracles]] = {}
@@ -66,7 +68,7 @@ class Feed:
         last = -(-self._page_length // self._length) - 1
         for coming in range(number, min(number + self._ahead, last) + 1):
             if coming not in self._parts:
-                self._parts[coming] = self._thread.submit(self._hold, coming)
+                self._parts[coming] = in_thread(self._hold, coming, gate=self._gate)
         self._parts = {coming: part for coming, part in self._parts.items() if coming >= number}
         return self._parts[number].result()
 

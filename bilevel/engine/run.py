@@ -21,7 +21,7 @@ from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.metrics import inner_complaint
 from bilevel.engine.result import RunResult, Status, identify, load, write
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
-from bilevel.engine.stopping import StepError, find_failure, first_interrupt_asks
+from bilevel.engine.stopping import StepError, find_failure, first_interrupt_asks, reads_can_be_interrupted
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certifier
@@ -57,11 +57,14 @@ class Run:
 
     def __init__(self, problem: BilevelProblem, solver: SolverBase, *, seed: int = 0, exact: bool = True) -> None:
         _check_input(problem, solver, seed, exact=exact)
-        prepared = prepare(problem, solver)
-        self.problem, self.solver, self.seed, self._exact = problem, prepared.solver, seed, exact
-        with arithmetic(prepared.dtype):
-            self._steps = CompiledSteps(prepared, [seed]) if isinstance(solver, Solver) else HostSteps(prepared)
-            self._driver = Driver(problem, self._steps, exact=exact)
+        for reader in problem.oracles.readers:
+            reader.held_back = None  # of an earlier run
+        with reads_can_be_interrupted(problem.oracles):
+            prepared = prepare(problem, solver)
+            self.problem, self.solver, self.seed, self._exact = problem, prepared.solver, seed, exact
+            with arithmetic(prepared.dtype):
+                self._steps = CompiledSteps(prepared, [seed]) if isinstance(solver, Solver) else HostSteps(prepared)
+                self._driver = Driver(problem, self._steps, exact=exact)
         self.compile_seconds = self._steps.compile_seconds
 
     @classmethod
@@ -123,13 +126,13 @@ class Run:
         if not is_number(n_steps, Integral) or not 0 <= n_steps <= INT32_MAX - self.step:
             raise ValueError(f"`n_steps={n_steps!r}`: must be an integer of at least 0, for less than 2**31 in all.")
         stop = self.step + int(n_steps)
-        with arithmetic(self._steps.dtype):
+        with arithmetic(self._steps.dtype), reads_can_be_interrupted(self._steps.oracles):
             while self.step < stop and not self.diverged:
                 self._steps.advance(stop, None)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the point, off the clock, and return the new row of the history."""
-        with arithmetic(self._steps.dtype):
+        with arithmetic(self._steps.dtype), reads_can_be_interrupted(self._steps.oracles):
             self._driver.evaluate(np.ones((1, 1), bool))
         return dict(self._driver.rows[0][0][-1])
 
@@ -192,22 +195,22 @@ class Run:
             for row in [row for row in rows[-1:] if row["step"] == self.step]:
                 row |= driver.certified(self._point())
             recorder = closing(Recorder(log, about, tuple(rows)))
-            with recorder as driver.recorder, first_interrupt_asks() as asked:
+            # Several processes take the same steps: none of them can end after a step of its own choice, or by its clock.
+            alone = steps.oracles.n_processes == 1
+            with recorder as driver.recorder, first_interrupt_asks(steps.oracles, 2 if alone else 1) as presses:
                 try:
-                    # Looks at a clock or a keyboard would make the processes of one run go apart.
-                    driver.drive(budget, report, asked if steps.oracles.n_processes == 1 else None)
+                    driver.drive(budget, report, presses.asked if alone else None)
                 except KeyboardInterrupt:
-                    if asked():  # for the second time
+                    if presses.forced() or not alone:
                         raise
                     driver.interrupted = True
                     driver.evaluate(np.ones((1, 1), bool))
                 except Exception as error:
-                    blamed, loss = find_failure(steps)
-                    if not blamed:
+                    if presses.forced() or (failure := find_failure(steps, error)) is None:
                         raise
                     driver.fail()
-                    raise StepError(loss, self.step, error, self.result()) from error
-                driver.interrupted |= asked()
+                    raise StepError(failure, self.step, error, self.result()) from error
+                driver.interrupted |= presses.asked()
         result = self.result()
         checkpoints.write(self.step)
         return result

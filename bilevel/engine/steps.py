@@ -174,8 +174,15 @@ class Steps(ABC):
 
     def evaluate(self, metrics: dict[str, Any]) -> Evaluation:
         """Return numbers of the states, each an array of runs."""
-        found = self.programs.evaluate(self.solver, self.oracles, metrics, self.position.state)
+        found = self._read(self.programs.evaluate(self.solver, self.oracles, metrics, self.position.state))
         return jax.tree.map(lambda column: np.asarray(column, np.float64).reshape(self.shape), found)
+
+    def _read(self, computed: Any) -> Any:
+        """Wait for what a program computes, and raise what reading its rows raised, if the reader held that back."""
+        jax.block_until_ready(computed)
+        for reader in self.oracles.readers:
+            reader.raise_held_back()
+        return computed
 
     def points(self) -> Point:
         """Return the points that stand for the states, in NumPy, with the axes of the runs in front."""
@@ -269,7 +276,7 @@ class CompiledSteps(Steps):
         state = self.programs.init(self._settings, self.oracles, self.start)
         if self.programs.axes == 2:
             state = jax.tree.map(lambda leaf: jnp.stack([leaf] * self.shape[0]), state)
-        jax.block_until_ready(state)
+        self._read(state)
         self.position, self._page, self.diverged = Position(state, 0, calls, time.perf_counter() - began), None, False
 
     def last_steps(self, max_calls: float) -> np.ndarray:
@@ -315,7 +322,7 @@ class CompiledSteps(Steps):
         if self._feed is not None:
             return self._take_parts(self._feed.parts(start, stop), page, state)
         positions = np.int32(start), np.int32(stop)
-        return jax.block_until_ready(self.programs.advance(self._settings, self.oracles, state, page, *positions))
+        return self._read(self.programs.advance(self._settings, self.oracles, state, page, *positions))
 
     def _take_parts(self, parts: Iterable[Part], page: Page, state: State) -> State:
         """Take steps whose rows come from the host: those of the next part are waited for while the device computes."""

@@ -1,65 +1,145 @@
-"""How a run is stopped before its end: by Ctrl-C, or by a loss that raises; either way with what it has."""
+"""How a run stops before its end, by Ctrl-C or by an error, without losing what it has computed."""
 
+import os
+import re
 import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from traceback import format_exception_only
+from typing import Any, NamedTuple
 
 import jax
 
+from bilevel._types import Array, Point
 from bilevel.engine.result import RunResult
 from bilevel.engine.steps import CompiledSteps, Steps
+from bilevel.oracles import Oracles
+from bilevel.oracles.host_samples import Reader
+
+
+class Failure(NamedTuple):
+    """What failed in a step, as a sentence with a place for its number, and the loss that raised, if one did."""
+
+    sentence: str = "step {} failed"
+    loss: str | None = None
+    hint: str = ""
 
 
 class StepError(RuntimeError):
-    """A run that could not take a step, or could not be evaluated, since a loss raised.
+    """A step or an evaluation failed: a loss raised, rows could not be read, or another process was lost.
 
     Attributes
     ----------
-    loss : "inner_loss", "outer_loss", or None where neither raises by itself at the point before the step
-    step : the step that was not taken
+    loss : "inner_loss" or "outer_loss" if one of them raised, else None
+    step : the step that was not taken, or after which the run could not be evaluated
     result : the run before that step, with status "failed"; it can be saved and resumed
     """
 
-    def __init__(self, loss: str | None, step: int, error: Exception, result: RunResult) -> None:
-        self.loss, self.step, self.result = loss, step, result
+    def __init__(self, failure: Failure, step: int, error: Exception, result: RunResult) -> None:
+        self.loss, self.step, self.result = failure.loss, step, result
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         # An error inside of a compiled program has a traceback as its text, and ends with what was raised.
         said = lines[-1] if "Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
-        who = f"`{loss}` raised in step {step}" if loss else f"step {step} failed"
         rest = "The steps before it are in `error.result`: save that, and `bilevel.resume` goes on from there."
-        super().__init__(f"{who} ({said[:300]}). {rest}")
+        super().__init__(f"{failure.sentence.format(step)} ({said[:300]}). {failure.hint}{rest}")
+
+
+class Presses:
+    """How often Ctrl-C was pressed in a run; at the limit, KeyboardInterrupt is raised."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.handled, self.received = limit, 0, 0
+
+    def asked(self) -> bool:
+        """Return True if Ctrl-C was pressed, so that the run should end after its step."""
+        return self.handled > 0
+
+    def forced(self) -> bool:
+        """Return True if the limit is reached, so that the run should end at once."""
+        return max(self.handled, self.received) >= self.limit
+
+    def handle(self, *_: Any) -> None:
+        """Handle the signal."""
+        self.handled += 1
+        if self.forced():
+            raise KeyboardInterrupt
 
 
 @contextmanager
-def first_interrupt_asks() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C was pressed; pressed again, it raises at once.
+def first_interrupt_asks(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
+    """Count presses of Ctrl-C; below the limit they do not raise KeyboardInterrupt.
 
     Where somebody else handles the signal, or in another thread than the main one, nothing changes.
     """
+    presses, readers = Presses(limit), oracles.readers
     own = threading.current_thread() is threading.main_thread()
     if not own or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: False
+        yield presses
         return
-    pressed = []
-
-    def ask(*_: Any) -> None:
-        pressed.append(True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGINT, presses.handle)
     try:
-        yield lambda: bool(pressed)
+        with _watching(presses, readers) if readers else nullcontext():
+            yield presses
+    except Exception as error:
+        if presses.forced():  # a compiled program fails with an error of its own when its callbacks are interrupted
+            raise KeyboardInterrupt from error
+        raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def find_failure(steps: Steps) -> tuple[bool, str | None]:
-    """Go to the last state before a step fails; return whether a loss is to blame, and which one, where that is known.
+def reads_can_be_interrupted(oracles: Oracles) -> AbstractContextManager[Any]:
+    """Return a context in which Ctrl-C raises KeyboardInterrupt also while rows on the host are read."""
+    return first_interrupt_asks(oracles, limit=1) if oracles.readers else nullcontext()
+
+
+@contextmanager
+def _watching(presses: Presses, readers: list[Reader]) -> Iterator[None]:
+    """Give up reading at the limit.
+
+    Python calls the handler of a signal in the main thread, which cannot run it while a compiled program waits there
+    for rows. So a thread listens to the bytes that Python writes as soon as a signal arrives.
+    """
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+
+    def watch() -> None:
+        with heard:
+            while signals := heard.recv(64):
+                if before != -1:  # an event loop listens too
+                    with suppress(OSError):
+                        os.write(before, signals)
+                presses.received += signals.count(signal.SIGINT)
+                if presses.received >= presses.limit:
+                    for reader in readers:
+                        reader.give_up()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        told.close()
+
+
+def find_failure(steps: Steps, error: Exception) -> Failure | None:
+    """Find what failed, and go to the last state before it; None for an error that no loss, row or process caused.
 
     A compiled program takes many steps at once, and repeats bit for bit: shorter and shorter parts of it are tried.
     """
+    text = f"{error}\n{''.join(format_exception_only(error))}"
+    if any(reader.failure is not None and reader.failure in text for reader in steps.oracles.readers):
+        return Failure("the rows of a `HostData` could not be read in step {}")
+    in_program = isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z]+(_[A-Z]+)*: ", str(error))
+    if steps.oracles.n_processes > 1:
+        # Nothing is tried again: programs of several processes fit together only while all run the same ones.
+        here = f"in process {jax.process_index()} of {steps.oracles.n_processes}"
+        hint = "" if "Callback" in text else "Another process has probably failed or ended; see what it printed. "
+        return Failure(f"step {{}} failed {here}", hint=hint) if in_program else None
     loss, aim = _failing_loss(steps), steps.aim
     size = aim - steps.position.step
     compiled = size > 0 and isinstance(steps, CompiledSteps)
@@ -71,14 +151,21 @@ def find_failure(steps: Steps) -> tuple[bool, str | None]:
                 loss = _failing_loss(steps)
                 break
             size //= 2
-    return compiled or loss is not None, loss
+    if loss is not None:
+        return Failure(f"`{loss}` raised in step {{}}", loss)
+    return Failure() if compiled or in_program else None
 
 
 def _failing_loss(steps: Steps) -> str | None:
     """Return the loss that raises at the point where a run is, if one does."""
-    for name, value in (("inner_loss", steps.oracles.inner_value), ("outer_loss", steps.oracles.outer_value)):
+    for loss, value in (("inner_loss", "inner_value"), ("outer_loss", "outer_value")):
         try:
-            jax.block_until_ready(value(steps.solver.evaluation_point(steps.position.state)))
+            jax.block_until_ready(_value(value, steps.oracles, steps.solver.evaluation_point(steps.position.state)))
         except Exception:  # a loss is the user's, and may raise anything
-            return name
+            return loss
     return None
+
+
+@partial(jax.jit, static_argnums=0)  # loops outside of a compiled program that fails would keep its data in memory
+def _value(name: str, oracles: Oracles, point: Point) -> Array:
+    return getattr(oracles, name)(point)

@@ -15,7 +15,7 @@ from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
-from bilevel.oracles.host_samples import HostSamples, recorded
+from bilevel.oracles.host_samples import HostSamples, Reader, recorded
 from bilevel.oracles.samples import Samples
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
@@ -195,6 +195,12 @@ class Oracles(ABC):
     def is_on_host(self) -> bool:
         """Whether rows of a level stay on the host, and are read as they are needed."""
         return self.inner_samples.stays_on_host or self.outer_samples.stays_on_host
+
+    @property
+    def readers(self) -> list[Reader]:
+        """The readers of this process for the levels whose rows stay on the host."""
+        levels: Any = self.inner_samples, self.outer_samples
+        return [level.reader for level in levels if level.stays_on_host]
 
     def recording(self) -> Self:
         """Return the same oracles, which remember what is drawn of rows on the host."""

@@ -2,17 +2,19 @@
 
 import copy
 import mmap
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from math import prod
 from numbers import Integral
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 
-from bilevel._types import INT32_MAX, AnyArray, PyTree, is_number
+from bilevel._types import INT32_MAX, PyTree, is_number
 
 _PAGE_BYTES = 4096  # a disk reads pages: rows of a file with less between them are read at once
 _KINDS = "fiub"  # of dtypes
@@ -104,13 +106,12 @@ class HostData:
         assert self._function is not None, "asked only of functions"
         found = self._function(numbers)
         leaves, structure = jax.tree.flatten(found)
-        arrays = [np.asarray(leaf) for leaf in leaves]
+        arrays = _as_arrays(leaves)
         counts = sorted({array.shape[:1] for array in arrays})
         if counts != [(len(numbers),)]:
             got = [count[0] if count else None for count in counts]
             raise ValueError(f"`HostData`: the function returned {got} rows for {len(numbers)} numbers.")
         if self._like is None:
-            _check_kinds(arrays)
             self._like, self._structure = [array[:0] for array in arrays], structure
         looks = [[(array.dtype.name, array.shape[1:]) for array in given] for given in (self._like, arrays)]
         if structure != self._structure or looks[0] != looks[1]:
@@ -135,27 +136,26 @@ def head(data: PyTree) -> PyTree:
     return data.head if isinstance(data, HostData) else data
 
 
-def _tables(data: PyTree) -> tuple[list[AnyArray], Any]:
+def _tables(data: PyTree) -> tuple[list[Any], Any]:
     leaves, structure = jax.tree.flatten(data)
     if not leaves or any(isinstance(leaf, HostData) or np.ndim(leaf) == 0 for leaf in leaves):
         raise ValueError("`HostData(data)`: give an array or a pytree of arrays, first axis = samples, or a function.")
-    arrays: list[AnyArray] = [leaf if isinstance(leaf, np.memmap) else np.asarray(leaf) for leaf in leaves]
-    _check_kinds(arrays)
+    arrays = _as_arrays(leaves)
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) > 1 or not 0 < lengths[0] <= INT32_MAX:
         raise ValueError(f"`HostData`: leaves have {lengths} rows; give as many in each, at least 1, below 2**31.")
-    return [_FileTable(array) if _is_whole_file(array) else array for array in arrays], structure
+    return [array if (mapping := _mapping(array)) is None else _table(array, mapping) for array in arrays], structure
 
 
-def _check_kinds(arrays: list[np.ndarray]) -> None:
+def _as_arrays(leaves: list[Any]) -> list[np.ndarray]:
+    """Return the leaves as NumPy arrays; masked entries and dtypes that are not numbers are refused."""
+    if any(np.ma.is_masked(leaf) for leaf in leaves):
+        raise ValueError("`HostData` has masked values; remove or impute those rows.")
+    arrays = [np.asarray(leaf) for leaf in leaves]
     for array in arrays:
         if array.dtype.kind not in _KINDS or not array.dtype.isnative:
             raise ValueError(f"`HostData` has a leaf of dtype {array.dtype}; encode it as numbers of this machine.")
-
-
-def _is_whole_file(array: np.ndarray) -> bool:
-    """Tell whether an array is the map of a file from its offset on; of a part of it the offset is not known."""
-    return isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.flags.c_contiguous
+    return arrays
 
 
 def _as_slice(numbers: np.ndarray) -> Any:
@@ -165,15 +165,62 @@ def _as_slice(numbers: np.ndarray) -> Any:
     return slice(first, last + 1) if in_turn else numbers
 
 
-class _FileTable:
-    """An array of a file, read into buffers: pages of a memory map would count as memory of the process."""
+def _mapping(array: Any) -> mmap.mmap | None:
+    """Return the memory map that an array is a view of, or None."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, mmap.mmap) else None
 
-    def __init__(self, array: np.memmap) -> None:
-        self.shape, self.dtype, self._path, self._offset = array.shape, array.dtype, array.filename, array.offset
+
+def _table(array: np.ndarray, mapping: mmap.mmap) -> "_MappedTable":
+    """Return the rows of a memory-mapped array, to be read from its file where that has the same bytes for sure."""
+    found = _find_file(array) if array.flags.c_contiguous else None
+    return _MappedTable(array, mapping) if found is None else _FileTable(array, mapping, *found)
+
+
+def _find_file(array: np.ndarray) -> tuple[BinaryIO, int] | None:
+    """Return the file that an array maps, opened again, and the position of the array in it; None if that is unsure.
+
+    The kernel's list of mappings tells the file's present path. It is None for a private mapping (``mmap_mode="c"``),
+    whose changes are not in the file, for a file that was deleted or replaced, and where there is no such list.
+    """
+    begin = array.ctypes.data
+    try:
+        listed = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_bytes().splitlines()]
+        for span, mode, offset, _, inode, *path in listed:
+            first, last = (int(address, 16) for address in span.split(b"-"))
+            if first <= begin and begin + array.nbytes <= last and mode.endswith(b"s") and path:
+                file = open(path[0], "rb", buffering=0)  # noqa: SIM115
+                if os.fstat(file.fileno()).st_ino == int(inode):
+                    return file, int(offset, 16) + begin - first
+                file.close()
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+class _MappedTable:
+    """The rows of a memory-mapped array."""
+
+    def __init__(self, array: np.ndarray, mapping: mmap.mmap) -> None:
+        self.shape, self.dtype, self._array = array.shape, array.dtype, array
+        self._mapping, self._size = mapping, mapping.size()
+
+    def __getitem__(self, numbers: Any) -> np.ndarray:
+        # The system kills a process that reads a mapping beyond the end of its file.
+        if self._mapping.size() < self._size:
+            raise ValueError("`HostData`: a memory-mapped file is shorter than when it was opened.")
+        return self._array[numbers]
+
+
+class _FileTable(_MappedTable):
+    """A memory-mapped array, read from its file into buffers: the pages of a mapping count as memory of the process."""
+
+    def __init__(self, array: np.ndarray, mapping: mmap.mmap, file: BinaryIO, offset: int) -> None:
+        super().__init__(array, mapping)
         self._row_bytes = array.dtype.itemsize * prod(array.shape[1:])
-        self._file = open(str(self._path), "rb", buffering=0)  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
-        self._lock = threading.Lock()
+        self._file, self._offset, self._lock = file, offset, threading.Lock()
+        weakref.finalize(self, file.close)
 
     def __getitem__(self, numbers: Any) -> np.ndarray:
         if isinstance(numbers, slice):
@@ -192,5 +239,6 @@ class _FileTable:
             while len(view) and (count := self._file.readinto(view)):
                 view = view[count:]
         if len(view):
-            raise ValueError(f"`{self._path}` ends before its row {stop - 1}: it is shorter than when it was opened.")
+            path = os.fsdecode(self._file.name)
+            raise ValueError(f"`{path}` ends before its row {stop - 1}: it is shorter than when it was opened.")
         return rows

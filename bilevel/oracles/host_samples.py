@@ -9,10 +9,12 @@ import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
+from threading import Lock, Semaphore, Thread
+from traceback import format_exception_only
 from typing import Any
 
 import jax
@@ -35,16 +37,29 @@ _numbers = itertools.count()
 
 
 class Reader:
-    """Reads rows in the order, layout and dtype of a problem; the next pieces of a pass ahead, each in a thread."""
+    """Reads rows in the order, layout and dtype of a problem; the next pieces of a pass ahead, each in a thread.
+
+    Attributes
+    ----------
+    failure : the type and text of the last error of a read, or None
+    held_back : an error that `raise_held_back` raises when the program in which it occurred has ended
+    """
+
+    failure: str | None = None
+    held_back: Exception | None = None
 
     def __init__(self, data: HostData, order: np.ndarray | None, dtypes: list[np.dtype], axes: tuple[int, ...]) -> None:
         self.data, self._order, self._dtypes, self._axes = data, order, dtypes, axes
         self._pieces: OrderedDict[tuple[int, int], Future] = OrderedDict()
-        self._lock, self._threads = Lock(), ThreadPoolExecutor(max(1, data.prefetch))
+        self._lock, self._gate, self._awaited = Lock(), Semaphore(max(1, data.prefetch)), list[Future]()
 
     def rows(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Return the leaves of these rows, rows first, in the dtype that they are held in."""
-        found = self.data.read(numbers if self._order is None else self._order[numbers])
+        try:
+            found = self.data.read(numbers if self._order is None else self._order[numbers])
+        except Exception as error:
+            self.failure = "".join(format_exception_only(error)).strip()
+            raise
         leaves = zip(jax.tree.leaves(found), self._dtypes, strict=True)
         return [leaf.astype(dtype, copy=False) for leaf, dtype in leaves]
 
@@ -53,23 +68,73 @@ class Reader:
         pairs = zip(self.rows(numbers), self._axes, strict=True)
         return [np.moveaxis(leaf, 0, axis) for leaf, axis in pairs]
 
-    def piece(self, index: int, size: int) -> list[np.ndarray]:
+    def wait_for_batch(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return a batch that another thread reads, so that `give_up` can end the wait."""
+        return self._wait(in_thread(self.batch, numbers))
+
+    def batch_or_none(self, numbers: np.ndarray) -> list[np.ndarray] | None:
+        """Return a batch, or None if it cannot be read; the error is held back."""
+        try:
+            return None if self.held_back else self.wait_for_batch(numbers)
+        except Exception as error:
+            self.held_back = error
+            return None
+
+    def raise_held_back(self) -> None:
+        """Raise the error that was held back, if there is one."""
+        error, self.held_back = self.held_back, None
+        if error is not None:
+            raise error
+
+    def wait_for_piece(self, index: int, size: int) -> list[np.ndarray]:
         """Return the rows of a piece, and begin to read those after it."""
         n, ahead = self.data.n, self.data.prefetch
-        if not ahead:
-            return self.batch(piece_rows(index, size, n))
         with self._lock:
             for coming in range(index, min(index + ahead + 1, -(-n // size))):
                 if (coming, size) not in self._pieces:
-                    self._pieces[coming, size] = self._threads.submit(self.batch, piece_rows(coming, size, n))
+                    self._pieces[coming, size] = in_thread(self.batch, piece_rows(coming, size, n), gate=self._gate)
             found = self._pieces.pop((index, size))
             while len(self._pieces) > 2 * ahead:  # what a pass read that ended early
                 self._pieces.popitem(last=False)
-        return found.result()
+        return self._wait(found)
+
+    def _wait(self, read: Future) -> list[np.ndarray]:
+        self._awaited.append(read)
+        try:
+            return read.result()
+        finally:
+            self._awaited.remove(read)
+
+    def give_up(self) -> None:
+        """Make compiled programs fail that are waiting for rows; the threads that read end when the reads return."""
+        self._pieces.clear()
+        self._gate = Semaphore(max(1, self.data.prefetch))  # threads that are blocked do not leave the old one
+        for read in self._awaited[:]:
+            with suppress(InvalidStateError):
+                read.set_exception(InterruptedError("reading was interrupted from the keyboard"))
 
     def probe(self) -> PyTree:
         """Return what tells these rows from others: some of them, spread over all."""
         return self.rows(np.unique(np.linspace(0, self.data.n - 1, _PROBED).astype(np.int64)))
+
+
+def in_thread(function: Callable[..., Any], *arguments: Any, gate: Semaphore | None = None) -> Future:
+    """Call a function in a thread, as soon as the gate allows.
+
+    It is a daemon thread: the threads of an executor would keep the process from ending while a read is blocked.
+    """
+    future: Future = Future()
+
+    def work() -> None:
+        with gate or nullcontext():
+            with suppress(InvalidStateError):  # it was cancelled or given up
+                try:
+                    future.done() or future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return future
 
 
 def piece_rows(index: int, size: int, n: int) -> np.ndarray:
@@ -225,10 +290,6 @@ class HostSamples(Samples):
         filled = [_fill(array, axis, length) for array, axis in zip(arrays, axes, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.leaves), jax.device_put(filled))
 
-    def probe(self) -> PyTree:
-        """Return what tells these rows from others."""
-        return self.reader.probe()
-
 
 def draw_in_window(samples: Samples, window: int, key: Array, index: Array, count: int | None) -> Array:
     """Draw rows of a window, or blocks with a row in it: in any step with the probabilities of draws from all rows.
@@ -307,8 +368,8 @@ def _read(samples: HostSamples, token: Any, rows: Any) -> list[np.ndarray]:
     """Return the leaves and weights of a batch."""
     reader, numbers = reader_of(token), np.asarray(rows)
     if samples.sampling == "iid":
-        return [*reader.batch(numbers), np.full(samples.batch_size, 1 / samples.batch_size, samples.dtype)]
+        return [*reader.wait_for_batch(numbers), np.full(samples.batch_size, 1 / samples.batch_size, samples.dtype)]
     weights = samples.weights(numbers[None])[0]
     if samples.in_order:
-        return [*reader.piece(int(numbers), samples.batch_size), weights]
-    return [*reader.batch(samples.numbers(numbers[None])[0]), weights]
+        return [*reader.wait_for_piece(int(numbers), samples.batch_size), weights]
+    return [*reader.wait_for_batch(samples.numbers(numbers[None])[0]), weights]

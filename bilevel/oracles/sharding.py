@@ -24,7 +24,7 @@ from bilevel._precision import arithmetic
 from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles.base import Oracles
-from bilevel.oracles.host_samples import HostSamples, call_host, check_batches, draw_in_window, reader_of
+from bilevel.oracles.host_samples import HostSamples, Reader, call_host, check_batches, draw_in_window, reader_of
 from bilevel.oracles.samples import STATIC, Samples
 
 AXIS = "rows"
@@ -47,37 +47,40 @@ class Shard(Samples):
         if rows is None:
             row = jnp.arange(-(-self.n // self.n_devices), dtype=jnp.int32) * self.n_devices + jax.lax.axis_index(AXIS)
             scale: Any = 1 / self.n
-            taken, wanted = self.leaves, row < self.n
+            taken, failed, wanted = self.leaves, 0, row < self.n
         elif self.sampling == "iid":
-            taken = self._at(rows // self.n_devices)
+            taken, failed = self._at(rows // self.n_devices)
             scale, wanted = 1 / self.batch_size, rows % self.n_devices == jax.lax.axis_index(AXIS)
         else:
-            taken, row = self._window(rows)
+            taken, failed, row = self._window(rows)
             begin = rows * self.batch_size
             # A pass of "reshuffle" visits each block once, whatever its size.
             in_pass = self.sampling == "reshuffle"
             scale = self.n_blocks / self.n if in_pass else 1 / jnp.asarray(self.count(rows), self.dtype)
             wanted = (row >= begin) & (row < jnp.minimum(begin + self.batch_size, self.n))
-        weights = jnp.where(wanted, jnp.asarray(scale * self.n_devices, self.dtype), 0)
+        weights = jnp.where(wanted, jnp.asarray(scale * self.n_devices + failed, self.dtype), 0)
         return trees.cast(taken, self.dtype), weights
 
-    def _window(self, block: Array) -> tuple[PyTree, Array]:
-        """Return as many rows as a device can hold of a block, its own of this block among them, and their numbers."""
+    def _window(self, block: Array) -> tuple[PyTree, Any, Array]:
+        """Return as many rows as a device can hold of a block, its own of this block among them, and their numbers.
+
+        Between them is NaN if the rows could not be read, else 0.
+        """
         size = -(-self.batch_size // self.n_devices)
         before = block * self.batch_size - jax.lax.axis_index(AXIS)
         first = (before + self.n_devices - 1) // self.n_devices
         begin = jnp.minimum(first, -(-self.n // self.n_devices) - size)
         places = begin + jnp.arange(size, dtype=jnp.int32)
-        return self._stretch(begin, size), places * self.n_devices + jax.lax.axis_index(AXIS)
+        return *self._stretch(begin, size), places * self.n_devices + jax.lax.axis_index(AXIS)
 
-    def _at(self, places: Array) -> PyTree:
-        """Return this device's rows at these places."""
-        return self._map(lambda leaf, axis: jnp.take(leaf, places, axis=axis))
+    def _at(self, places: Array) -> tuple[PyTree, Any]:
+        """Return this device's rows at these places, and NaN if they could not be read, else 0."""
+        return self._map(lambda leaf, axis: jnp.take(leaf, places, axis=axis)), 0
 
-    def _stretch(self, begin: Array, size: int) -> PyTree:
-        """Return this device's rows from a place on."""
+    def _stretch(self, begin: Array, size: int) -> tuple[PyTree, Any]:
+        """Return this device's rows from a place on, and 0."""
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=begin, slice_size=size)
-        return self._map(lambda leaf, axis: cut(leaf, axis=axis))
+        return self._map(lambda leaf, axis: cut(leaf, axis=axis)), 0
 
     def specs(self) -> "Shard":
         """Return the same tree, of how each array lies on the devices."""
@@ -94,6 +97,7 @@ class HostShard(Shard):
     tokens : of the reader of each device's host, one on each device
     n_owners : processes that hold a part of the rows each; 1 where every one can read all
     window : rows that batches are drawn from, until it moves on; None for all
+    in_one_process : whether all devices are of this process
     """
 
     stays_on_host = True
@@ -101,6 +105,7 @@ class HostShard(Shard):
     tokens: Any = None
     n_owners: int = field(default=1, metadata=STATIC)
     window: int | None = field(default=None, metadata=STATIC)
+    in_one_process: bool = field(default=True, metadata=STATIC)
 
     @property
     def is_read_in_pieces(self) -> bool:
@@ -124,31 +129,38 @@ class HostShard(Shard):
     def in_float64(self) -> "HostShard":
         return self.astype(np.float64)
 
-    def _at(self, places: Array) -> PyTree:
+    def _at(self, places: Array) -> tuple[PyTree, Any]:
         def shape(leaf: Array, axis: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*leaf.shape[:axis], *places.shape, *leaf.shape[axis + 1 :]), leaf.dtype)
 
         owners, stride = self.n_owners, self.n_devices // self.n_owners
+        shapes = [*jax.tree.leaves(self._map(shape)), jax.ShapeDtypeStruct((), np.float32)]
 
         def read(tokens: Any, device: Any, places: Any) -> list[np.ndarray]:
             reader = reader_of(np.asarray(tokens)[0])
             numbers = int(device) // owners + np.asarray(places, np.int64) * stride
             # Where a device has one row less than others, a real row fills up, and weighs nothing.
-            return reader.batch(np.where(numbers < reader.data.n, numbers, 0))
+            numbers = np.where(numbers < reader.data.n, numbers, 0)
+            # A device that failed would leave the others waiting for its part of a sum, which ends the process.
+            found = reader.batch_or_none(numbers) if self.in_one_process else reader.wait_for_batch(numbers)
+            if found is None:
+                return [*(np.zeros(shape.shape, shape.dtype) for shape in shapes[:-1]), np.array(np.nan, np.float32)]
+            return [*found, np.zeros((), np.float32)]
 
-        shapes = jax.tree.leaves(self._map(shape))
         here = self.tokens, jax.lax.axis_index(AXIS), places
-        return jax.tree.unflatten(jax.tree.structure(self.leaves), call_host(read, shapes, *here))
+        *leaves, failed = call_host(read, shapes, *here)
+        return jax.tree.unflatten(jax.tree.structure(self.leaves), leaves), failed
 
-    def _stretch(self, begin: Array, size: int) -> PyTree:
+    def _stretch(self, begin: Array, size: int) -> tuple[PyTree, Any]:
         return self._at(begin + jnp.arange(size, dtype=jnp.int32))
 
     def specs(self) -> "HostShard":
         return replace(self, leaves=self._map(lambda *_: PartitionSpec()), tokens=PartitionSpec(AXIS))
 
-    def probe(self) -> PyTree:
-        """Return what tells the rows of this process from others."""
-        return reader_of(np.asarray(self.tokens.addressable_shards[0].data)[0]).probe()
+    @property
+    def reader(self) -> Reader:
+        """The reader of this process."""
+        return reader_of(np.asarray(self.tokens.addressable_shards[0].data)[0])
 
 
 def _split_along(axis: int) -> PartitionSpec:
@@ -251,7 +263,7 @@ def digest(tree: PyTree, prefix: str = "") -> bytes:
     for leaf in jax.tree.leaves(tree, is_leaf=_is_on_host):
         array = leaf
         if isinstance(leaf, HostSamples | HostShard):
-            rows = np.frombuffer(digest(leaf.probe(), f"{leaf.n} {leaf.window}"), np.uint8)
+            rows = np.frombuffer(digest(leaf.reader.probe(), f"{leaf.n} {leaf.window}"), np.uint8)
             array = rows if isinstance(leaf, HostSamples) else _gather(rows)
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in leaf.addressable_shards]
@@ -324,6 +336,7 @@ def _place_readers(samples: HostSamples, mesh: Mesh, n_owners: int, n: int) -> H
         tokens=tokens,
         n_owners=n_owners,
         window=samples.window,
+        in_one_process=len({device.process_index for device in mesh.devices.flat}) == 1,
     )
 
 
