@@ -1,5 +1,6 @@
 """Running a solver on a problem: to its end, by hand, or on from where a saved run stopped."""
 
+import json
 from contextlib import closing
 from dataclasses import fields
 from numbers import Integral
@@ -22,6 +23,7 @@ from bilevel.engine.metrics import inner_complaint
 from bilevel.engine.result import RunResult, Status, identify, load, write
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
 from bilevel.engine.stopping import StepError, find_failure, first_interrupt_asks, reads_can_be_interrupted
+from bilevel.oracles.sharding import digest, gather_texts
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certifier
@@ -57,6 +59,10 @@ class Run:
 
     def __init__(self, problem: BilevelProblem, solver: SolverBase, *, seed: int = 0, exact: bool = True) -> None:
         _check_input(problem, solver, seed, exact=exact)
+        _check_agreement(problem, solver=solver, seed=seed, exact=exact)
+        if problem.oracles.is_on_host or problem.oracles.n_processes > 1:
+            problem.fingerprint()  # now: a result can then be saved where rows or other processes are lost
+            _check_agreement(problem, digest_of_the_problem=problem.fingerprint())
         for reader in problem.oracles.readers:
             reader.held_back = None  # of an earlier run
         with reads_can_be_interrupted(problem.oracles):
@@ -75,6 +81,7 @@ class Run:
             _check_solver(solver)
             solver = prepare(problem, solver).solver  # saved runs know it with its defaults filled in
         solver, seed, leaves, history, best, position = load(latest(as_path("path", path)), problem, solver)
+        _check_agreement(problem, path=f"a run of {position[0]} steps")
         run = cls(problem, solver, seed=seed)
         expected, structure = jax.tree.flatten(run.state)
         if [(a.shape, a.dtype) for a in expected] != [(a.shape, a.dtype) for a in leaves]:
@@ -276,6 +283,7 @@ def run(
     certifier = _check_limits(problem, budget, log)
     if tolerance is not None and not exact:
         raise ValueError("`tolerance` needs `exact=True`: it is a bound on the exact gradient.")
+    _check_agreement(problem, call="run", solver=solver, seed=seed, **vars(budget), **checkpoints.settings)
     with compiling_bar(f"{type(solver).__name__} on {problem.name}", progress) as report:
         return Run(problem, solver, seed=seed, exact=exact)._finish(budget, certifier, report, log, checkpoints)
 
@@ -311,6 +319,7 @@ def resume(
     _check_problem(problem)
     certifier, checkpoints = _check_limits(problem, budget, log), Checkpoints(checkpoint, checkpoint_every, keep)
     checkpoints.check_owner(as_path("path", path))
+    _check_agreement(problem, call="resume", solver=solver, **vars(budget), **checkpoints.settings)
     with compiling_bar(f"{path} on {problem.name}", progress) as report:
         return Run.load(path, problem, solver=solver)._finish(budget, certifier, report, log, checkpoints)
 
@@ -333,6 +342,23 @@ def _check_input(problem: Any, solver: Any, seed: Any, **flags: Any) -> None:
             raise ValueError(f"`{name}={value!r}`: must be True or False.")
     if not is_number(seed, Integral) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed={seed!r}`: must be an integer in [0, 2**32).")
+
+
+def _check_agreement(problem: BilevelProblem, /, solver: SolverBase | None = None, **given: Any) -> None:
+    """Refuse to run over several processes that were started differently; all of them refuse."""
+    if problem.oracles.n_processes == 1:
+        return
+    if solver is not None:
+        given = {"solver": type(solver).__name__, **solver.parameters(), **given}
+    if isinstance(solver, Solver):  # `parameters` leaves out what arrays hold
+        given["arrays of `solver`"] = digest(solver.cast(problem.dtype)).hex()
+    everywhere = [json.loads(text) for text in gather_texts(json.dumps({name: str(given[name]) for name in given}))]
+    for process, there in enumerate(everywhere):
+        for name in everywhere[0] | there:
+            values = [known.get(name, "not given") for known in (everywhere[0], there)]
+            if values[0] != values[1]:
+                told = f"`{name}` is {values[0]} in process 0 and {values[1]} in process {process}"
+                raise ValueError(f"{told}: the processes of one run must be started alike.")
 
 
 def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> Certifier | None:

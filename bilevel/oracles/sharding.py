@@ -241,9 +241,15 @@ class ShardedOracles(Oracles):
     _inner = _inner_grad_outer = _outer = _inner_value = _outer_value = _on_rows
 
 
-def shard(oracles: Oracles, devices: Sequence[jax.Device]) -> ShardedOracles:
+def shard(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
     """Split the rows of oracles that every process holds whole."""
-    return _split(oracles, _interleave(devices)[0], 1, (oracles.n_inner, oracles.n_outer))
+    mesh, n_processes = _interleave(devices)
+    if n_processes > 1 and not _is_same_everywhere((oracles, start)):
+        raise ValueError(
+            "`sharded`: the processes have built different problems. Give each the same data, start and `seed`; where "
+            "each has only its own rows, say `own_rows=True`."
+        )
+    return _split(oracles, mesh, 1, (oracles.n_inner, oracles.n_outer))
 
 
 def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
@@ -274,6 +280,20 @@ def digest(tree: PyTree, prefix: str = "") -> bytes:
     return found.digest()
 
 
+def _is_same_everywhere(tree: PyTree) -> bool:
+    """Return True if all processes have equal leaves."""
+    return len(np.unique(_gather(np.frombuffer(digest(tree), np.uint8)), axis=0)) == 1
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return the texts of all processes, each of which must call this."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = _gather(np.array(own.size, np.int32))
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: own.size] = own
+    return [row[:size].tobytes().decode() for row, size in zip(_gather(padded), sizes, strict=True)]
+
+
 def _is_on_host(part: Any) -> bool:
     return isinstance(part, Samples) and part.stays_on_host
 
@@ -299,7 +319,7 @@ def _joint_sizes(oracles: Oracles, start: Point, n_processes: int) -> tuple[int,
     own = oracles.n_inner, oracles.n_outer
     if n_processes == 1:
         return own
-    if len(np.unique(_gather(np.frombuffer(digest(start), np.uint8)), axis=0)) > 1:
+    if not _is_same_everywhere(start):
         raise ValueError("`own_rows=True`: the problems of the processes differ in start or in sizes; give the same.")
     by_process = _gather(np.array(own, np.int32))
     totals = by_process.sum(axis=0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -192,7 +193,7 @@ class BilevelProblem:
             raise ValueError("`sharded`: losses that take a `key` run on one device; leave it out of them.")
         devices = jax.devices() if devices is None else devices
         if not own_rows:
-            return replace(self, oracles=shard(self.oracles, devices), find_constants=None, certificate_bounds=None)
+            return replace(self, oracles=shard(self.oracles, self.start, devices), find_constants=None, certificate_bounds=None)
         oracles = shard_own(self.oracles, self.start, devices)
         solver = None if self.exact_solver is None else IterativeExactSolver(oracles, self.start)
         return BilevelProblem(oracles, self.start, solver, self.name, self.metrics, is_certified=self.is_certified)
@@ -254,7 +255,14 @@ class BilevelProblem:
         return Certifier(self)
 
     def fingerprint(self) -> str:
-        """Return a digest of the start, the kind of oracles and all that they hold."""
+        """Return a digest of the start, the kind of oracles and all that they hold; it is computed once.
+
+        Where the rows lie on devices of several processes, the first call must be made by all of them.
+        """
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         return digest((self.oracles, self.start), type(self.oracles).__name__).hex()
 
 
