@@ -82,6 +82,7 @@ class Driver:
         self.running, self.diverged, self.converged = (np.full(steps.shape, value) for value in (True, False, False))
         self.stopped = np.full(steps.shape, False)  # early, by a metric
         self.best, self.recorder, self.interrupted, self.failed = NO_BEST, Recorder(), False, False
+        self.evaluates_first = False  # also where no evaluation is due
         self.certifier: Certifier | None = None
         self.checkpoints, self.early_stopping = Checkpoints(), cast(EarlyStopping | None, None)
         self._reference: ExactSolution | None = None
@@ -99,7 +100,7 @@ class Driver:
         self.steps.max_seconds = max_seconds
         self.early_stopping = budget.early_stopping
         # A run that goes on from a checkpoint is evaluated where it would have been without one.
-        if not self.rows[0][0] or self.rows[0][0][-1]["step"] == self.steps.position.step:
+        if self.evaluates_first or not self.rows[0][0] or self.rows[0][0][-1]["step"] == self.steps.position.step:
             self._look(self.running, budget)
         if budget.early_stopping is not None:
             budget.early_stopping.check_known(self.rows[0][0][0])

@@ -90,6 +90,8 @@ class Run:
         rows = [dict(zip(history, values, strict=True)) for values in zip(*columns, strict=True)]
         step, calls, seconds = position
         run._steps.position = Position(state, step, np.array([calls], np.int64), seconds)
+        if rows and np.isnan(rows[-1].get("outer_value", np.nan)):  # what failed may succeed now
+            run._driver.evaluates_first = bool(rows.pop())
         run._driver.rows[0][0], run._driver.best = rows, best
         return run
 

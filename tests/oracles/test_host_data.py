@@ -1,7 +1,15 @@
 """Rows that stay on the host: the bits of rows on the device, however they are read; draws from a window; refusals."""
 
 import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +23,9 @@ from bilevel._precision import arithmetic
 from bilevel.engine.loop import run_key
 from bilevel.engine.sweep import sweep
 from bilevel.oracles import HostSamples, host_samples
-from bilevel.oracles.host_data import _FileTable
 from bilevel.oracles.samples import PIECE
 from tests import cases
+from tests.oracles import host_reads
 
 # Steps with a pass between them, with one batch, with tables, and with loops inside.
 WAYS = ["SRBA blocks", "MASOBA iid"]
@@ -208,14 +216,152 @@ def test_a_run_from_a_window_finds_what_a_run_from_all_rows_finds():
     assert abs(values[0] - values[1]) < 0.02 * (first - values[1])
 
 
-def test_rows_of_a_file_are_those_of_its_array(tmp_path):
-    rng = np.random.default_rng(0)
-    array = rng.integers(0, 100, (5000, 3, 50)).astype(np.int16)
+def assert_reads(data, array):
+    rng, n = np.random.default_rng(0), len(array)
+    for numbers in (np.array([7]), rng.integers(0, n, 300), np.arange(n)[::-1], np.array([3, 3, n - 1, 0])):
+        np.testing.assert_array_equal(data.read(numbers), array[numbers])
+    np.testing.assert_array_equal(data.read(np.arange(10, 20)), array[10:20])
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(100, None), slice(None, None, 3)])
+def test_rows_of_a_file_are_those_of_its_array(tmp_path, part):
+    array = np.random.default_rng(0).integers(0, 100, (5000, 3, 50)).astype(np.int16)
     np.save(tmp_path / "rows.npy", array)
-    table = _FileTable(np.load(tmp_path / "rows.npy", mmap_mode="r"))
-    for numbers in (np.array([7]), rng.integers(0, 5000, 300), np.arange(5000)[::-1], np.array([3, 3, 4999, 0])):
-        np.testing.assert_array_equal(table[numbers], array[numbers])
-    np.testing.assert_array_equal(table[slice(10, 20)], array[10:20])
+    assert_reads(HostData(np.load(tmp_path / "rows.npy", mmap_mode="r")[part]), array[part])
+
+
+def test_changes_of_a_private_memory_map_are_read_and_not_its_file(tmp_path):
+    np.save(tmp_path / "rows.npy", ROWS)
+    private = np.load(tmp_path / "rows.npy", mmap_mode="c")
+    private *= 3
+    assert_reads(HostData(private), 3 * ROWS)
+
+
+@pytest.mark.parametrize("how", ["replaced", "deleted", "moved"])
+def test_a_memory_map_keeps_its_rows_when_its_path_gets_another_file(tmp_path, how):
+    path, other = tmp_path / "rows.npy", tmp_path / "other.npy"
+    np.save(path, ROWS)
+    mapped = np.load(path, mmap_mode="r")
+    if how == "moved":
+        path.rename(tmp_path / "elsewhere.npy")
+    if how == "deleted":
+        path.unlink()
+    else:
+        np.save(other, ROWS + 1)
+        other.rename(path)
+    assert_reads(HostData(mapped), ROWS)
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_a_memory_map_whose_file_was_cut_is_told_and_ends_no_process(tmp_path, mode):
+    np.save(tmp_path / "rows.npy", ROWS)
+    data = HostData(np.load(tmp_path / "rows.npy", mmap_mode=mode)[1:])
+    os.truncate(tmp_path / "rows.npy", 5000)
+    with pytest.raises(ValueError, match="shorter than when it was opened"):
+        data.read(np.arange(N - 1))
+
+
+MASKED = np.ma.masked_greater(ROWS, 2.0)
+
+
+@pytest.mark.parametrize("give", [lambda: HostData((MASKED, TARGETS)), lambda: HostData(lambda i: MASKED[i], N)])
+def test_masked_entries_are_not_used_as_data(give):
+    assert MASKED[:1].mask.any() or MASKED.mask.any()
+    with pytest.raises(ValueError, match="masked values; remove or impute"):
+        give().read(np.arange(N))
+
+
+def test_an_array_with_a_mask_that_hides_nothing_is_taken():
+    assert_reads(HostData(np.ma.masked_invalid(ROWS)), ROWS)
+
+
+# --- reads that fail
+
+
+SOLVER = bilevel.SRBA(0.05, 1.0, 8)
+LIMITS = {"max_steps": 40, "eval_every": 20, "exact": False}
+
+
+@pytest.mark.parametrize("how", ["fail", "once"])
+def test_each_read_that_fails_is_named_and_leaves_a_result_to_resume(how, tmp_path, capfd):
+    whole = run(logistic(), SOLVER)
+    for at in (3, 4, 5, 7):  # the first two are of the fingerprint and of the compilation
+        rows = host_reads.Rows(None, how)
+        chosen = host_reads.problem(rows)
+        rows.arm(at)
+        with pytest.raises(bilevel.StepError, match=r"`HostData` could not be read in step \d+ \(Time.* not answer") as caught:
+            bilevel.run(chosen, SOLVER, **LIMITS)
+        error = caught.value
+        assert (error.loss, error.result.status) == (None, "failed")
+        error.result.save(tmp_path / "run.npz")  # the rows still cannot be read
+        rows.arm(None)
+        resumed = bilevel.resume(tmp_path / "run.npz", host_reads.problem(rows), max_steps=40, eval_every=20)
+        assert_same_bits(resumed, whole)
+        assert np.isfinite(resumed.history["outer_value"]).all() and {0, 20, 40} <= set(resumed.history["step"])
+    capfd.readouterr()  # JAX prints what callbacks raise
+
+
+def test_a_file_that_is_cut_during_a_run_is_named(tmp_path, capfd):
+    X, y, X_val, y_val = cases.logistic_data()
+    np.save(tmp_path / "features.npy", X)
+    rows = HostData(np.load(tmp_path / "features.npy", mmap_mode="r"))
+    cut = {"cut": lambda point: os.truncate(tmp_path / "features.npy", 300) or 0.0}
+    chosen = replace(bilevel.problems.logistic_selection(rows, y, X_val, y_val, dtype="float64"), metrics=cut)
+    with pytest.raises(bilevel.StepError, match=r"rows of a `HostData`.*features.npy` ends before its row"):
+        bilevel.run(chosen, SOLVER, max_steps=40, eval_every=20)
+    capfd.readouterr()
+
+
+def test_failures_that_are_caught_leave_no_reader_and_no_thread(capfd, caplog):
+    def attempt():
+        rows = host_reads.Rows(None)
+        chosen = host_reads.problem(rows)
+        rows.arm(3)
+        with pytest.raises(bilevel.StepError):
+            bilevel.run(chosen, SOLVER, **LIMITS)
+
+    caplog.set_level(logging.CRITICAL + 1, "jax")  # pytest would keep the records, and these hold what was raised
+    gc.collect()
+    before = len(host_samples._readers), threading.active_count()
+    for _ in range(10):
+        attempt()
+    gc.collect()
+    assert (len(host_samples._readers), threading.active_count()) == before
+    capfd.readouterr()
+
+
+def start_reads(*arguments):
+    command = [sys.executable, "-m", "tests.oracles.host_reads", *map(str, arguments)]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "read"), [(1, 3), (1, 8), (1, 13), (2, 40), (2, 90)])
+def test_ctrl_c_twice_ends_a_run_whose_reader_is_blocked(devices, read):
+    with start_reads("block", devices, read) as process:
+        try:
+            assert process.stdout.readline().startswith("blocked")
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert process.poll() is None, "once, it ends after the step that it is in"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 0
+            assert process.stdout.read().splitlines()[-1] == "KeyboardInterrupt"
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_read_that_fails_for_one_of_several_devices_ends_the_run_and_not_the_process():
+    with start_reads("fail", 2, 50) as process:
+        try:
+            told = process.communicate(timeout=60)[0]
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "rows of a `HostData` could not be read" in told and "the storage does not answer" in told
 
 
 def test_a_file_that_has_become_shorter_is_told(tmp_path):
