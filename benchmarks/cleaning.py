@@ -124,7 +124,7 @@ def bilevel_fit(problem, penalty, steps):
     """z*(x), x after L-BFGS steps on h, and what h and ||∇h||² fell from and to."""
     with arithmetic(problem.dtype):
         oracles = replace(problem.oracles, regularization=jnp.asarray(penalty, problem.dtype))
-    solve = IterativeExactSolver(oracles, problem.start, residual=1e-4)
+    solve = IterativeExactSolver(oracles, problem.start, accuracy=1e-4)
     solutions = [solve(np.asarray(problem.start.outer_var, np.float64))]
     first = solutions[0]
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
@@ -293,7 +293,7 @@ def reach(point: Point, problem: BilevelProblem) -> Point:
     return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
 
-@jax.jit
+@Compiled
 def _gaps(oracles: Oracles, point: Point, inner_star: PyTree, v_star: PyTree) -> tuple[Array, Array]:
     solution = point._replace(inner_var=inner_star)
     off = trees.subtract(point.v, v_star)

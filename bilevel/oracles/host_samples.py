@@ -126,12 +126,11 @@ def in_thread(function: Callable[..., Any], *arguments: Any, gate: Semaphore | N
     future: Future = Future()
 
     def work() -> None:
-        with gate or nullcontext():
-            with suppress(InvalidStateError):  # it was cancelled or given up
-                try:
-                    future.done() or future.set_result(function(*arguments))
-                except BaseException as error:
-                    future.set_exception(error)
+        with gate or nullcontext(), suppress(InvalidStateError):  # it was cancelled or given up
+            try:
+                future.done() or future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
 
     Thread(target=work, daemon=True).start()
     return future

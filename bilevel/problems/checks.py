@@ -16,6 +16,11 @@ from bilevel.oracles.host_data import head
 
 def as_array(name: str, given: Any) -> np.ndarray:
     """Return what NumPy makes of a value, refusing lists of unequal lengths, masks and what has no array."""
+    if isinstance(given, jax.core.Tracer):
+        raise TypeError(
+            f"`{name}` is traced by JAX: this computes with concrete numbers, so it cannot be traced. Call it outside of "
+            "`jax.jit`, `jax.vmap` and `jax.grad`; the derivative of h is the hypergradient that it returns."
+        )
     if np.ma.is_masked(given):
         raise ValueError(f"`{name}` has masked values; remove or impute those rows.")
     try:
@@ -67,6 +72,12 @@ def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     if not all(np.isfinite(array).all() for array in cast):
         raise ValueError(f"`{name}` overflows {np.dtype(dtype)}; give a smaller start.")
     return jax.tree.unflatten(structure, cast)
+
+
+def check_outer(outer_var: PyTree) -> PyTree:
+    """Return an outer variable in float64, refusing what is not finite."""
+    arrays, structure = _arrays("outer_var", outer_var, "fiu", "give real numbers", "give a finite point")
+    return jax.tree.unflatten(structure, [array.astype(np.float64) for array in arrays])
 
 
 def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:

@@ -34,7 +34,7 @@ from bilevel.problems.certificate import Bounds, largest, norms, second_moment
 from bilevel.problems.checks import as_array, check_classes, check_positive, check_same_features, check_table, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.losses import SIGMOID, sigmoid
+from bilevel.problems.losses import SIGMOID, sigmoid, sigmoid_and_slope
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
 LOGITS = (-8.0, 8.0)  # bounds of the logit of a weight: beyond, a row counts fully or not at all
@@ -84,7 +84,7 @@ def data_cleaning(
         metrics = {"validation_error": Partial(_error_rate, validation.features, validation.labels)}
         metrics |= _metrics(X_test, y_test, corrupted, start, dtype)
     longest = float(np.linalg.norm(oracles.outer_samples.leaves.features, axis=1).max())
-    mu, solver = 2 * regularization, IterativeExactSolver(oracles, start, residual=1e-10)
+    mu, solver = 2 * regularization, IterativeExactSolver(oracles, start, accuracy=1e-10)
     info = {"inner_strong_convexity": mu, "v_radius": float(np.sqrt(2) * longest / mu)}
     return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, cleaning_constants, CleaningBounds)
 
@@ -136,8 +136,8 @@ class CleaningOracles(SoftmaxOracles):
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
         residuals, bends = super()._inner_terms_of(scores, tangents, point, data)
-        s = sigmoid(point.outer_var[data.index])
-        return s * residuals, s * bends, s * (1 - s) * jnp.sum(residuals * tangents, axis=0)
+        s, slope = sigmoid_and_slope(point.outer_var[data.index])
+        return s * residuals, s * bends, slope * jnp.sum(residuals * tangents, axis=0)
 
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
         return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var).at[data.index].add(terms[2]))
@@ -150,9 +150,9 @@ class CleaningOracles(SoftmaxOracles):
         return sigmoid(point.outer_var[data.index]) * super()._curvatures(point, data, majorize)
 
     def _inner_grad_outer(self, point: Point, data: Labeled, weights: Array) -> Array:
-        s = sigmoid(point.outer_var[data.index])
+        _, slope = sigmoid_and_slope(point.outer_var[data.index])
         losses = softmax.cross_entropies(point.inner_var @ data.features.T, data.labels)
-        return jnp.zeros_like(point.outer_var).at[data.index].add(weights * s * (1 - s) * losses)
+        return jnp.zeros_like(point.outer_var).at[data.index].add(weights * slope * losses)
 
     def _inner_value(self, point: Point, data: Labeled, weights: Array) -> Array:
         losses = softmax.cross_entropies(point.inner_var @ data.features.T, data.labels)
@@ -225,10 +225,10 @@ def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array,
     def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
         rows, tangents = data.features.T, v @ data.features.T
         reach, p = norms(rows) * delta, softmax.probabilities(z @ rows)
-        curvatures, s = softmax.largest_curvatures(p, reach), sigmoid(x[data.index])
+        curvatures, (s, slope) = softmax.largest_curvatures(p, reach), sigmoid_and_slope(x[data.index])
         sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=0))
         largest_residuals = jnp.minimum(sizes + curvatures * reach, sqrt(2))
-        factors = (s * (1 - s)) ** 2 / oracles.n_inner
+        factors = slope**2 / oracles.n_inner
         return (
             second_moment(rows, weights * s * softmax.largest_bends(tangents, curvatures)),
             second_moment(rows, weights * factors * (curvatures * softmax.centered_norms(tangents)) ** 2),

@@ -1,11 +1,16 @@
-"""Exact solutions at a given outer variable, in float64, and every numerical solve that they take.
+"""Exact solutions at a given outer variable, in float64, and the one place that decides whether they are exact.
 
-`newton_to_rounding` has a dense Hessian, `IterativeExactSolver` needs products only. Their loops stay apart: the one
-remembers its damping and goes on to rounding, the other tries a whole step first and stops at a residual.
+Everything is measured in the metric of H = ∇²zz G, ||w||² = w'Hw, which scaling the columns of the data does not change:
+
+    λ = ||H⁻¹ ∇z G||, the Newton decrement, is the distance from z to z*         λ ||v*|| bounds the error of h
+    ||H⁻¹ (H v + ∇z F)|| is the distance from v to v*
+
+`newton` and `solve_adjoint` reduce both to rounding, and `solve_adjoint` raises an error where they remain too large.
 """
 
 from collections.abc import Callable
 from functools import partial
+from math import inf, sqrt
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,9 +21,17 @@ from jax.scipy.sparse.linalg import cg
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._programs import Compiled, compiled
+from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
+from bilevel.problems.checks import check_outer
+
+TOLERANCE, ROUNDING = 1e-7, 1e-12  # largest relative errors of an exact solution, and where iterations may stop
+_NEWTON_STEPS, _TRIALS, _REFINEMENTS = 200, 60, 12
+_FORCING = 1e-4  # relative residual of conjugate gradients; the iterations around them refine it
+_DIRECT_SIZE, _DENSE_SIZE = 64, 2000  # numbers in z up to which H is a matrix, and where products fail to solve systems
+_MOST_PRODUCTS = 5000  # of one solve by conjugate gradients
+_COLUMNS, _COLUMN_ROWS = 64, 2**24  # columns of a Hessian at a time, and rows times columns
 
 
 class ExactSolution(NamedTuple):
@@ -70,122 +83,212 @@ def lbfgs(value_and_grad: Callable, start: np.ndarray, callback: Callable | None
     return minimize(value_and_grad, start, jac=True, method="L-BFGS-B", callback=callback, options=options)
 
 
-def newton_to_rounding(
-    derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], z: np.ndarray, max_steps: int = 100
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Take Newton steps, halved where the gradient does not fall, to rounding; return z, gradient and Hessian there."""
-    (grad, hessian), damping = derivatives(z), 1.0
-    for _ in range(max_steps):
-        if np.linalg.norm(grad) == 0:
+class System(NamedTuple):
+    """H at a point: solutions of its systems, from a right side and a relative residual, and its products."""
+
+    solve: Callable[[np.ndarray, float], np.ndarray]
+    product: Callable[[np.ndarray], np.ndarray]
+
+    @classmethod
+    def dense(cls, matrix: np.ndarray) -> "System":
+        solve = cholesky(matrix)
+        return cls(lambda right_side, _: solve(right_side), partial(np.matmul, matrix))
+
+
+class InnerSolution(NamedTuple):
+    """z, with ∇z G and H there, the Newton decrement, and the norm of z in the metric of H."""
+
+    z: np.ndarray
+    grad: np.ndarray
+    system: System
+    decrement: float
+    size: float
+
+
+@np.errstate(all="ignore")  # numbers that are not finite are seen
+def newton(
+    gradient: Callable[[np.ndarray], np.ndarray],
+    system_at: Callable[[np.ndarray], System],
+    z: np.ndarray,
+    accuracy: float = 1e-15,
+) -> InnerSolution:
+    """Minimize a strongly convex function by damped Newton steps, until λ <= accuracy ||z|| or rounding stops them."""
+    grad, last = gradient(z), inf
+    for _ in range(_NEWTON_STEPS):
+        system = system_at(z)
+        move = system.solve(grad, _FORCING if last < 0.1 else 0.1)
+        found = InnerSolution(z, grad, system, np.sqrt(grad @ move), np.sqrt(z @ system.product(z)))
+        relative = found.decrement / found.size
+        stalls = last / 2 <= relative <= 1e-4
+        if found.decrement <= accuracy * found.size or stalls or not (searched := _search(gradient, z, grad, move)):
             break
-        trial = z - damping * cholesky(hessian)(grad)
-        trial_grad, trial_hessian = derivatives(trial)
-        fell = np.linalg.norm(trial_grad) / np.linalg.norm(grad)
-        if fell < 1:
-            z, grad, hessian = trial, trial_grad, trial_hessian
-        # Newton's method squares a gradient this small; one that falls no further is at rounding.
-        if not fell < 0.5 and np.linalg.norm(grad) < 1e-10:
-            break
-        damping = min(1.0, 2 * damping) if fell < 1 else damping / 2
-    return z, grad, hessian
+        (z, grad), last = searched, relative
+    return found
+
+
+def _search(
+    gradient: Callable[[np.ndarray], np.ndarray], z: np.ndarray, grad: np.ndarray, move: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return z - t move with a slope of at most half of that at z, and the gradient there; None where none is found.
+
+    The slope rises with t, as the function is convex, so t is doubled or bisected. No values are needed: near the
+    minimizer they differ by less than rounding.
+    """
+    slope, low, high, length = grad @ move, 0.0, inf, 1.0
+    for _ in range(_TRIALS if slope > 0 else 0):
+        trial = z - length * move
+        trial_grad = gradient(trial)
+        ahead = trial_grad @ move
+        if abs(ahead) <= slope / 2 and np.all(np.isfinite(trial_grad)):
+            return trial, trial_grad
+        low, high = (length, high) if ahead > 0 and ahead < inf else (low, length)
+        length = 2 * length if high == inf else (low + high) / 2
+    return None
+
+
+def solve_adjoint(
+    found: InnerSolution,
+    value: float,
+    outer_grad: np.ndarray,
+    v: np.ndarray | None = None,
+    tolerance: float = TOLERANCE,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return v* = -H⁻¹ ∇z F and its residual; raise LinAlgError unless z, v and h are exact to the tolerance."""
+    _, _, (solve, product), decrement, size = found
+    v, last = np.zeros_like(outer_grad) if v is None else v, inf
+    with np.errstate(all="ignore"):
+        for _ in range(_REFINEMENTS):
+            move = solve(product(v) + outer_grad, _FORCING)
+            change = np.sqrt(move @ product(move))
+            v = v - move
+            v_size = np.sqrt(v @ product(v))
+            if not ROUNDING * v_size < change < last / 2:
+                break
+            last = change
+        left = product(v) + outer_grad
+    # Below ROUNDING, z or h cannot be better in float64, even where the other is 0.
+    solved = decrement <= tolerance * size and decrement * v_size <= tolerance * abs(value)
+    solved |= decrement <= ROUNDING * size or decrement * v_size <= ROUNDING * abs(value)
+    if not (solved and change <= tolerance * v_size and np.isfinite(value)):
+        raise np.linalg.LinAlgError(_complaint(decrement, size, change, v_size, value))
+    return v, left
+
+
+def _complaint(decrement: float, size: float, change: float, v_size: float, value: float) -> str:
+    """Return why a solution is not exact."""
+    errors = {"z*(x)": (decrement, size), "v*(x)": (change, v_size), "h(x)": (decrement * v_size, abs(value))}
+    told = ", ".join(f"{error / of if of else error:.1e} of {name}" for name, (error, of) in errors.items())
+    return (
+        f"the inner level was not solved exactly in float64 at this outer variable: relative errors are about {told}. "
+        "Scale the columns of the data, or bound the outer variable so that the inner loss is curved in each direction."
+    )
 
 
 class IterativeExactSolver:
-    """Exact solutions of any strongly convex inner problem, from its oracles.
+    """Exact solutions of any strongly convex inner problem, from its oracles, by Newton steps from the guess.
 
-    Newton steps go from the guess to z*, shortened where a whole one does not halve the gradient; where that fails too,
-    L-BFGS comes nearer first. Gradients and residuals are computed in float64; linear systems are solved by conjugate
-    gradients in the dtype of the problem as long as that brings the residuals down, then in float64. ``residual`` is
-    where to stop: ||D_z|| relative to ||(∇²zz G) z||, and ||D_v|| relative to ||∇z F||.
+    A small Hessian is a matrix. Systems of others are solved by conjugate gradients, in the dtype of the problem as
+    long as their residuals in float64 are small, then in float64, and then, up to some size, with a matrix too.
+
+    ``accuracy`` is where iterations may stop: the errors of z and of v relative to their sizes, in the metric of H.
     """
 
-    def __init__(self, oracles: Oracles, start: Point, residual: float = 1e-12) -> None:
-        self._oracles, self._start, self.residual = oracles, start, residual
+    def __init__(self, oracles: Oracles, start: Point, accuracy: float = ROUNDING) -> None:
+        self._oracles, self._start, self.accuracy = oracles, start, accuracy
+        self._direct_size = _DIRECT_SIZE
         with arithmetic(np.float64):
             self._in_float64 = oracles.in_float64()
 
     def __call__(self, outer_var: PyTree, guess: ExactSolution | None = None) -> ExactSolution:
-        near = self._start if guess is None else guess
+        x, near = check_outer(outer_var), self._start if guess is None else guess
         with arithmetic(np.float64):
-            point = trees.cast(Point(near.inner_var, outer_var, near.v), np.float64)
-            point, solved = self._correct(point, "inner_var")
-            if not solved:
-                point, _ = self._correct(self.approach(point), "inner_var")
-            point, _ = self._correct(point, "v")
-            value, direction = _value_and_direction(self._in_float64, point)
-            z, v, hypergrad = trees.to_numpy((point.inner_var, point.v, direction.outer_var))
-            residuals = [float(_norm(part)) for part in (direction.inner_var, direction.v)]
-        return ExactSolution(z, v, float(value), hypergrad, *residuals)
+            start = trees.cast(Point(near.inner_var, x, near.v), np.float64)
+            found = newton(
+                partial(self._gradient, start), partial(self._system, start), trees.flat(near.inner_var), self.accuracy
+            )
+            point = _at(start, found.z)
+            value, outer_grad = _outer(self._in_float64, point)
+            v, _ = solve_adjoint(
+                found, float(value), trees.flat(outer_grad), trees.flat(near.v), max(TOLERANCE, self.accuracy)
+            )
+            point = point._replace(v=_at(start, v).inner_var)
+            direction = trees.to_numpy(_direction(self._in_float64, point))
+        residuals = (sqrt(norm_sq(part)) for part in (direction.inner_var, direction.v))
+        return ExactSolution(*trees.to_numpy((point.inner_var, point.v)), float(value), direction.outer_var, *residuals)
 
-    def _correct(self, point: Point, part: str) -> tuple[Point, bool]:
-        """Take steps as long as they halve the residual, or shorter ones of z help; return whether it became small."""
-        left, size, scale = _residual(self._in_float64, point, part)
-        oracles = self._oracles
-        for _ in range(100):
-            if size <= self.residual * scale:
-                return point, True
-            # A system is solved no further than this step can use.
-            accuracy = max(min(size / scale, 0.1), 1e-4, self.residual * scale / size / 2)
-            # A typed number: a Python float, now and then, would be a program of its own.
-            moved = _step(oracles, point, getattr(point, part), left, np.float64(accuracy))
-            trial = point._replace(**{part: moved})
-            found = _residual(self._in_float64, trial, part)
-            if found[1] < size / 2:
-                point, (left, size, scale) = trial, found
-            elif oracles is not self._in_float64:
-                oracles = self._in_float64
-            else:
-                shortened = self._shorten(point, trial, size) if part == "inner_var" else None
-                if shortened is None:
-                    return point, bool(size <= 1e3 * self.residual * scale)
-                point, (left, size, scale) = shortened
-        return point, False
+    def _gradient(self, start: Point, z: np.ndarray) -> np.ndarray:
+        return trees.flat(_inner_grad(self._in_float64, _at(start, z)))
 
-    def _shorten(self, point: Point, trial: Point, size: Array) -> tuple[Point, Any] | None:
-        """Return a fraction of the way to the trial that lowers the residual by half of it, and the residual."""
-        for fraction in (0.5**halvings for halvings in range(1, 7)):
-            between = trees.add(trees.scale(1 - fraction, point), trees.scale(fraction, trial))
-            found = _residual(self._in_float64, between, "inner_var")
-            if found[1] < (1 - fraction / 2) * size:
-                return between, found
-        return None
+    def _system(self, start: Point, z: np.ndarray) -> System:
+        point = _at(start, z)
+        if z.size <= self._direct_size:
+            return System.dense(np.asarray(hessian(self._in_float64, point)))
 
-    def approach(self, point: Point) -> Point:
-        """Return the point with z moved towards z*(x) by L-BFGS, from where Newton's method may arrive."""
-        unravel: Callable[[Any], PyTree] = ravel_pytree(point.inner_var)[1]
+        def product(w: np.ndarray) -> np.ndarray:
+            return trees.flat(_product(self._in_float64, point._replace(v=_at(start, w).inner_var)))
 
-        def value_and_grad(z: np.ndarray) -> tuple[float, np.ndarray]:
-            value, grad = _inner_value_and_grad(self._in_float64, point._replace(inner_var=unravel(z)))
-            return float(value), trees.flat(grad)
+        return System(partial(self._solve, start, point, product), product)
 
-        found = lbfgs(value_and_grad, trees.flat(point.inner_var), maxiter=1000, maxfun=5000, gtol=1e-8)
-        return point._replace(inner_var=unravel(found.x))
+    def _solve(
+        self, start: Point, point: Point, product: Callable, right_side: np.ndarray, accuracy: float
+    ) -> np.ndarray:
+        """Solve a system by conjugate gradients, and if they fail by a matrix, from then on."""
+        size = np.linalg.norm(right_side)
+        if not size > 0:
+            return 0 * right_side
+        # Scaled, because a float32 of a tiny residual may not be a normal number.
+        scaled, limit = _at(start, right_side / size).inner_var, min(right_side.size, _MOST_PRODUCTS)
+        while True:
+            w = size * trees.flat(_solve(self._oracles, point, scaled, np.float64(accuracy), np.int32(limit)))
+            if np.linalg.norm(product(w) - right_side) <= 10 * accuracy * size:
+                return w
+            if self._oracles is self._in_float64:
+                break
+            self._oracles = self._in_float64
+        if right_side.size > _DENSE_SIZE:
+            told = f"conjugate gradients did not solve a system of the inner Hessian in {limit} products"
+            raise np.linalg.LinAlgError(f"{told}; scale the columns of the data.")
+        self._direct_size = _DENSE_SIZE
+        return self._system(start, trees.flat(point.inner_var)).solve(right_side, accuracy)
 
 
-_inner_value_and_grad = Compiled(lambda oracles, point: (oracles.inner_value(point), oracles.inner_grad(point)))
-_value_and_direction = Compiled(lambda oracles, point: (oracles.outer_value(point), oracles.direction(point)))
+def _at(like: Point, z: np.ndarray) -> Point:
+    """Return the point with z from a flat vector."""
+    return like._replace(inner_var=unflatten(z, like.inner_var))
 
 
-@compiled("part")
-def _residual(oracles: Oracles, point: Point, part: str) -> tuple[PyTree, Array, Array]:
-    """Return ∇z G, its norm and ||(∇²zz G) z||, or D_v, its norm and ||∇z F||."""
-    if part == "inner_var":
-        inner = oracles.inner(point._replace(v=point.inner_var))
-        left, scale = inner.grad, inner.hvp
-    else:
-        scale = oracles.outer_grad(point)
-        left = trees.add(oracles.hvp(point), scale)
-    return left, _norm(left), _norm(scale)
+def unflatten(vector: np.ndarray, like: PyTree) -> PyTree:
+    """Return the numbers of a flat vector in the structure and the shapes of a tree."""
+    leaves, structure = jax.tree.flatten(like)
+    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    return jax.tree.unflatten(structure, [p.reshape(np.shape(leaf)) for p, leaf in zip(parts, leaves, strict=True)])
+
+
+_inner_grad = Compiled(lambda oracles, point: oracles.inner_grad(point))
+_product = Compiled(lambda oracles, point: oracles.hvp(point))
+_outer = Compiled(lambda oracles, point: (oracles.outer_value(point), oracles.outer_grad(point)))
+_direction = Compiled(lambda oracles, point: oracles.direction(point))
 
 
 @Compiled
-def _step(oracles: Oracles, point: Point, variable: PyTree, left: PyTree, accuracy: Array) -> PyTree:
-    """Return the variable, z or v, less the solution of (∇²zz G) w = left, in the arithmetic of the oracles."""
+def hessian(oracles: Oracles, point: Point) -> Array:
+    """Return the matrix ∇²zz G, in the order of the flat vector of z."""
+    vector, unravel = ravel_pytree(point.inner_var)
+
+    def column(unit: Array) -> Array:
+        return ravel_pytree(oracles.hvp(point._replace(v=unravel(unit))))[0]
+
+    units = jnp.eye(vector.size, dtype=vector.dtype)
+    # Intermediate arrays stay a few times as large as the data.
+    at_once = max(1, min(_COLUMNS, vector.size, _COLUMN_ROWS // oracles.n_inner))
+    return jax.lax.map(column, units, batch_size=at_once)
+
+
+@Compiled
+def _solve(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array, limit: Array) -> PyTree:
+    """Return the solution of (∇²zz G) w = right side by conjugate gradients, in the arithmetic of the oracles."""
     dtype = oracles.inner_samples.dtype
     z, x, v = trees.cast(point, dtype)
-    size = _norm(left)
-    # Scaled, because a float32 of a tiny residual may be no normal number.
-    scaled = trees.cast(trees.scale(1 / size, left), dtype)
     if oracles.inner_samples.is_cast_when_taken:
         # What a linearization would keep of each piece is as large as the rows.
         def product(w: PyTree) -> PyTree:
@@ -196,9 +299,5 @@ def _step(oracles: Oracles, point: Point, variable: PyTree, left: PyTree, accura
     if oracles.diagonal_passes == 1:
         # In closed form the diagonal costs little, and penalties may be of many sizes.
         precondition = partial(jax.tree.map, lambda d, r: r / d, oracles.inner_diagonal(Point(z, x, v)))
-    solution, _ = cg(product, scaled, tol=jnp.asarray(accuracy, dtype), M=precondition)
-    return trees.subtract(variable, trees.scale(size, trees.cast(solution, np.float64)))
-
-
-def _norm(tree: PyTree) -> Array:
-    return jnp.sqrt(trees.norm_sq(tree))
+    tolerance = jnp.asarray(accuracy, dtype)
+    return cg(product, trees.cast(right_side, dtype), tol=tolerance, maxiter=limit, M=precondition)[0]

@@ -30,9 +30,9 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, Point, PyTree, Scalar, is_number
-from bilevel.oracles import DifferenceOracles
+from bilevel.oracles import DifferenceOracles, Oracles
 from bilevel.problems.checks import check_choice, check_positive, check_sizes, check_variable
-from bilevel.problems.exact import IterativeExactSolver
+from bilevel.problems.exact import lbfgs, unflatten
 from bilevel.problems.tilted import TiltedLevel, conjugate_gradients, follow, largest_curvature, norm
 
 if TYPE_CHECKING:
@@ -292,5 +292,20 @@ def _solve_inner(problem: "BilevelProblem", point: Point) -> Point:
     if problem.exact_solver is not None:
         z = problem.exact_solver(point.outer_var, None).inner_var
     else:
-        z = IterativeExactSolver(problem.oracles, point).approach(point).inner_var
+        z = _approach(problem.oracles.in_float64(), point)
     return point._replace(inner_var=trees.cast(z, np.float64))
+
+
+def _approach(oracles: Oracles, point: Point) -> PyTree:
+    """Return z near a stationary point of the inner level, by L-BFGS from the z of the point."""
+
+    def value_and_grad(z: np.ndarray) -> tuple[float, np.ndarray]:
+        at = point._replace(inner_var=unflatten(z, point.inner_var))
+        value, grad = _inner_value_and_grad(oracles, at)
+        return float(value), trees.flat(grad)
+
+    found = lbfgs(value_and_grad, trees.flat(point.inner_var), maxiter=1000, maxfun=5000, gtol=1e-8)
+    return unflatten(found.x, point.inner_var)
+
+
+_inner_value_and_grad = Compiled(lambda oracles, point: (oracles.inner_value(point), oracles.inner_grad(point)))

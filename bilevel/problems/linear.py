@@ -21,7 +21,7 @@ z a score stays within ||d̃|| t. Two metrics are tried, and the smaller error i
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,8 @@ from bilevel.oracles.samples import STATIC, Samples
 from bilevel.problems import certificate
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
-from bilevel.problems.exact import ExactSolution, cholesky
+from bilevel.problems.checks import check_outer
+from bilevel.problems.exact import ExactSolution, InnerSolution, solve_adjoint
 
 LOG_PENALTIES = (-20.0, 20.0)  # beside curvatures near 1, as good as no penalty, and as leaving the feature out
 EVERY_WIDTH = 2**62  # the closed form wants features first, however many there are
@@ -182,9 +183,6 @@ class LinearOracles(RowwiseOracles):
         return jnp.sum(weights * self._losses(point.inner_var @ self._features(data), data))
 
 
-Fit: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, Any, np.ndarray]  # z*; ∇z G, ∇²zz G, F and ∇z F there
-
-
 class LinearExactSolver(ABC):
     """Exact solutions with a dense Hessian; a subclass fits the model to given penalties."""
 
@@ -192,20 +190,21 @@ class LinearExactSolver(ABC):
         self._oracles = oracles
 
     @abstractmethod
-    def _fit(self, penalties: np.ndarray, guess: ExactSolution | None) -> Fit:
-        """Fit the model, in float64 on the rows that runs use."""
+    def _fit(self, penalties: np.ndarray, start: np.ndarray) -> tuple[InnerSolution, float, np.ndarray]:
+        """Fit the model, in float64 on the rows that runs use; return F and ∇z F there too."""
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         # In NumPy, which has nothing to compile.
-        x = np.asarray(outer_var, np.float64)
+        x = check_outer(outer_var)
         groups = np.arange(x.size) if self._oracles.groups is None else np.asarray(self._oracles.groups)
         penalties = np.exp(x)[groups]
         with arithmetic(np.float64):
-            z, grad, hessian, value, outer_grad = self._fit(penalties, guess)
-        v = -cholesky(hessian)(outer_grad)
-        hypergrad = np.bincount(groups, penalties * z * v, x.size)
-        residuals = float(np.linalg.norm(grad)), float(np.linalg.norm(hessian @ v + outer_grad))
-        return ExactSolution(z, v, float(value), hypergrad, *residuals)
+            start = np.zeros_like(penalties) if guess is None else guess.inner_var
+            found, value, outer_grad = self._fit(penalties, start)
+        v, left = solve_adjoint(found, value, outer_grad)
+        hypergrad = np.bincount(groups, penalties * found.z * v, x.size)
+        residuals = float(np.linalg.norm(found.grad)), float(np.linalg.norm(left))
+        return ExactSolution(found.z, v, value, hypergrad, *residuals)
 
 
 class LinearBounds:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
 from bilevel._precision import resolve_dtype
 from bilevel._programs import Compiled
 from bilevel._types import Array
@@ -22,9 +21,9 @@ from bilevel.oracles.host_data import head
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_groups, check_signs, check_tables, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
-from bilevel.problems.exact import ExactSolution, newton_to_rounding
-from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
-from bilevel.problems.losses import SIGMOID, STEEPEST, logistic, logistic_curvature, sigmoid
+from bilevel.problems.exact import InnerSolution, System, newton
+from bilevel.problems.linear import EVERY_WIDTH, LinearBounds, LinearExactSolver, LinearOracles
+from bilevel.problems.losses import SIGMOID, STEEPEST, logistic, logistic_curvature, sigmoid, sigmoid_and_slope
 
 
 def logistic_selection(
@@ -94,8 +93,8 @@ class LogisticOracles(LinearOracles):
         return logistic(scores)
 
     def _slopes(self, scores: Array, data: Array) -> tuple[Array, Array]:
-        residuals = sigmoid(-scores)
-        return -residuals, residuals * (1 - residuals)
+        residuals, curvatures = sigmoid_and_slope(-scores)
+        return -residuals, curvatures
 
     def _majorizer(self, slopes: Array, curvatures: Array) -> Array:
         # Both are alike in the mean where the model is right; where a row is fitted badly only the first is not 0.
@@ -113,21 +112,25 @@ class LogisticExactSolver(LinearExactSolver):
         levels = self._oracles.inner_samples, self._oracles.outer_samples
         return [trees.cast(level.leaves, np.float64) for level in levels]
 
-    def _fit(self, penalties: np.ndarray, guess: ExactSolution | None) -> Fit:
+    def _fit(self, penalties: np.ndarray, start: np.ndarray) -> tuple[InnerSolution, float, np.ndarray]:
         train, validation = self._rows
-        start = np.zeros_like(penalties) if guess is None else guess.inner_var
-        z, grad, hessian = newton_to_rounding(lambda z: trees.to_numpy(_derivatives(train, penalties, z)), start)
-        value, outer_grad = _mean_loss_and_gradient(validation, z)
-        return z, grad, hessian, value, np.asarray(outer_grad)
+
+        def system_at(z: np.ndarray) -> System:
+            return System.dense(np.asarray(_hessian(train, penalties, z)))
+
+        found = newton(lambda z: np.asarray(_gradient(train, penalties, z)), system_at, start)
+        value, outer_grad = _mean_loss_and_gradient(validation, found.z)
+        return found, float(value), np.asarray(outer_grad)
 
 
 @Compiled
-def _derivatives(rows: Array, penalty: Array, z: Array) -> tuple[Array, Array]:
-    """Return ∇z G and ∇²zz G."""
-    n = rows.shape[1]
-    residuals = sigmoid(-(z @ rows))
-    hessian = (rows * (residuals * (1 - residuals))) @ rows.T / n + jnp.diag(penalty)
-    return -(rows @ residuals) / n + penalty * z, hessian
+def _gradient(rows: Array, penalty: Array, z: Array) -> Array:
+    return penalty * z - (rows @ sigmoid(-(z @ rows))) / rows.shape[1]
+
+
+@Compiled
+def _hessian(rows: Array, penalty: Array, z: Array) -> Array:
+    return (rows * sigmoid_and_slope(z @ rows)[1]) @ rows.T / rows.shape[1] + jnp.diag(penalty)
 
 
 @Compiled
@@ -177,8 +180,8 @@ def _constants_of_solution(mu: Any, fitted: float, train: Moments, validation: M
 
 def _least_fit_curvature(rows: np.ndarray, radius: float) -> float:
     """Return a lower bound of the eigenvalues of mean l''(d'z) dd' over ||z|| <= radius: l'' falls with |d'z|."""
-    slopes = 1 / (1 + np.exp(radius * np.linalg.norm(rows, axis=1)))
-    return max(0.0, float(np.linalg.eigvalsh((rows.T * (slopes * (1 - slopes))) @ rows / len(rows))[0]))
+    small = np.exp(-radius * np.linalg.norm(rows, axis=1))
+    return max(0.0, float(np.linalg.eigvalsh((rows.T * (small / (1 + small) ** 2)) @ rows / len(rows))[0]))
 
 
 def _steepest_curvature(margin: float) -> float:

@@ -21,8 +21,15 @@ def sigmoid(margin: Array) -> Array:
     return 1 / (1 + jnp.exp(-margin))
 
 
+def sigmoid_and_slope(margin: Array) -> tuple[Array, Array]:
+    """Return σ(margin) and σ'(margin) by one exponential; σ (1 - σ) would cancel at large margins."""
+    small = jnp.exp(-jnp.abs(margin))
+    larger = 1 / (1 + small)
+    return jnp.where(margin > 0, larger, small * larger), small * larger**2
+
+
 softplus.defjvps(lambda tangent, _, margin: sigmoid(margin) * tangent)
-sigmoid.defjvps(lambda tangent, value, _: value * (1 - value) * tangent)
+sigmoid.defjvps(lambda tangent, _, margin: sigmoid_and_slope(margin)[1] * tangent)
 
 
 def logistic(margin: Array) -> Array:
@@ -47,5 +54,4 @@ def logistic_curvature(scores: Array, reach: Array) -> tuple[Array, Array, Array
 
 def _logistic_second(sizes: Array) -> Array:
     """Return l'' of scores with these absolute values: it is even, and falls with them."""
-    slope = sigmoid(-sizes)
-    return slope * (1 - slope)
+    return sigmoid_and_slope(sizes)[1]

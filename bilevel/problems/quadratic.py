@@ -30,9 +30,9 @@ from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds, Metric
-from bilevel.problems.checks import check_memory, check_positive, check_reals, check_sizes, make_rng
+from bilevel.problems.checks import check_memory, check_outer, check_positive, check_reals, check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values, box_around
-from bilevel.problems.exact import ExactSolution
+from bilevel.problems.exact import ExactSolution, System, cholesky, newton, solve_adjoint
 
 _CHUNK = 1024  # rows made at a time, so that building a problem needs little more than the problem
 
@@ -262,31 +262,32 @@ class QuadraticExactSolver:
     def __init__(self, inner: Means, outer: Means) -> None:
         self.inner, self.outer = inner, outer
         _require_positive(inner.a_inner, "the inner problem")
-        self.jacobian = -np.linalg.solve(inner.a_inner, inner.b.T)
-        self.offset = -np.linalg.solve(inner.a_inner, inner.linear_inner)
+        self._system = System.dense(inner.a_inner)
+        self.jacobian = -self._system.solve(inner.b.T, 0.0)
+        self.offset = -self._system.solve(inner.linear_inner, 0.0)
         mixed = outer.b @ self.jacobian
         self.hessian = outer.a_outer + self.jacobian.T @ outer.a_inner @ self.jacobian + mixed + mixed.T
         _require_positive(self.hessian, "h")
-        self.minimizer = -np.linalg.solve(self.hessian, self._solve(np.zeros(len(self.hessian)))[-1])
+        at_zero = np.zeros(len(self.hessian))
+        self.minimizer = -cholesky(self.hessian)(self._solve(at_zero)[-1])
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        x = np.asarray(outer_var, np.float64)
-        z, v, outer_grad, hypergrad = self._solve(x)
-        inner, outer, move = self.inner, self.outer, x - self.minimizer
+        x = check_outer(outer_var)
+        z, v, value, residuals, hypergrad = self._solve(x)
+        move = x - self.minimizer
+        return ExactSolution(z, v, value, hypergrad, *residuals, value_gap=float(move @ self.hessian @ move / 2))
+
+    def _solve(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, tuple[float, float], np.ndarray]:
+        """Return z*, v*, h, the residuals of both, and ∇h."""
+        inner, outer = self.inner, self.outer
+        constant = inner.b.T @ x + inner.linear_inner
+        found = newton(lambda z: inner.a_inner @ z + constant, lambda _: self._system, self.jacobian @ x + self.offset)
+        z = found.z
         value = z @ outer.a_inner @ z / 2 + x @ outer.a_outer @ x / 2 + x @ outer.b @ z
         value = float(value + outer.linear_inner @ z + outer.linear_outer @ x)
-        inner_residual = float(np.linalg.norm(inner.a_inner @ z + inner.b.T @ x + inner.linear_inner))
-        v_residual = float(np.linalg.norm(inner.a_inner @ v + outer_grad))
-        value_gap = float(move @ self.hessian @ move / 2)
-        return ExactSolution(z, v, value, hypergrad, inner_residual, v_residual, value_gap)
-
-    def _solve(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return z*, v*, ∇z F and ∇h."""
-        inner, outer = self.inner, self.outer
-        z = self.jacobian @ x + self.offset
-        outer_grad = outer.a_inner @ z + outer.b.T @ x + outer.linear_inner
-        v = -np.linalg.solve(inner.a_inner, outer_grad)
-        return z, v, outer_grad, inner.b @ v + outer.a_outer @ x + outer.b @ z + outer.linear_outer
+        v, left = solve_adjoint(found, value, outer.a_inner @ z + outer.b.T @ x + outer.linear_inner)
+        residuals = float(np.linalg.norm(found.grad)), float(np.linalg.norm(left))
+        return z, v, value, residuals, inner.b @ v + outer.a_outer @ x + outer.b @ z + outer.linear_outer
 
 
 def _require_positive(matrix: np.ndarray, what: str) -> None:

@@ -14,8 +14,8 @@ from bilevel.oracles import HostData, Samples
 from bilevel.oracles.host_data import head
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_data, check_groups, check_tables, make_rng
-from bilevel.problems.exact import ExactSolution, cholesky
-from bilevel.problems.linear import EVERY_WIDTH, Fit, LinearBounds, LinearExactSolver, LinearOracles
+from bilevel.problems.exact import InnerSolution, System, newton
+from bilevel.problems.linear import EVERY_WIDTH, LinearBounds, LinearExactSolver, LinearOracles
 
 
 def ridge_selection(
@@ -101,11 +101,13 @@ class RidgeExactSolver(LinearExactSolver):
         self.gram, self.right_side, _ = _moments(oracles.inner_samples)
         self.outer_gram, self.outer_right_side, self.outer_square = _moments(oracles.outer_samples)
 
-    def _fit(self, penalties: np.ndarray, guess: ExactSolution | None) -> Fit:
-        hessian = self.gram + np.diag(penalties)
-        z = cholesky(hessian)(self.right_side)
+    def _fit(self, penalties: np.ndarray, start: np.ndarray) -> tuple[InnerSolution, float, np.ndarray]:
+        system = System.dense(self.gram + np.diag(penalties))
+        z = system.solve(self.right_side, 0.0)
+        found = newton(lambda z: system.product(z) - self.right_side, lambda _: system, z)
+        z = found.z
         value = z @ self.outer_gram @ z / 2 - self.outer_right_side @ z + self.outer_square / 2
-        return z, hessian @ z - self.right_side, hessian, value, self.outer_gram @ z - self.outer_right_side
+        return found, float(value), self.outer_gram @ z - self.outer_right_side
 
 
 def _moments(samples: Samples) -> tuple[np.ndarray, np.ndarray, float]:

@@ -28,7 +28,7 @@ from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.checks import check_memory, check_positive, check_reals, check_sizes, make_rng
+from bilevel.problems.checks import check_memory, check_outer, check_positive, check_reals, check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
@@ -167,7 +167,7 @@ class ValleyExactSolver:
         self.curvatures, self.widths = curvatures, widths
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        x = np.asarray(outer_var, np.float64)
+        x = check_outer(outer_var)
         t = x / self.widths
         length = np.hypot(1, t)  # of a point beyond all bounds too, whose gradient must not seem to vanish
         value, grad = float(np.sum(t * (t / (1 + length)))), t / length / self.widths

@@ -32,7 +32,7 @@ from bilevel.oracles import Oracles, Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Bounds
-from bilevel.problems.checks import check_choice, check_memory, check_positive, check_sizes, make_rng
+from bilevel.problems.checks import check_choice, check_memory, check_outer, check_positive, check_sizes, make_rng
 from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
@@ -237,7 +237,7 @@ class WorstCaseExactSolver:
         self._in_float64 = cache(partial(oracles.astype, np.float64))  # made when first asked for
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
-        x = np.asarray(outer_var, np.float64)
+        x = check_outer(outer_var)
         with arithmetic(np.float64):
             value, outer = _outer_value_and_grads(self._in_float64(), Point(x, x, x))
         grad, h = np.asarray(outer.grad), float(value)

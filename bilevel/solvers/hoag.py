@@ -169,7 +169,7 @@ def _solve_by_lbfgs(inner: _Inner, z: np.ndarray, convexity: float, tolerance: f
 
 def _refine_by_newton(full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float) -> np.ndarray:
     """Go on to ||∇z G|| <= bound by Newton steps, while they halve the gradient."""
-    # Not by `newton_to_rounding`: no damping, products in the place of matrices; merged, oracle calls would differ.
+    # Not by `newton`, which goes to rounding and would ask for other derivatives.
     for _ in range(_NEWTON_STEPS):
         if np.linalg.norm(grad) <= bound:
             break

@@ -13,19 +13,16 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
-from bilevel._programs import Compiled, compiled
+from bilevel._programs import compiled
 from bilevel._tree import flat
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._types import Calls, Point, PyTree
 from bilevel.oracles import Oracles
+from bilevel.problems.exact import hessian, unflatten
 from bilevel.solvers.base import SolverBase, State
 from bilevel.solvers.parameters import one_of
 
-_COLUMNS = 64  # of a Hessian at a time, so that its intermediate arrays stay a few times the data
 _END: ContextVar[float] = ContextVar("end", default=math.inf)  # of the step being taken, by the clock
 OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
 UNUSED: dict[str, Any] = {"step_size": 0.1, "outer_ratio": 1.0, "batch_size": 64}  # by solvers that find their steps
@@ -90,7 +87,7 @@ class FullBatch:
 
     def point(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> Point:
         like = self.like
-        return Point(_unflatten(z, like.inner_var), _unflatten(x, like.outer_var), _unflatten(v, like.inner_var))
+        return Point(unflatten(z, like.inner_var), unflatten(x, like.outer_var), unflatten(v, like.inner_var))
 
     def ask(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
         """Return the derivatives of these kinds, each a vector; v is needed where a product is asked for."""
@@ -101,7 +98,7 @@ class FullBatch:
     def hessian(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the matrix ∇²zz G, at the price of a product with each unit vector."""
         self.count("hvp", times=z.size)
-        return np.asarray(_hessian(self.oracles, self.point(z, x, z)))
+        return np.asarray(hessian(self.oracles, self.point(z, x, z)))
 
     def product(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> np.ndarray:
         return self.ask(("hvp",), z, x, v)[0]
@@ -150,23 +147,6 @@ class FullBatch:
         self.calls[Calls._fields.index(kind)] += times * rows
 
 
-def _unflatten(vector: np.ndarray, like: PyTree) -> PyTree:
-    leaves, structure = jax.tree.flatten(like)
-    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return jax.tree.unflatten(structure, [p.reshape(np.shape(leaf)) for p, leaf in zip(parts, leaves, strict=True)])
-
-
 @compiled("kinds")
 def _answer(oracles: Oracles, point: Point, kinds: tuple[str, ...]) -> list[PyTree]:
     return [getattr(oracles, kind)(point) for kind in kinds]
-
-
-@Compiled
-def _hessian(oracles: Oracles, point: Point) -> Array:
-    vector, unravel = ravel_pytree(point.v)
-
-    def column(unit: Array) -> Array:
-        return ravel_pytree(oracles.hvp(point._replace(v=unravel(unit))))[0]
-
-    units = jnp.eye(vector.size, dtype=vector.dtype)
-    return jax.lax.map(column, units, batch_size=min(_COLUMNS, vector.size))
