@@ -175,12 +175,15 @@ def first_passage(
 
 
 def hypergrad_norm_sq(problem: BilevelProblem, run: Run) -> float:
-    """Return ||∇h||² at the current point of a run, from the exact solution."""
+    """Return ||∇h||² at the current point of a run, from the exact solution; infinite if there is none."""
     if problem.exact_solver is None:
         raise ValueError(f"`problem={problem.name!r}`: needs exact solutions.")
     x = trees.to_numpy(run.point.outer_var, np.float64)
     with np.errstate(all="ignore"):  # a diverging run may overflow here before its status says so
-        return stationarity(problem.oracles, x, problem.exact_solver(x, None).hypergrad)
+        try:
+            return stationarity(problem.oracles, x, problem.exact_solver(x, None).hypergrad)
+        except (np.linalg.LinAlgError, ValueError):
+            return inf
 
 
 class Slope(NamedTuple):

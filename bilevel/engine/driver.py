@@ -87,6 +87,7 @@ class Driver:
         self.checkpoints, self.early_stopping = Checkpoints(), cast(EarlyStopping | None, None)
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
+        self.unsolved = ""  # why the last exact solution that failed did so
         own = problem.metrics.items()
         self._compiled_metrics = {} if exact else {name: m for name, m in own if _is_traceable(m, steps.start)}
         self._host_metrics = {name: m for name, m in own if name not in self._compiled_metrics}
@@ -189,7 +190,12 @@ class Driver:
             self.rows[0][0].append(self._costs(0))
 
     def _exact(self, point: Point, *, sound: bool) -> dict[str, float]:
-        metrics, reference = exact_metrics(self.problem, point, self._reference)
+        try:
+            metrics, reference = exact_metrics(self.problem, point, self._reference)
+        except (np.linalg.LinAlgError, ValueError) as error:
+            # The run continues, and `warn_unsolved` explains the NaN at its end.
+            self.unsolved = str(error)
+            return {"value": np.nan, "hypergrad_norm_sq": np.nan}
         if sound and np.isfinite(metrics.get("value", np.nan)):
             self._reference = reference  # near the next, as one far out is not
         return metrics
@@ -218,7 +224,15 @@ class Driver:
         exact = self._exact(point, sound=not self.diverged[i, j])
         for row in self.rows[i][j][-1:]:
             row |= exact
+        if not self.diverged[i, j]:
+            self.warn_unsolved(self.rows[i][j])
         return self.rows[i][j]
+
+    def warn_unsolved(self, rows: list[dict[str, Any]]) -> None:
+        """Warn if there was no exact solution in some rows of a run that did not diverge."""
+        if missing := sum(np.isnan(row.get("value", 0.0)) for row in rows):
+            told = f"`value` is NaN in {missing} of {len(rows)} evaluations, which `best_value` leaves out"
+            warn_user(f"{told}: {self.unsolved or 'those of the saved run, which warned of them.'}")
 
     def status(self, i: int, j: int) -> Status:
         if self.failed or self.interrupted:

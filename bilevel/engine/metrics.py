@@ -150,16 +150,15 @@ def inner_complaint(oracles: Oracles, point: Point, row: Mapping[str, float]) ->
 def exact_metrics(
     problem: BilevelProblem, point: Point, guess: ExactSolution | None
 ) -> tuple[dict[str, float], ExactSolution | None]:
-    """Return the metrics at the exact inner solution, and that solution, from which the next solve starts."""
+    """Return the metrics at the exact inner solution, and that solution, from which the next solve starts.
+
+    LinAlgError and ValueError say that there is no exact solution at the point, and why.
+    """
     if problem.exact_solver is None:
         return {}, None
     point = trees.to_numpy(point, np.float64)
     with np.errstate(all="ignore"):
-        try:
-            exact = problem.exact_solver(point.outer_var, guess)
-        except (np.linalg.LinAlgError, ValueError):
-            # Near divergence a Hessian may not be finite; the run goes on and says so by itself.
-            return {"value": np.nan, "hypergrad_norm_sq": np.nan}, guess
+        exact = problem.exact_solver(point.outer_var, guess)
         metrics = {
             "value": exact.value,
             "hypergrad_norm_sq": stationarity(problem.oracles, point.outer_var, exact.hypergrad),

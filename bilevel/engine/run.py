@@ -29,11 +29,6 @@ from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certifier
 from bilevel.solvers.base import Solver, SolverBase, State
 
-_NO_VALUE = (
-    "`value` is NaN: the inner level has no exact solution in float64 at the last point. Scale the columns of the "
-    "data, or bound the outer variable."
-)
-
 
 class Run:
     """A run by hand: take steps, look, go on. Making it compiles; `bilevel.run` does all of it in one call.
@@ -157,8 +152,8 @@ class Run:
             with arithmetic(self._steps.dtype):
                 if sentence := inner_complaint(self._steps.oracles, self._point(), rows[-1]):
                     warn_user(f"{type(self.solver).__name__}: {sentence}")
-        if ended and np.isnan(rows[-1].get("value", 0.0)):
-            warn_user(_NO_VALUE)
+        if ended:
+            self._driver.warn_unsolved(rows)
         return self._gather(status)
 
     def _gather(self, status: Status) -> RunResult:

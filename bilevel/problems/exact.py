@@ -29,9 +29,10 @@ from bilevel.problems.checks import check_outer
 TOLERANCE, ROUNDING = 1e-7, 1e-12  # largest relative errors of an exact solution, and where iterations may stop
 _NEWTON_STEPS, _TRIALS, _REFINEMENTS = 200, 60, 12
 _FORCING = 1e-4  # relative residual of conjugate gradients; the iterations around them refine it
-_DIRECT_SIZE, _DENSE_SIZE = 64, 2000  # numbers in z up to which H is a matrix, and where products fail to solve systems
+DIRECT_SIZE, _DENSE_SIZE = 64, 2000  # numbers in z up to which H is a matrix, and where products fail to solve systems
 _MOST_PRODUCTS = 5000  # of one solve by conjugate gradients
 _COLUMNS, _COLUMN_ROWS = 64, 2**24  # columns of a Hessian at a time, and rows times columns
+_WAY_OUT = "scale the columns of the data, or bound the outer variable where the inner loss is hardly curved"
 
 
 class ExactSolution(NamedTuple):
@@ -71,7 +72,11 @@ def cholesky(matrix: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Return the function that solves systems with a positive definite matrix."""
     from scipy.linalg import cho_factor, cho_solve
 
-    factor = cho_factor(matrix)
+    try:
+        factor = cho_factor(matrix)
+    except ValueError as error:  # LinAlgError too
+        found = "positive definite in float64" if np.all(np.isfinite(matrix)) else "finite"
+        raise np.linalg.LinAlgError(f"a Hessian is not {found}; {_WAY_OUT}.") from error
     return lambda right_side: cho_solve(factor, right_side)
 
 
@@ -180,7 +185,7 @@ def _complaint(decrement: float, size: float, change: float, v_size: float, valu
     told = ", ".join(f"{error / of if of else error:.1e} of {name}" for name, (error, of) in errors.items())
     return (
         f"the inner level was not solved exactly in float64 at this outer variable: relative errors are about {told}. "
-        "Scale the columns of the data, or bound the outer variable so that the inner loss is curved in each direction."
+        f"{_WAY_OUT.capitalize()}."
     )
 
 
@@ -195,7 +200,7 @@ class IterativeExactSolver:
 
     def __init__(self, oracles: Oracles, start: Point, accuracy: float = ROUNDING) -> None:
         self._oracles, self._start, self.accuracy = oracles, start, accuracy
-        self._direct_size = _DIRECT_SIZE
+        self._direct_size = DIRECT_SIZE
         with arithmetic(np.float64):
             self._in_float64 = oracles.in_float64()
 
@@ -247,7 +252,7 @@ class IterativeExactSolver:
             self._oracles = self._in_float64
         if right_side.size > _DENSE_SIZE:
             told = f"conjugate gradients did not solve a system of the inner Hessian in {limit} products"
-            raise np.linalg.LinAlgError(f"{told}; scale the columns of the data.")
+            raise np.linalg.LinAlgError(f"{told}; {_WAY_OUT}.")
         self._direct_size = _DENSE_SIZE
         return self._system(start, trees.flat(point.inner_var)).solve(right_side, accuracy)
 

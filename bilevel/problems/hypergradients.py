@@ -11,13 +11,14 @@ and the hypergradient is that of F(ẑ(x), x) at x0, with ẑ(x) the branch of s
 Where z0 = z*(x0) and λ = 0, it is ∇h(x0). All methods compute this same gradient, in float64 and on all rows:
 
 ================  ======================================================================================
-``exact``         conjugate gradients
+``exact``         conjugate gradients, or a matrix where z is small and the level is strongly convex
 ``neumann``       v = -η sum over k of (I - η(∇²zz G + λ))^k ∇z F
 ``unrolled``      F after gradient steps of Ĝ from z0, differentiated through the steps in reverse
 ``differences``   F at ẑ(x0 ± δe), a Newton solve for each sign and coordinate
 ================  ======================================================================================
 """
 
+import warnings
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +33,7 @@ from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, Point, PyTree, Scalar, is_number
 from bilevel.oracles import DifferenceOracles, Oracles
 from bilevel.problems.checks import check_choice, check_positive, check_sizes, check_variable
-from bilevel.problems.exact import lbfgs, unflatten
+from bilevel.problems.exact import DIRECT_SIZE, cholesky, hessian, lbfgs, unflatten
 from bilevel.problems.tilted import TiltedLevel, conjugate_gradients, follow, largest_curvature, norm
 
 if TYPE_CHECKING:
@@ -118,8 +119,16 @@ def hypergradient(
         level, spent = TiltedLevel.at(oracles, point, 0.0 if damping is None else float(damping)), 0
         if damping is None and problem.exact_solver is None:
             level, spent = _damp(level, tolerance, limit)
-        found = _METHODS[method](level, float(tolerance), limit, step_size)
+        small = trees.flat(point.inner_var).size <= min(DIRECT_SIZE, limit)
+        if method == "exact" and problem.exact_solver is not None and small:
+            found = _direct(level)
+        else:
+            found = _METHODS[method](level, float(tolerance), limit, step_size)
         size = float(norm(level.tilt))
+    if method == "exact" and not found.residual <= tolerance:
+        told = f"`hypergradient`: the residual is {found.residual:.1e}, above `tolerance={tolerance!r}`"
+        way = "`gradient` may be far off: raise `max_products` or `damping`, or scale the columns of the data"
+        warnings.warn(f"{told}, after {found.products} products; {way}.", RuntimeWarning, stacklevel=2)
     return found._replace(inner_residual=size, products=found.products + spent, method=method)
 
 
@@ -157,6 +166,16 @@ def _exact(level: TiltedLevel, tolerance: float, limit: int, step: float | None)
     right = trees.scale(-1.0, _outer_grad(level.oracles, level.point))
     found = conjugate_gradients(level, level.point, right, np.float64(tolerance), np.int32(limit))
     return _of_solution(level, found.solution, int(found.products))
+
+
+def _direct(level: TiltedLevel) -> Hypergradient:
+    """Solve the system of a convex level with few variables by a matrix, which badly scaled data do not spoil."""
+    right = trees.flat(_outer_grad(level.oracles, level.point))
+    matrix = np.asarray(hessian(level.oracles, level.point)) + level.damping * np.eye(right.size)
+    solve = cholesky(matrix)
+    v = -solve(right)
+    v = v - solve(matrix @ v + right)
+    return _of_solution(level, unflatten(v, level.point.inner_var), right.size)
 
 
 def _neumann(level: TiltedLevel, tolerance: float, limit: int, step: float | None) -> Hypergradient:

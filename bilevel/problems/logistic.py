@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from bilevel import _tree as trees
 from bilevel._precision import resolve_dtype
 from bilevel._programs import Compiled
 from bilevel._types import Array

@@ -55,7 +55,7 @@ def solve(loss, train, validation, x):
             break
         t = LONG(1)
         with np.errstate(over="ignore", invalid="ignore"):
-            while not abs(slope(z - t * move) @ move) <= 0.9 * decrement:
+            while not slope(z - t * move) @ move >= -0.5 * decrement:  # too far
                 t = t / 2
         z, last = z - t * move, decrement
     else:
