@@ -9,24 +9,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from bilevel import _tree as trees
 from bilevel._archives import read_stored_arrays
 from bilevel._io import as_path, replacing
 from bilevel._precision import arithmetic
-from bilevel._types import Calls, Point
+from bilevel._programs import Compiled
+from bilevel._types import Calls, Point, PyTree
 from bilevel.engine import metrics, show
+from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certificate, Certifier
 from bilevel.solvers import SOLVERS
 from bilevel.solvers.base import SolverBase, State
+from bilevel.solvers.transformations import describe_transformations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FORMAT = 1
-_KEYS = {"solver", "parameters", "seed", "columns", "problem", "fingerprint", "probe"}  # that every file has
+_FORMAT = 2  # 1 has the values of the losses at the start alone, from which other losses may not differ
+_KEYS = {"solver", "parameters", "transformations", "seed", "columns", "best", "arrays"}  # that every file has
+_KEYS |= {"problem", "fingerprint", "probe"}
+# Where losses are compared: how far from the start, at first, and how often this is halved until all is finite.
+_PROBE_RADII, _MOST_HALVINGS = (1.0, 1e-3), 60
+_SAME = 1e-6  # relative difference, which rounding stays below even where a loss casts to float32
 # The evaluated point with the smallest exact value h, that value, and its row in the history.
 Best: TypeAlias = tuple[Point | None, float, int]
 NO_BEST: Best = (None, np.inf, -1)  # without exact values
@@ -144,8 +153,8 @@ class RunResult:
 
 
 def identify(problem: BilevelProblem, *, failed: bool = False) -> dict[str, Any]:
-    """Return what a saved run knows its problem by; it takes a pass over all rows."""
-    probe = None if failed else _probe(problem)  # a loss that fails tells nothing
+    """Return what a saved run recognizes its problem by; it takes two passes over all rows, or a few more."""
+    probe = None if failed else _probe(problem)  # a loss that raises cannot be compared
     return {"problem": problem.name, "fingerprint": problem.fingerprint(), "probe": probe}
 
 
@@ -154,6 +163,7 @@ def write(result: RunResult, path: Path, identity: dict[str, Any], position: tup
     solver, best = result.solver, (result.best_value, result.best_row)
     about = {"format": _FORMAT, "jax": jax.__version__, "columns": list(result.history), "best": best}
     about |= {"solver": type(solver).__name__, "parameters": solver.parameters(), "seed": int(result.seed)}
+    about["transformations"] = describe_transformations(solver, result.problem.start)
     about |= identity | ({} if position is None else {"position": position})
     groups = {"state": result.state, "history": list(result.history.values()), "best": result.best_point}
     leaves = {f"{name}_{i}": leaf for name, tree in groups.items() for i, leaf in enumerate(jax.tree.leaves(tree))}
@@ -176,8 +186,7 @@ def load(
     if about["fingerprint"] != problem.fingerprint():
         differ = f"saved from another problem ({about['problem']}): data, start, bounds or dtype differ"
         raise ValueError(f"`{path}` was {differ}. Rebuild the problem with the arguments it had.")
-    tolerance = 1e3 * np.finfo(problem.dtype).eps
-    if about["probe"] is not None and not np.allclose(about["probe"], _probe(problem), rtol=tolerance, atol=tolerance):
+    if about["probe"] is not None and not _agree(about["probe"], _probe(problem)):
         raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
     if solver is None and name not in SOLVERS:
         raise ValueError(f"`{path}` was made by `{name}`, not in SOLVERS; pass it as `solver=`.")
@@ -186,8 +195,12 @@ def load(
     if solver is not None and (type(solver).__name__, solver.parameters()) != (name, parameters):
         raise ValueError(f"`{path}` was made by {name} with {parameters}, not by {solver!r}.")
     solver = SOLVERS[name](**parameters) if solver is None else solver
+    moves = describe_transformations(solver, problem.start)
+    if differ := [key for key, found in about["transformations"].items() if not _agree(found, moves[key])]:
+        told = f"was made with another transformation, or one with other settings, in `{differ[0]}`"
+        raise ValueError(f"`{path}` {told}; pass the solver that it was made with.")
     history, best = dict(zip(about["columns"], groups["history"], strict=True)), NO_BEST
-    if groups["best"]:  # there is none in files of older versions
+    if groups["best"]:
         best = jax.tree.unflatten(jax.tree.structure(problem.start), groups["best"]), *about["best"]
     last = {name: column[-1].item() for name, column in history.items()}
     at_last_row = last["step"], [last[f"calls_{kind}"] for kind in Calls._fields], last["seconds"]
@@ -208,14 +221,41 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
         except Exception as error:
             raise ValueError(f"`{path}` is not a saved run, or is damaged: {error}") from error
     if known != _FORMAT:
-        raise ValueError(f"`{path}` has format {known}; this version reads format {_FORMAT}.")
-    if set(about.get("arrays", arrays)) != set(arrays):  # a file of an older version does not say which it has
+        told = f"`{path}` has format {known}, of another version of bilevel; this one reads format {_FORMAT}"
+        raise ValueError(f"{told}. Resume it with the version that wrote it, or start again.")
+    if set(about["arrays"]) != set(arrays):
         raise ValueError(f"`{path}` is damaged: it has not the arrays that were saved.")
     counts = {group: sum(name.startswith(f"{group}_") for name in arrays) for group in ("state", "history", "best")}
     return about, {group: [arrays[f"{group}_{i}"] for i in range(count)] for group, count in counts.items()}
 
 
 def _probe(problem: BilevelProblem) -> list[float]:
-    """Return numbers that betray a change of the losses, which a digest of the data cannot see."""
-    with arithmetic(problem.dtype):
-        return [float(value) for value in metrics.cheap_metrics(problem.oracles, problem.start).values()]
+    """Return values and sizes of derivatives of the losses at fixed random points, in float64.
+
+    A digest of the data does not depend on the losses. At the start itself a variable may be 0, which hides what it is
+    multiplied by. Close to it, where the losses are of the sizes that a run meets, none of their terms hides another.
+    """
+    rng = np.random.default_rng(0)
+    moves = jax.tree.map(lambda leaf: rng.uniform(-1, 1, np.shape(leaf)), problem.start)
+    numbers: list[float] = []
+    with arithmetic(np.float64):
+        oracles, start = problem.oracles.in_float64(), trees.to_numpy(problem.start, np.float64)
+        for radius in _PROBE_RADII:
+            for halvings in range(_MOST_HALVINGS):
+                point = trees.add(start, trees.scale(radius / 2**halvings, moves))._replace(v=moves.v)
+                found = _sizes(oracles, point._replace(outer_var=oracles.project(point.outer_var)))
+                if trees.is_finite(found):
+                    break
+            numbers += trees.flat(found).tolist()
+    return numbers
+
+
+@Compiled
+def _sizes(oracles: Oracles, point: Point) -> PyTree:
+    squares = jax.tree.map(lambda leaf: jnp.sum(leaf**2), oracles.direction(point))
+    return oracles.inner_value(point), oracles.outer_value(point), squares
+
+
+def _agree(saved: list[float], found: list[float]) -> bool:
+    """Return whether numbers are the same but for rounding, whatever their sizes."""
+    return len(saved) == len(found) and np.allclose(saved, found, rtol=_SAME, atol=0.0, equal_nan=True)

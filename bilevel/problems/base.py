@@ -265,7 +265,8 @@ class BilevelProblem:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return digest((self.oracles, self.start), type(self.oracles).__name__).hex()
+        kind = f"{type(self.oracles).__name__}{getattr(self.oracles, 'compute_dtype', None) or ''}"
+        return digest((self.oracles, self.start), kind).hex()
 
 
 def _level_losses(*given: Loss | None) -> list[tuple[Loss, bool]]:

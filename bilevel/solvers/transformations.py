@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bilevel import _tree as trees
+from bilevel._precision import arithmetic
 from bilevel._types import Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import PointState, Solver, State
+from bilevel.solvers.base import PointState, Solver, SolverBase, State
 from bilevel.solvers.directions import inner_descent, move, repeat
 
 # Adam's step of x is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
@@ -91,6 +93,31 @@ def check_transformation(solver: Solver, name: str, variable: PyTree) -> None:
     except TypeError as error:
         told = f"`{type(solver).__name__}({name}=…)`: it is given gradients, its state and parameters"
         raise ValueError(f"{told}, and asks for more ({error}); take a transformation that does not.") from error
+
+
+def describe_transformations(solver: SolverBase, start: Point) -> dict[str, list[float]]:
+    """Return for each transformation of the user numbers that its settings change: sizes of its moves at a few steps."""
+    variables = {"inner_optimizer": start.inner_var, "outer_optimizer": start.outer_var}
+    given = {name: getattr(solver, name, None) for name in variables}
+    own = {name: optimizer for name, optimizer in given.items() if not isinstance(optimizer, str | None)}
+    return {name: _describe(optimizer, variables[name]) for name, optimizer in own.items()}
+
+
+def _describe(optimizer: Any, like: PyTree) -> list[float]:
+    numbers = []
+    with arithmetic(np.float64):
+        variable = jax.tree.map(lambda leaf: np.cos(1.0 + np.arange(np.size(leaf))).reshape(np.shape(leaf)), like)
+        state = init_state(optimizer, variable)
+        # Gradients of many sizes show clipping and small constants, and counts far ahead show schedules.
+        for count, size in ((0, 1.0), (1, 1e-6), (10, 1e3), (1000, 1.0), (100_000, 1e-3)):
+            ahead = jax.tree.map(lambda leaf, count=count: _count_from(leaf, count), state)
+            change, state = find_move(optimizer, trees.scale(size, variable), ahead, variable)
+            numbers.append(float(trees.norm_sq(change)))
+    return numbers
+
+
+def _count_from(leaf: Any, count: int) -> Any:
+    return jnp.full_like(leaf, count) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.integer) else leaf
 
 
 def _transformation(optimizer: Any) -> Any:

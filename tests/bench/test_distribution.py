@@ -89,7 +89,9 @@ def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkey
         monkeypatch.setattr(execute, "_PATIENCE", 10)
         assert failures() == {f"in {servers.workers[0].pid}"}, "a cluster of one worker does the work"
         (text,) = said
-        assert text.startswith(f"the Dask cluster at `{where.dask}` has no workers left; start one. 2 tasks wait; Ctrl-C")
+        assert text.startswith(
+            f"the Dask cluster at `{where.dask}` has no workers left; start one. 2 tasks wait; Ctrl-C"
+        )
         scheduler = servers.scheduler.pid
         monkeypatch.setattr(execute, "_in_worker", lambda *_: os.kill(scheduler, signal.SIGKILL) or time.sleep(3))
         assert all("scheduler-connection-lost" in text for text in failures())
@@ -120,7 +122,9 @@ def test_a_stopped_worker_is_named_and_goes_on(tmp_path, monkeypatch):
         watcher = tiny.Watcher()
         assert execute.execute(tiny.experiment(tmp_path), Store(tmp_path / "store"), watcher, where=where) == 2
     (text,) = said
-    assert text.startswith(f"the Dask cluster at `{where.dask}` has not heard of 1 of its 1 workers for 3 seconds (tcp://")
+    assert text.startswith(
+        f"the Dask cluster at `{where.dask}` has not heard of 1 of its 1 workers for 3 seconds (tcp://"
+    )
     assert "if they were stopped, continue or end them" in text and "2 tasks wait; Ctrl-C ends the waiting" in text
 
 

@@ -2,7 +2,10 @@
 
 import io
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import bilevel
@@ -83,6 +86,85 @@ def test_other_losses_on_the_same_data_are_refused(tmp_path):
         bilevel.resume(path, made(1.1), max_steps=6)
 
 
+def penalized(penalty, scale=1.0, at=0.0):
+    """A problem that starts at z = 0, where no penalty is seen."""
+    rng = np.random.default_rng(4)
+    rows = scale * rng.standard_normal((40, 3)), rng.standard_normal(40)
+
+    def outer_loss(z, x, row):
+        return (row[0] @ z - row[1]) ** 2 / 2
+
+    def inner_loss(z, x, row):
+        return outer_loss(z, x, row) + penalty(z, x)
+
+    start = {"inner_var": np.zeros(3), "outer_var": np.full(3, at)}
+    return bilevel.BilevelProblem.from_losses(inner_loss, outer_loss, rows, rows, **start)
+
+
+PENALTIES = {
+    "saved": lambda z, x: jnp.exp(x) @ z**2 / 2,
+    "no half": lambda z, x: jnp.exp(x) @ z**2,
+    "a third": lambda z, x: jnp.exp(x) @ z**2 / 3,
+    "softplus": lambda z, x: jax.nn.softplus(x) @ z**2 / 2,
+    "twice x": lambda z, x: jnp.exp(2 * x) @ z**2 / 2,
+    "fourth powers": lambda z, x: jnp.exp(x) @ z**2 / 2 + jnp.sum(z**4),
+    "plain squares": lambda z, x: jnp.exp(x) @ z**2 / 2 + z @ z / 2,
+    "exchanged": lambda z, x: jnp.exp(x)[::-1] @ z**2 / 2,
+    "absolute values": lambda z, x: jnp.exp(x) @ jnp.abs(z) ** 3 / 2,
+    "a product": lambda z, x: jnp.exp(x) @ z**2 / 2 + 1e-3 * z[0] * z[1],
+    "not at all": lambda z, x: 0.0 * jnp.sum(z),
+}
+
+
+@pytest.mark.parametrize(("scale", "at"), [(1.0, 0.0), pytest.param(30.0, -3.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", list(PENALTIES))
+def test_losses_that_agree_at_the_start_alone_are_refused(name, scale, at, tmp_path):
+    path = tmp_path / "run.npz"
+    bilevel.run(penalized(PENALTIES["saved"], scale, at), bilevel.SOBA(1e-4, 1.0, 8), max_steps=3).save(path)
+    other = penalized(PENALTIES[name], scale, at)
+    if name == "saved":
+        assert bilevel.resume(path, other, max_steps=4).history["step"][-1] == 4
+        return
+    with pytest.raises(ValueError, match="losses differ"):
+        bilevel.resume(path, other, max_steps=4)
+
+
+def test_losses_that_overflow_away_from_the_start_are_compared(tmp_path):
+    def made(factor):
+        return penalized(lambda z, x: jnp.exp(1e4 * z[0] ** 2) / 1e8 + factor * jnp.exp(x) @ z**2, scale=1.0)
+
+    path = tmp_path / "run.npz"
+    bilevel.run(made(1.0), bilevel.SOBA(1e-6, 1.0, 8), max_steps=3).save(path)
+    bilevel.resume(path, made(1.0), max_steps=4)
+    with pytest.raises(ValueError, match="losses differ"):
+        bilevel.resume(path, made(1.01), max_steps=4)
+
+
+OPTIMIZERS = [
+    (optax.sgd(0.1), optax.sgd(0.11)),
+    (optax.adam(1e-2), optax.adam(1e-2, b2=0.99)),
+    (optax.adam(1e-2), optax.adam(1e-2, eps=1e-6)),
+    (optax.sgd(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.8)),
+    (optax.sgd(optax.cosine_decay_schedule(0.1, 5000)), optax.sgd(optax.cosine_decay_schedule(0.1, 6000))),
+    (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+        optax.chain(optax.clip_by_global_norm(5.0), optax.sgd(0.1)),
+    ),
+    (optax.adamw(1e-2, weight_decay=1e-2), optax.adamw(1e-2, weight_decay=2e-2)),
+]
+
+
+@pytest.mark.parametrize("field", ["inner_optimizer", pytest.param("outer_optimizer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pair", OPTIMIZERS, ids=range(len(OPTIMIZERS)))
+def test_another_setting_of_a_transformation_is_refused(pair, field, tmp_path):
+    path, problem = tmp_path / "run.npz", penalized(PENALTIES["saved"])
+    saved, same, other = (bilevel.SOBA(1e-3, 1.0, 8, **{field: optimizer}) for optimizer in (pair[0], pair[0], pair[1]))
+    bilevel.run(problem, saved, max_steps=3).save(path)
+    bilevel.resume(path, problem, solver=same, max_steps=4)
+    with pytest.raises(ValueError, match=rf"other settings, in `{field}`; pass the solver that it was made with"):
+        bilevel.resume(path, problem, solver=other, max_steps=4)
+
+
 def test_a_damaged_or_foreign_file_is_refused(saved, tmp_path):
     problem = cases.quadratic("float32")
     with pytest.raises(FileNotFoundError, match=r"result\.save"):
@@ -106,8 +188,11 @@ def test_a_damaged_or_foreign_file_is_refused(saved, tmp_path):
 
 
 def test_a_file_of_another_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("bilevel.engine.result._FORMAT", 2)
-    with pytest.raises(ValueError, match="has format 1; this version reads format 2"):
+    monkeypatch.setattr("bilevel.engine.result._FORMAT", 3)
+    told = (
+        "has format 2, of another version of bilevel; this one reads format 3. Resume it with the version that wrote it"
+    )
+    with pytest.raises(ValueError, match=told):
         bilevel.resume(saved, cases.quadratic("float32"), max_steps=5)
 
 

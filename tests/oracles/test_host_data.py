@@ -289,7 +289,9 @@ def test_each_read_that_fails_is_named_and_leaves_a_result_to_resume(how, tmp_pa
         rows = host_reads.Rows(None, how)
         chosen = host_reads.problem(rows)
         rows.arm(at)
-        with pytest.raises(bilevel.StepError, match=r"`HostData` could not be read in step \d+ \(Time.* not answer") as caught:
+        with pytest.raises(
+            bilevel.StepError, match=r"`HostData` could not be read in step \d+ \(Time.* not answer"
+        ) as caught:
             bilevel.run(chosen, SOLVER, **LIMITS)
         error = caught.value
         assert (error.loss, error.result.status) == (None, "failed")

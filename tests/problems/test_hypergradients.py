@@ -127,7 +127,9 @@ def test_an_inner_level_that_is_solved_needs_no_damping():
 def test_few_products_leave_a_residual_that_is_told(network):
     problem, _, negative = network
     settings = {"damping": 2 * negative, "max_products": 3}
-    with pytest.warns(RuntimeWarning, match=r"`hypergradient`: the residual is .*above `tolerance=1e-10`.*`max_products`"):
+    with pytest.warns(
+        RuntimeWarning, match=r"`hypergradient`: the residual is .*above `tolerance=1e-10`.*`max_products`"
+    ):
         exact = bilevel.hypergradient(problem, **settings)
     others = [bilevel.hypergradient(problem, method=method, **settings) for method in ("neumann", "unrolled")]
     for found in (exact, *others):
