@@ -1,8 +1,8 @@
 """Running a solver on a problem: to its end, by hand, or on from where a saved run stopped."""
 
 import json
-from contextlib import closing
-from dataclasses import fields
+from contextlib import AbstractContextManager, closing
+from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,7 @@ from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.metrics import inner_complaint
 from bilevel.engine.result import RunResult, Status, identify, load, write
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
-from bilevel.engine.stopping import StepError, find_failure, first_interrupt_asks, reads_can_be_interrupted
+from bilevel.engine.stopping import Presses, StepError, find_failure, first_interrupt_asks, reads_can_be_interrupted
 from bilevel.oracles.sharding import digest, gather_texts
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
@@ -187,7 +187,13 @@ class Run:
         self._driver.checkpoints = checkpoints
 
     def _finish(
-        self, budget: Budget, certifier: Certifier | None, report: Reporter, log: Log | None, checkpoints: Checkpoints
+        self,
+        budget: Budget,
+        certifier: Certifier | None,
+        report: Reporter,
+        log: Log | None,
+        checkpoints: Checkpoints,
+        presses: Presses,
     ) -> RunResult:
         self._checkpoint_to(checkpoints)
         driver, steps = self._driver, self._steps
@@ -198,10 +204,9 @@ class Run:
         with arithmetic(steps.dtype):
             for row in [row for row in rows[-1:] if row["step"] == self.step]:
                 row |= driver.certified(self._point())
-            recorder = closing(Recorder(log, about, tuple(rows)))
-            # Several processes take the same steps: none of them can end after a step of its own choice, or by its clock.
+            # Several processes take the same steps: none can end after a step of its own choice or by its clock.
             alone = steps.oracles.n_processes == 1
-            with recorder as driver.recorder, first_interrupt_asks(steps.oracles, 2 if alone else 1) as presses:
+            with closing(Recorder(log, about, tuple(rows))) as driver.recorder:
                 try:
                     driver.drive(budget, report, presses.asked if alone else None)
                 except KeyboardInterrupt:
@@ -281,8 +286,12 @@ def run(
     if tolerance is not None and not exact:
         raise ValueError("`tolerance` needs `exact=True`: it is a bound on the exact gradient.")
     _check_agreement(problem, call="run", solver=solver, seed=seed, **vars(budget), **checkpoints.settings)
-    with compiling_bar(f"{type(solver).__name__} on {problem.name}", progress) as report:
-        return Run(problem, solver, seed=seed, exact=exact)._finish(budget, certifier, report, log, checkpoints)
+    with (
+        compiling_bar(f"{type(solver).__name__} on {problem.name}", progress) as report,
+        _interrupts(problem) as presses,
+    ):
+        begun = Run(problem, solver, seed=seed, exact=exact)
+        return begun._finish(budget, certifier, report, log, checkpoints, presses)
 
 
 def resume(
@@ -307,18 +316,27 @@ def resume(
     progress, log : as for `run`; the log of the saved run goes on, a new one gets the rows of the saved run first
     checkpoint, checkpoint_every, keep : as for `run`; the folder may be that of the saved run
     **limits : budgets, tolerances, ``eval_every``, ``metrics_every``, ``early_stopping``, as for `run`; budgets count
-        the whole run
+        the whole run. Without a budget, a solver that ends by itself continues until it does
     """
     unknown = limits.keys() - {field.name for field in fields(Budget)}
     if unknown:
         raise TypeError(f"`{min(unknown)}`: unknown; limits are {', '.join(field.name for field in fields(Budget))}.")
-    budget = Budget(**limits)
+    has_budget = any(limits.get(name) is not None for name in ("max_steps", "max_calls", "max_seconds"))
+    budget = Budget(**limits if has_budget else limits | {"max_steps": 0})
     _check_problem(problem)
     certifier, checkpoints = _check_limits(problem, budget, log), Checkpoints(checkpoint, checkpoint_every, keep)
     checkpoints.check_owner(as_path("path", path))
     _check_agreement(problem, call="resume", solver=solver, **vars(budget), **checkpoints.settings)
-    with compiling_bar(f"{path} on {problem.name}", progress) as report:
-        return Run.load(path, problem, solver=solver)._finish(budget, certifier, report, log, checkpoints)
+    with compiling_bar(f"{path} on {problem.name}", progress) as report, _interrupts(problem) as presses:
+        saved = Run.load(path, problem, solver=solver)
+        if not has_budget:
+            budget = replace(budget, max_steps=saved.solver.own_max_steps())
+        return saved._finish(budget, certifier, report, log, checkpoints, presses)
+
+
+def _interrupts(problem: BilevelProblem) -> AbstractContextManager[Presses]:
+    """Count presses of Ctrl-C, also while a run is compiled; of several processes none can end by itself."""
+    return first_interrupt_asks(problem.oracles, 2 if problem.oracles.n_processes == 1 else 1)
 
 
 def _check_problem(problem: Any) -> None:

@@ -65,7 +65,8 @@ class SRBA(RecursiveSolver):
         return replace(self, preconditioner=NORM, inner_optimizer=self.inner_optimizer or "adam")
 
     def own_max_steps(self) -> int | None:
-        return _AUTO_STEPS if self.step_size == AUTO else None
+        resolved = self.step_size == _AUTO_STEP and self.preconditioner is not None  # as a saved run has it
+        return _AUTO_STEPS if self.step_size == AUTO or resolved else None
 
     def resolve(self, oracles: Oracles) -> Self:
         rows = oracles.n_inner + oracles.n_outer

@@ -223,3 +223,39 @@ def test_a_log_that_the_system_does_not_let_open_is_warned_of_and_the_run_goes_o
     with pytest.warns(RuntimeWarning, match=r"`log`: Remote failed .*nobody listens.* The run goes on") as told:
         result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, log=Remote())
     assert result.status == "out_of_budget" and [warning.filename for warning in told] == [__file__]
+
+
+def pressing_loss(when):
+    """A loss that presses Ctrl-C when it is traced after ``when`` was filled, as a user does during compilation."""
+
+    def loss(z, x, row):
+        if when:
+            when.clear()
+            press()
+        return (row @ z - 1.0) ** 2 + jnp.exp(x[0]) * (z @ z)
+
+    return loss
+
+
+def test_ctrl_c_during_compilation_gives_the_result_at_the_start():
+    rows, when = np.random.default_rng(0).standard_normal((30, 3)), []
+    loss = pressing_loss(when)
+    problem = bilevel.BilevelProblem.from_losses(loss, loss, rows, rows, np.zeros(3), np.zeros(1))
+    when.append("now")
+    result = bilevel.run(problem, bilevel.SOBA(0.1, 1.0, 5), max_steps=10**6)
+    assert when == [] and result.status == "interrupted" and result.history["step"].tolist() == [0]
+
+
+def test_an_untuned_run_is_resumed_without_a_budget(tmp_path):
+    problem = cases.quadratic("float64")
+    bilevel.run(problem, bilevel.SRBA("auto"), max_steps=50).save(tmp_path / "run.npz")
+    resumed = bilevel.resume(tmp_path / "run.npz", problem)
+    whole = bilevel.run(problem, bilevel.SRBA("auto"))
+    assert resumed.status == whole.status == "converged"
+    cases.assert_trees_equal(resumed.point, whole.point)
+
+
+def test_a_run_that_does_not_end_by_itself_is_not_resumed_without_a_budget(tmp_path):
+    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20).save(tmp_path / "run.npz")
+    with pytest.raises(ValueError, match="no budget"):
+        bilevel.resume(tmp_path / "run.npz", cases.quadratic("float32"))
