@@ -26,7 +26,7 @@ SHARED_LINES = 10  # of code, fewer than these in two places
 ROOMS = [
     ["_types", "_optional", "_io", "_archives", "_cpu_loops", "_html"],
     ["_programs"],
-    ["_jaxprs", "_precision", "_progress", "_threefry", "_tree"],
+    ["_precision", "_progress", "_threefry", "_tree"],
     ["datasets"],
     ["oracles"],
     ["problems"],

@@ -12,7 +12,6 @@ from jax.extend.backend import get_backend
 from bilevel._cpu_loops import may_be_fused
 from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, Calls, Point, Rows
-from bilevel.engine.gpu_loops import loop_in_turns, unrolled_loop_in_turns
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Draw, Solver, SolverBase, State
@@ -78,7 +77,6 @@ def take_steps(
     page: Page,
     start: Array,
     stop: Array,
-    loop: Callable[..., State] = jax.lax.fori_loop,
 ) -> State:
     """Return the state after the steps at positions start, …, stop - 1 of the page."""
 
@@ -93,10 +91,10 @@ def take_steps(
         due = page.refreshes[position]
         state = jax.lax.cond(due, refresh, lambda _, state: state, position, state)
         end = jnp.minimum(page.next_refresh[position], stop)
-        return end, loop(position + due.astype(jnp.int32), end, step, state)
+        return end, jax.lax.fori_loop(position + due.astype(jnp.int32), end, step, state)
 
     if not solver.restarts:
-        return loop(start, stop, step, state)
+        return jax.lax.fori_loop(start, stop, step, state)
     return jax.lax.while_loop(lambda carry: carry[0] < stop, segment, (start, state))[1]
 
 
@@ -145,13 +143,7 @@ def _take_steps_of_one_run(
 ) -> State:
     if get_backend().platform == "cpu":
         oracles = oracles.for_one_run()
-    loop = unrolled_loop_in_turns if has_cuda() else jax.lax.fori_loop
-    return take_steps(solver, oracles, state, page, start, stop, loop)
-
-
-def _take_steps_of_many(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
-    # Runs of a grid are short: loops unrolled within their steps would take longer to compile than they gain.
-    return take_steps(solver, oracles, state, page, start, stop, loop_in_turns if has_cuda() else jax.lax.fori_loop)
+    return take_steps(solver, oracles, state, page, start, stop)
 
 
 def _options_of_steps(solver: Solver, *_: Any) -> dict[str, bool | str]:
@@ -188,7 +180,7 @@ ONE_RUN = Programs(0, initial_state, draw_page, advance, Compiled(_evaluate), Co
 ON_HOST = ONE_RUN._replace(evaluate=_evaluate, points=_point)  # the state may hold anything
 
 _init_settings = Compiled(jax.vmap(initial_state, in_axes=(0, None, None)))
-_advance_settings = jax.vmap(_take_steps_of_many, in_axes=(0, None, 0, None, None, None))
+_advance_settings = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
 _evaluate_settings = jax.vmap(_evaluate, in_axes=(None, None, None, 0))
 _point_settings = jax.vmap(_point, in_axes=(None, 0))
 SETTINGS = Programs(

@@ -9,23 +9,22 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
-from bilevel._jaxprs import called_by, changed
 from bilevel._types import Array
 
 
 def has_convolutions(traced: Any) -> bool:
     """Tell whether a traced function has convolutions, in itself or in what it calls."""
     return any(
-        equation.primitive is lax.conv_general_dilated_p or any(map(has_convolutions, called_by(equation)))
+        equation.primitive is lax.conv_general_dilated_p or any(map(has_convolutions, _called_by(equation)))
         for equation in traced.eqns
     )
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same function, whose convolutions have their axes in the order that a CPU computes fastest."""
-    return changed(function, _rearrange)
+    return _changed(function, _rearrange)
 
 
 def _rearrange(equation: JaxprEqn) -> JaxprEqn:
@@ -47,3 +46,39 @@ def _convolve(images: Array, kernel: Array, params: dict[str, Any]) -> Array:
     found = lax.conv_general_dilated_p.bind(images, kernel, **params | {"dimension_numbers": order})
     places = dict(zip(given.out_spec, order.out_spec, strict=True))
     return lax.transpose(found, [places[axis] for axis in range(images.ndim)])
+
+
+def _changed(function: Callable[..., Any], change: Callable[[JaxprEqn], JaxprEqn]) -> Callable[..., Any]:
+    """Return the same function, with each of its equations as ``change`` returns it."""
+
+    def traced_and_changed(*arguments: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        found = jaxpr_as_fun(_with_changes(traced, change))(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+    return traced_and_changed
+
+
+def _with_changes(traced: Any, change: Callable[[JaxprEqn], JaxprEqn]) -> Any:
+    """Return a traced function with each equation changed, those of what it calls first."""
+    if not isinstance(traced, Jaxpr):
+        return traced.replace(jaxpr=_with_changes(traced.jaxpr, change))
+
+    def within(leaf: Any) -> Any:
+        return _with_changes(leaf, change) if _is_traced(leaf) else leaf
+
+    def once(equation: JaxprEqn) -> JaxprEqn:
+        if _called_by(equation):
+            equation = equation.replace(params=jax.tree.map(within, equation.params, is_leaf=_is_traced))
+        return change(equation)
+
+    return traced.replace(eqns=[once(equation) for equation in traced.eqns])
+
+
+def _called_by(equation: JaxprEqn) -> list[Any]:
+    """Return the traced functions that an equation calls."""
+    return [leaf for leaf in jax.tree.leaves(equation.params, is_leaf=_is_traced) if _is_traced(leaf)]
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, Jaxpr | ClosedJaxpr)
