@@ -1,8 +1,10 @@
 """One run over two processes on the loopback interface equals the run of one process."""
 
 import importlib.util
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +83,31 @@ def test_all_kinds_of_runs_go_over_two_processes_with_two_devices_each(example, 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     file = ROOT / "tests" / "oracles" / "process_work.py"
     assert example.start_all(str(file), ["--folder", str(tmp_path)], 2, timeout=500) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recoverable", [False, True])
+def test_a_run_that_loses_a_process_is_saved_and_ends_soon(example, tmp_path, monkeypatch, recoverable):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_ENABLE_RECOVERABILITY", str(int(recoverable)))
+    command = [sys.executable, str(ROOT / "tests" / "oracles" / "process_work.py"), "--lose", "--folder", str(tmp_path)]
+    command += ["--address", example.free_address(), "--process"]
+    processes = [subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in (0, 1)]
+    try:
+        assert processes[1].wait(timeout=120) == -signal.SIGKILL
+        lost = time.monotonic()
+        told = processes[0].communicate(timeout=60)[1]
+        waited = time.monotonic() - lost
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert "StepError" in told
+    if recoverable:
+        assert processes[0].returncode == 1 and waited < 20, "without a signal"
+    assert waited < 40, "JAX ends it after the 10 seconds without a heartbeat that were asked for"
+    with np.load(tmp_path / "saved.npz") as saved:
+        assert "about" in saved
 
 
 @pytest.fixture

@@ -364,7 +364,7 @@ def _check_agreement(problem: BilevelProblem, /, solver: SolverBase | None = Non
     if problem.oracles.n_processes == 1:
         return
     if solver is not None:
-        given = {"solver": type(solver).__name__, **solver.parameters(), **given}
+        given |= {"solver": type(solver).__name__, **solver.parameters()}
     if isinstance(solver, Solver):  # `parameters` leaves out what arrays hold
         given["arrays of `solver`"] = digest(solver.cast(problem.dtype)).hex()
     everywhere = [json.loads(text) for text in gather_texts(json.dumps({name: str(given[name]) for name in given}))]

@@ -4,6 +4,9 @@ Started by `tests/test_two_processes.py`; the exit status tells whether all comp
 """
 
 import argparse
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -68,19 +71,75 @@ def assert_rows_of_files_run_as_arrays(process, folder):
     assert len(np.unique(jax.experimental.multihost_utils.process_allgather(digest), axis=0)) == 1
 
 
+def assert_different_starts_of_runs_are_refused(process, folder):
+    """Both processes refuse, and name what differs."""
+    problem, first = cases.logistic_selection().sharded(), solver("SRBA")
+    second = {
+        r"`step_size` is 0.05 in process 0 and 0.1 in process 1": {"solver": replace(first, step_size=0.1)},
+        r"`solver` is SRBA in process 0 and SOBA in process 1": {"solver": solver("SOBA")},
+        r"`outer_bounds`|arrays of `solver`": {"solver": replace(first, outer_bounds=(np.full(4, -9.0), np.full(4, 9.0)))},
+        r"`seed` is 0 in process 0 and 3 in process 1": {"seed": 3},
+        r"`max_steps` is 6 in process 0 and 7 in process 1": {"max_steps": STEPS + 1},
+        r"`eval_every` is None in process 0 and 2 in process 1": {"eval_every": 2},
+        r"`checkpoint` is": {"checkpoint": folder / "kept"},
+    }
+    for message, change in second.items():
+        given = {"solver": first, "max_steps": STEPS} | (change if process == 1 else {})
+        with pytest.raises(ValueError, match=message):
+            bilevel.run(problem, **given)
+    with pytest.raises(ValueError, match="`seed` is 0 in process 0 and 1 in process 1"):
+        bilevel.Run(problem, first, seed=process)
+    with pytest.raises(ValueError, match="have built different problems"):
+        cases.quadratic(**({"seed": 5} if process else {})).sharded()
+    results = [bilevel.run(problem, first, max_steps=steps) for steps in (2, 4)]
+    for result, name in zip(results, ("short", "long"), strict=True):
+        result.save(folder / f"{name}{process}.npz")
+    with pytest.raises(ValueError, match="`path` is a run of 2 steps in process 0 and a run of 4 steps in process 1"):
+        bilevel.resume(folder / ("short0.npz", "long1.npz")[process], problem, max_steps=STEPS)
+    with pytest.raises(ValueError, match="`call` is run in process 0 and resume in process 1"):
+        if process == 0:
+            bilevel.run(problem, first, max_steps=STEPS)
+        else:
+            bilevel.resume(folder / "short1.npz", problem, max_steps=STEPS)
+
+
+def lose_a_process(process, folder):
+    """Process 1 is killed in an evaluation; the other saves what it has."""
+    evaluations = iter(range(100))
+
+    def metric(point):
+        if next(evaluations) == 2 and process == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(np.sum(point.outer_var))
+
+    problem = replace(cases.logistic_selection(), metrics={"size": metric}).sharded()
+    try:
+        bilevel.run(problem, solver("SRBA"), max_steps=STEPS, eval_every=2)
+    except bilevel.StepError as error:
+        assert "in process 0 of 2" in str(error) and "Another process has probably failed or ended" in str(error)
+        assert error.loss is None and error.result.status == "failed" and error.result.history["step"][-1] >= 4
+        error.result.save(folder / "saved.npz")
+        raise
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--lose", action="store_true")
     parser.add_argument("--address")
     parser.add_argument("--process", type=int)
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_num_cpu_devices", 1 if options.lose else 2)
     address = options.address
-    jax.distributed.initialize(address, 2, options.process, coordinator_bind_address=address)
+    soon = {"heartbeat_timeout_seconds": 10, "shutdown_timeout_seconds": 20} if options.lose else {}
+    jax.distributed.initialize(address, 2, options.process, coordinator_bind_address=address, **soon)
+    if options.lose:
+        return lose_a_process(options.process, options.folder)
     assert not any(at.is_unspecified for at in listening.addresses())
     assert (jax.device_count(), jax.local_device_count()) == (4, 2)
     assert_uneven_rows_are_refused(options.process)
     assert_different_starts_are_refused(options.process)
+    assert_different_starts_of_runs_are_refused(options.process, options.folder)
     assert_same(small.cleaning(dtype="float64"), solver("SABA"))
     assert_same(PROBLEMS["from_losses"](), solver("SRBA"))
     assert_same(cases.quadratic(), bilevel.Exact())
