@@ -61,7 +61,8 @@ class Status(StrEnum):
             "diverged": "The iterates became non-finite; `point` is the last finite one. A stochastic solver "
             "needs a smaller `step_size` or a larger `outer_ratio`; bounds on the outer variable help any solver.",
             "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",
-            "failed": "A loss raised; `point` is where it did. Save the run, and `resume` with a loss that does not.",
+            "failed": "A loss raised, rows could not be read, or a process was lost; `point` is the last one before. "
+            "Save the run, and `resume` it when the cause is removed.",
             "stopped_early": "The metric of `early_stopping` no longer improved; `best_point` has its best one.",
         }[self.value]
 

@@ -204,7 +204,7 @@ class Run:
         with arithmetic(steps.dtype):
             for row in [row for row in rows[-1:] if row["step"] == self.step]:
                 row |= driver.certified(self._point())
-            # Several processes take the same steps: none can end after a step of its own choice or by its clock.
+            # Several processes take the same steps: none of them may end after a step of its own choice.
             alone = steps.oracles.n_processes == 1
             with closing(Recorder(log, about, tuple(rows))) as driver.recorder:
                 try:
@@ -248,8 +248,8 @@ def run(
     """Run a solver on a problem until a budget is used up or a tolerance is reached.
 
     There is a result also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted"), which
-    ends the run after the step that it is in; pressed twice, it raises KeyboardInterrupt at once. Where a loss raises,
-    `bilevel.StepError` names it and the step, and has the result so far.
+    ends the run after the step that it is in; pressed twice, it raises KeyboardInterrupt at once. If a loss raises, rows
+    cannot be read or another process is lost, `bilevel.StepError` says so, and has the result so far.
 
     Parameters
     ----------

@@ -31,8 +31,11 @@ def refuse(estimator: Any, name: str, wanted: str) -> None:
     raise ValueError(f"The {name!r} parameter of {type(estimator).__name__} must be {wanted}. Got {value!r} instead.")
 
 
-def check_parameters(estimator: Any) -> None:
-    """Refuse numbers out of their range, and what should be a bool and is none."""
+def check_parameters(estimator: Any, **tables: Any) -> None:
+    """Refuse numbers out of their range, what should be a bool and is none, and masked entries of tables."""
+    for name, table in tables.items():
+        if np.ma.is_masked(table):  # scikit-learn would use what is below the mask
+            raise ValueError(f"`{name}` has masked values; remove or impute those rows.")
     for parameter in fields(estimator):
         name = parameter.name
         value: Any = getattr(estimator, name, None)
@@ -63,6 +66,7 @@ def check_validation_rows(
     if X_val is None or y_val is None:
         missing = "X_val" if X_val is None else "y_val"
         raise ValueError(f"`X_val` and `y_val` must be given together; `{missing}` is missing.")
+    check_parameters(estimator, X_val=X_val, y_val=y_val)
     X_val = validate_data(estimator, X_val, reset=False, accept_sparse="csr", dtype=np.float64)
     y_val = check_array(y_val, ensure_2d=False, dtype=np.float64 if y_numeric else None, input_name="y_val")
     y_val = y_val if many_outputs and y_val.ndim == 2 else column_or_1d(y_val, warn=True)
@@ -105,6 +109,7 @@ class LinearEstimator(BaseEstimator):
 
     def _score(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
+        check_parameters(self, X=X)
         X = validate_data(self, X, reset=False, accept_sparse="csr")
         return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
 

@@ -88,7 +88,7 @@ class DataCleaningClassifier(LinearClassifier):
         y : one label per row
         X_val, y_val : rows with labels to trust; they are fitted to as well, with weight 1
         """
-        check_parameters(self)
+        check_parameters(self, X=X, y=y)
         if isinstance(self.cv, bool) or not isinstance(self.cv, int | np.integer) or self.cv < 2:
             refuse(self, "cv", "an int of at least 2")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)

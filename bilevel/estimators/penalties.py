@@ -94,6 +94,7 @@ class PenaltySelector(LinearEstimator):
         X_val, y_val : rows to learn the penalties by, in the place of folds of X
         cv_groups : of rows, for a splitter that needs groups, such as GroupKFold
         """
+        check_parameters(self, X=X, y=y, sample_weight=sample_weight)
         self._check_parameters()
         X, y = validate_data(
             self,
@@ -122,7 +123,6 @@ class PenaltySelector(LinearEstimator):
         return self
 
     def _check_parameters(self) -> None:
-        check_parameters(self)
         if not isinstance(self.structure, str) or self.structure not in STRUCTURES:
             refuse(self, "structure", f"a str among {STRUCTURES}")
         if self.structure == "per_group" and self.groups is None:

@@ -193,9 +193,8 @@ class BilevelProblem:
             raise ValueError("`sharded`: losses that take a `key` run on one device; leave it out of them.")
         devices = jax.devices() if devices is None else devices
         if not own_rows:
-            return replace(
-                self, oracles=shard(self.oracles, self.start, devices), find_constants=None, certificate_bounds=None
-            )
+            oracles = shard(self.oracles, self.start, devices)
+            return replace(self, oracles=oracles, find_constants=None, certificate_bounds=None)
         oracles = shard_own(self.oracles, self.start, devices)
         solver = None if self.exact_solver is None else IterativeExactSolver(oracles, self.start)
         return BilevelProblem(oracles, self.start, solver, self.name, self.metrics, is_certified=self.is_certified)

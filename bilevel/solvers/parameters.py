@@ -153,8 +153,9 @@ def _bounds_complaint(value: Any) -> str | None:
     if not isinstance(value, tuple) or len(value) != 2:
         return "must be None or a pair (lower, upper), each None, a number or like the outer variable."
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
-    if not all(leaf.dtype.kind == "f" and not np.isnan(leaf).any() for leaf in leaves):
-        return "bounds are real numbers, none NaN."
+    hidden = any(map(np.ma.is_masked, jax.tree.leaves(value)))
+    if hidden or not all(leaf.dtype.kind == "f" and not np.isnan(leaf).any() for leaf in leaves):
+        return "bounds are real numbers, none NaN or masked."
     if all(map(is_number, value)) and value[0] > value[1]:
         return "the lower bound exceeds the upper."
     return None

@@ -40,6 +40,18 @@ def test_nan_is_refused(kind):
 
 
 @each
+def test_masked_entries_are_not_used_as_data(kind):
+    hidden, shown = np.ma.masked_greater(X, 2.0), np.ma.array(Y, mask=np.arange(60) == 5)
+    for rows, target in ((hidden, Y), (X, shown)):
+        with pytest.raises(ValueError, match="has masked values; remove or impute"):
+            kind(**QUICK).fit(rows, target)
+    with pytest.raises(ValueError, match="`X_val` has masked values"):
+        kind(**QUICK).fit(X, Y, X_val=hidden, y_val=Y)
+    with pytest.raises(ValueError, match="`X` has masked values"):
+        kind(**QUICK).fit(X, Y).predict(hidden)
+
+
+@each
 def test_nan_in_validation_rows_is_refused(kind):
     with pytest.raises(ValueError, match="Input X contains NaN"):
         kind(**QUICK).fit(X, Y, X_val=np.full((4, 5), np.nan), y_val=Y[:4])

@@ -1,4 +1,6 @@
-"""A run whose reader fails or blocks, in a process of its own: python -m tests.oracles.host_reads fail|block DEVICES READ.
+"""A run whose reader fails or blocks, in a process of its own.
+
+    python -m tests.oracles.host_reads fail|block DEVICES READ
 
 With more than one device they are simulated, and the rows lie on all of them.
 """
@@ -49,8 +51,7 @@ def main(how, n_devices, at):
     try:
         bilevel.run(chosen, bilevel.SRBA(0.05, 1.0, 8, period=10), max_steps=10**6, eval_every=20, exact=False)
     except bilevel.StepError as error:
-        assert np.isfinite(error.result.point.inner_var).all()
-        print(error)
+        print(error, np.isfinite(error.result.point.inner_var).all())
     except KeyboardInterrupt:
         print("KeyboardInterrupt")
 
