@@ -57,7 +57,7 @@ def split(
             raise ValueError("y has one row of each class, and folds need two of some; give more rows.")
         kind, rng = StratifiedKFold if classes else KFold, check_random_state(random_state)
         cv = kind(min(int(cv), int(most)), shuffle=True, random_state=rng)
-        return [pair for _ in range(shuffles) for pair in _split_rows(cv, y)]
+        return _split_rows(cv, y, shuffles)
     return [(_rows(train), _rows(test)) for train, test in check_cv(cv).split(X, y, groups)]
 
 
@@ -68,10 +68,13 @@ def _rows(numbers: Any) -> np.ndarray:
     return rows
 
 
-def _split_rows(cv: Any, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    with warnings.catch_warnings():  # a loss is one of every row: small classes are no matter
-        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        return list(cv.split(np.zeros(len(y)), y))
+def _split_rows(cv: Any, y: np.ndarray, shuffles: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    with warnings.catch_warnings():
+        for _ in range(shuffles):
+            pairs += cv.split(np.zeros(len(y)), y)
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)  # one such warning is enough
+    return pairs
 
 
 def count_shuffles(n_rows: int) -> int:

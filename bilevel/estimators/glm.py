@@ -17,6 +17,7 @@ _SOFTMAX_PRODUCTS = 200  # with Z, of each output, in an evaluation
 _NOISE = 1e-9  # a gain that rounding may make up
 _SLOW = 0.1  # a gain, as part of the last one, at which blocks of folds together no longer serve alone
 _FAR = 1.0  # a move of a log penalty too long to extrapolate along
+_NOT_FINITE = "A step of Newton's method is not finite. Scale the columns of X, or set standardize=True."
 
 
 class State(NamedTuple):
@@ -120,17 +121,21 @@ class RidgeGLM:
         y, loss, ridge = self.y[:, None, :], self.loss, at.ridge[:, None, None]
         eta = times(at.Z, w)
         value = self._values(at, weights, w, eta)
-        gain, slow = np.full(w.shape[1], np.inf), False
+        gain, slow, done = np.full(w.shape[1], np.inf), False, np.zeros(w.shape[1], bool)
         for _ in range(_MOST_STEPS):
             gradient = times(at.ZT, loss.total_derivative(y, eta, weights)) + ridge * w
+            gradient[:, done] = 0  # these fits stay as they are
             hessian = Hessian(loss, y, at, weights, eta, blocks)
             solve = hessian.solve if slow else hessian.approximate
             step, last = solve(gradient, min(1e-2, max(1e-10, gain.max()) ** 0.5)), gain
             gain = np.einsum("pfc,pfc->f", gradient, step)
-            w, eta, value = self._descend(at, weights, (w, eta, value), step, gain)
+            if not np.isfinite(gain).all():
+                raise FloatingPointError(_NOT_FINITE)
+            w, eta, value, falls = self._descend(at, weights, (w, eta, value), step, gain)
             stalls = gain.max() < _NOISE and gain.max() > last.max() / 2
             rate = min(1.0, gain.max() / last.max()) if hessian.near and last.max() < np.inf else 1.0  # of next gains
-            if gain.max() * rate <= self.tol or stalls or (hessian.constant and hessian.exact):
+            done |= ~falls | (gain * rate <= self.tol)
+            if done.all() or stalls or (hessian.constant and hessian.exact):
                 break
             lags = y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
             stale = hessian.near and hessian.blocks is blocks  # else new blocks would not help
@@ -144,7 +149,7 @@ class RidgeGLM:
     def _descend(
         self, at: Coordinates, weights: np.ndarray, now: tuple[np.ndarray, ...], step: np.ndarray, gain: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        """Take the step of each fit, halved until its objective falls enough."""
+        """Take the step of each fit, halved until its objective falls enough; return whether it does, too."""
         w, eta, value = now
         move, length = times(at.Z, step), np.ones(len(gain))
         for _ in range(_HALVINGS):
@@ -154,7 +159,7 @@ class RidgeGLM:
             if enough.all():
                 break
             length = np.where(enough, length, length / 2)
-        return *new, found
+        return *new, found, enough
 
     def _values(self, at: Coordinates, weights: np.ndarray, w: np.ndarray, eta: np.ndarray) -> np.ndarray:
         losses = self.loss.total(self.y[:, None, :], eta, weights)

@@ -16,40 +16,50 @@ from bilevel.estimators.coordinates import Coordinates, times
 from bilevel.estimators.cox import Cox
 from bilevel.estimators.losses import Bender, Loss, Softmax, Squared
 
-_MOST_STEPS = 1000  # of conjugate gradients
+_MOST_STEPS, _MOST_SINGLE_STEPS = 1000, 100  # of conjugate gradients, in double and in single precision
 _MOST_ENTRIES = 5e7  # of the dense matrices of one preconditioner
 ROWS_PER_COORDINATE = 20  # with more, fits without a fold have about the same curvature of each row
 _SMALL = 150  # coefficients of a softmax regression that one matrix serves
 _MOST_SQUARES = 1e6  # products of two columns, of all rows
 _SMALL_SHARED = 400  # the same, where one matrix serves every fit
-_TINY = np.finfo(np.float32).tiny
-_SINGLE_TOL = 1e-4  # of systems that single precision solves
-_MILD = 1e4  # a condition of blocks that it allows
+_SINGLE_TOL = 1e-4  # the least tolerance at which systems are first solved in single precision
+_MILD = 1e4  # the largest condition number of blocks for single precision
+_MOST_REPAIRS = 2  # steps in double precision after which single precision is no longer used with these blocks
 
 Linear = Callable[[np.ndarray], np.ndarray]
 
 
 def conjugate_gradients(
-    product: Callable[[np.ndarray], np.ndarray],
-    precondition: Callable[[np.ndarray], np.ndarray],
-    rhs: np.ndarray,
-    tol: float,
+    product: Linear, precondition: Linear, rhs: np.ndarray, tol: float, start: np.ndarray | None = None
 ) -> tuple[np.ndarray, int]:
-    """Solve one system per fit, to a relative norm of the residual; return the number of steps too."""
-    x, residual = np.zeros_like(rhs), rhs.copy()
+    """Solve one system per fit, to a relative norm of the residual; return the number of steps too.
+
+    The iterates of a fit stay as they are once it is solved, or once rounding errors leave no positive curvature.
+    """
+    x, residual = (np.zeros_like(rhs), rhs) if start is None else (start, rhs - product(start))
     direction = precondition(residual)
     size = _dot(residual, direction)
-    target, step = tol**2 * size, 0
-    while step < _MOST_STEPS and np.any(size > target):
+    target = tol**2 * (size if start is None else _dot(rhs, precondition(rhs)))
+    active, step = size > target, 0
+    most = _MOST_SINGLE_STEPS if rhs.dtype == np.float32 else _MOST_STEPS
+    while step < most and active.any():
         image = product(direction)
-        length = size / np.maximum(_dot(direction, image), _TINY)
-        x += length[:, None] * direction
-        residual -= length[:, None] * image
+        bend = _dot(direction, image)
+        active &= (bend > 0) & (bend < np.inf)
+        length = _divide(size, bend, active)
+        x = x + length * direction
+        residual = residual - length * image
         z = precondition(residual)
         size, last = _dot(residual, z), size
-        direction = z + (size / np.maximum(last, _TINY))[:, None] * direction
+        direction = z + _divide(size, last, active) * direction
+        active &= size > target
         step += 1
     return x, step
+
+
+def _divide(a: np.ndarray, b: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Return a / b for each fit, and 0 for the other fits, as a column for products with coefficients."""
+    return np.divide(a, b, out=np.zeros_like(a), where=where)[:, None]
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -299,11 +309,23 @@ class Hessian:
             return self._precondition(rhs)
         if isinstance(self.loss, Softmax):
             rhs = _center(rhs)
-        single = tol >= _SINGLE_TOL and isinstance(self._precondition, Inverses) and self._precondition.mild
-        right = rhs.astype(np.float32 if single else float, copy=False)
-        x, steps = conjugate_gradients(self.product, self.precondition, right, tol)
-        self.blocks.note(steps, -np.log10(tol), self._price())
-        return x.astype(float, copy=False)
+        start, before, digits = None, 0, -np.log10(tol)
+        fast = self._precondition if tol >= _SINGLE_TOL and isinstance(self._precondition, Inverses) else None
+        if fast is not None and fast.mild:
+            (start, before), tol = self._solve_in_single(rhs, tol), 2 * tol
+        x, steps = conjugate_gradients(self.product, self.precondition, rhs, tol, start)
+        if fast is not None:
+            fast.mild &= steps <= _MOST_REPAIRS
+        self.blocks.note(before + steps, digits, self._price())
+        return x
+
+    def _solve_in_single(self, rhs: np.ndarray, tol: float) -> tuple[np.ndarray, int]:
+        """Solve in single precision, in which some fits may fail: they start from zero in double precision."""
+        scale = np.abs(rhs).max(axis=(0, 2))[:, None]
+        scale[scale == 0] = 1
+        with np.errstate(over="ignore", invalid="ignore"):  # results that are not finite are discarded
+            x, steps = conjugate_gradients(self.product, self.precondition, (rhs / scale).astype(np.float32), tol)
+        return np.where(np.isfinite(x).all(axis=(0, 2))[:, None], x * scale, 0.0), steps
 
     def _price(self) -> float:
         """Return how many steps of conjugate gradients cost about as much as new blocks."""

@@ -1,5 +1,6 @@
 """Cox's proportional hazards with learned penalties; targets and predictions are as in scikit-survival."""
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -91,7 +92,9 @@ class BilevelCoxPH(PenaltySelector):
         return y, y_val
 
     def _split(self, X: Any, y: np.ndarray, weights: np.ndarray, cv_groups: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-        return super()._split(X, y[:, 0], weights, cv_groups)
+        with warnings.catch_warnings():  # the classes are events and censored rows, of which either may be few
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            return super()._split(X, y[:, 0], weights, cv_groups)
 
     def _make_rows(self, *parts: Any) -> Rows:
         """Sort rows by time, the latest first; targets are again as the user has them, for a score."""
