@@ -1,9 +1,11 @@
 """Linear models with coefficients that are zero: strengths of absolute values and squares are learned over folds."""
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 
 from bilevel.estimators.base import refuse
 from bilevel.estimators.comparison import Comparison
@@ -16,6 +18,11 @@ from bilevel.estimators.strengths import StrengthSearch, StrengthStructure
 
 SPARSITIES = ("features", "groups")
 _PRIOR_SCALE = 0.5
+_OUT_OF_WORK = (
+    "{} stopped the search for its penalties at the limit of work that max_iter={} sets, at the best of those that it "
+    "evaluated; weaker penalties, which leave more nonzero coefficients, may be better. Increase max_iter, or give "
+    "fewer columns."
+)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -43,6 +50,8 @@ class SparsePenalties(PenaltySelector):
             search = StrengthSearch(model, rows.folds, tol=self.tol, max_iter=self.max_iter)
             learned = self._select(search, groups)
             self._note(learned)
+            if search.out_of_work:
+                warnings.warn(_OUT_OF_WORK.format(type(self).__name__, self.max_iter), ConvergenceWarning, stacklevel=3)
             log_strengths, start = learned.log_penalties[learned.structure.groups], learned.fits
             log_strengths = log_strengths + self._choose_level(model, rows, log_strengths)
             norms = model.n_penalties - len(groups.penalized)

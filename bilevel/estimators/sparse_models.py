@@ -21,15 +21,21 @@ TOLERANCE = 1e-9  # of the optimality conditions, relative to the gradient of th
 _LEAST_SLOPE = 1e-6  # of the gradient at zero, which is not taken for less
 _ROUNDING = 1e-6  # below which a step that gains little is the last
 _MOST_STEPS = 100
+_SYSTEMS = 5  # of linear equations that a step solves, about
 _SINGLE, _LARGE = 1e-7, 1e7  # down to which Hessians have single precision, and from how many multiplications on
 _FAR = 1.0  # a move of a log strength too long to extrapolate along
+
+
+class OutOfWork(Exception):
+    """Fits would take more work than they may."""
 
 
 class Solution(NamedTuple):
     """Flat coefficients, intercepts, the predictor of every row, and what is left of the optimality conditions.
 
     `size` counts the coefficients that are not zero, and those that an exact solution might not leave at zero. The
-    Hessian is that of the last step, on the support, and `before` what was left before that step.
+    Hessian is that of the last step, on the support, and `before` what was left before that step. `work` is about the
+    number of multiplications that the solution took.
     """
 
     w: np.ndarray
@@ -39,11 +45,17 @@ class Solution(NamedTuple):
     size: int
     hessian: Reduced | None
     before: float
+    work: float
 
 
-def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.ndarray, tol: float) -> Solution:
-    """Minimize the loss and the penalty from a start, up to `tol` times the gradient of the loss."""
-    outputs, before, reduced = loss.y.shape[1], np.inf, None
+def solve(
+    loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.ndarray, tol: float, most_work: float = np.inf
+) -> Solution:
+    """Minimize the loss and the penalty from a start, up to `tol` times the gradient of the loss.
+
+    A fit that would take more than `most_work` multiplications ends early, with a larger `work`.
+    """
+    outputs, before, reduced, work = loss.y.shape[1], np.inf, None, 0.0
     eta = loss.predict(w.reshape(-1, outputs), intercept)
     for _ in range(_MOST_STEPS):
         by_coef, by_intercept = loss.gradient(eta)
@@ -54,6 +66,9 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         if left <= tol or before / 2 < left < _ROUNDING:
             break
         chosen, before = penalty.working_set(w, residuals), left
+        work += loss.work(len(chosen)) + _SYSTEMS * len(chosen) ** 3 / 3
+        if work > most_work:
+            break
         reduced = _reduce(loss, penalty, eta, chosen, left)
         slope = reduced.reduce(gradient[chosen], by_intercept)
         start = w[chosen]
@@ -68,8 +83,8 @@ def solve(loss: WeightedLoss, penalty: Penalty, w: np.ndarray, intercept: np.nda
         w, intercept, eta = moved
     shared = intercept.mean() if isinstance(loss.loss, Softmax) else 0.0  # by all classes, which the loss does not see
     size = int(np.count_nonzero((w != 0) | (residuals != 0)))
-    hessian = reduced and reduced.take(np.searchsorted(chosen, penalty.support(w)))
-    return Solution(w, intercept - shared, eta - shared, left, size, hessian, before)
+    hessian = reduced.take(np.searchsorted(chosen, penalty.support(w))) if reduced and work <= most_work else None
+    return Solution(w, intercept - shared, eta - shared, left, size, hessian, before, work)
 
 
 def _reduce(loss: WeightedLoss, penalty: Penalty, eta: np.ndarray, chosen: np.ndarray, left: float) -> Reduced:
@@ -183,6 +198,7 @@ class SparseModel(ABC):
         self.columns = Columns(X, fit_intercept)
         self.n_features, self.outputs = X.shape[1], y.shape[1]
         self.penalized = np.arange(X.shape[1]) if penalized is None else penalized
+        self.work_left = np.inf  # multiplications that fits may still take
         self._losses: dict[bytes, WeightedLoss] = {}
 
     def spread(self, strengths: np.ndarray) -> np.ndarray:
@@ -221,11 +237,16 @@ class SparseModel(ABC):
         return [self._losses[key] for key in keys]
 
     def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
-        """Fit once for each row of `weights`, (fits, rows)."""
+        """Fit once for each row of `weights`, (fits, rows); raise OutOfWork if that takes more than `work_left`."""
         penalty, losses = self.penalty(log_penalties), self.weighted(weights)
         once: dict[WeightedLoss, Solved] = {}  # parts of the same validation rows share a fit
         for loss, first in zip(losses, self._starts(losses, log_penalties, start), strict=True):
-            once[loss] = once.get(loss) or Solved(loss, penalty, solve(loss, penalty, *first, self.tol), self.tol)
+            if loss not in once:
+                solution = solve(loss, penalty, *first, self.tol, self.work_left)
+                self.work_left -= solution.work
+                if self.work_left < 0:
+                    raise OutOfWork
+                once[loss] = Solved(loss, penalty, solution, self.tol)
         solved = [once[loss] for loss in losses]
         coef = np.array([item.solution.w.reshape(-1, self.outputs) for item in solved])
         intercept, eta = (np.array([getattr(item.solution, name) for item in solved]) for name in ("intercept", "eta"))

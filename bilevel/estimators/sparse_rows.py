@@ -106,6 +106,12 @@ class WeightedLoss:
         hessian[np.diag_indices_from(hessian)] *= 1 + 10 * np.finfo(dtype).eps  # stays positive with rounding
         return hessian.astype(np.float64)
 
+    def work(self, size: int) -> float:
+        """Return about how many multiplications a gradient and the Hessian in this number of variables take."""
+        X, outputs = self.columns.X, self.y.shape[1]
+        per_entry = 0.0 if self._gram is not None else size**2 / (1 if isinstance(self.loss, Softmax) else outputs)
+        return X.size * (2 * outputs + per_entry / X.shape[1])
+
     def _blocks(self, eta: np.ndarray, A: Any, places: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return Σ_i weight_i (diag(d_i) − p_i p_i') ⊗ x_i x_i' on the chosen pairs; p appears for softmax only."""
         weights, y, hessian = self.weights[self.used], self.y[self.used], np.zeros((len(classes),) * 2, A.dtype)

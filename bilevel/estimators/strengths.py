@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from bilevel.estimators.comparison import OUTER_FOLDS, Comparison, Race, join_losses
 from bilevel.estimators.selection import Fits, Folds, Learned, Objective, Structure
-from bilevel.estimators.sparse_models import SparseModel
+from bilevel.estimators.sparse_models import OutOfWork, SparseModel
 
 RATIOS = {0.3: 0, 1e-2: -1, 10.0: 1}  # an elastic net, nearly the lasso, nearly ridge; points from the best to begin at
 _PATH = 0.5 ** np.arange(0.5, 13)  # parts of the strength that leaves no coefficient
@@ -25,6 +25,7 @@ _ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
 _FIRST_STEP, _REACH = 0.5, 1.5  # of a log strength: how far the first step goes, and how far a round of L-BFGS-B
 _FACTORS = np.log([[1e-5, 1.5], [1e-6, 1e3]])  # bounds of both strengths in their units
 _MOST_NONZERO = 1500  # coefficients; strengths that leave more of them are not searched
+_LEAST_WORK, _PASSES = 1e11, 300  # multiplications that a search may take in any case, and passes over X per iteration
 
 
 class StrengthStructure(Structure):
@@ -90,10 +91,16 @@ class StrengthSearch:
     Parameters
     ----------
     tol : stop where an iteration gains less than this, in nats
+    max_iter : most iterations of L-BFGS-B; the work of a search is limited to `_PASSES` passes over X per iteration
+
+    Attributes
+    ----------
+    out_of_work : whether a search ended at that limit, with the best point until then
     """
 
     def __init__(self, model: SparseModel, folds: Folds, *, tol: float, max_iter: int) -> None:
         self.model, self.folds, self.tol, self.max_iter = model, folds, tol, max_iter
+        self._most_work, self.out_of_work = _LEAST_WORK + _PASSES * max_iter * model.X.size * model.outputs, False
         squares = len(model.penalized)
         self.single = StrengthStructure.tie(
             "single", np.zeros(model.n_penalties - squares, int), np.zeros(squares, int)
@@ -105,28 +112,35 @@ class StrengthSearch:
 
     def learn_single(self) -> Learned:
         """Follow paths from strong strengths to weak ones, and refine the best point."""
+        empty = Learned(self.single, np.log(self.units[:2]), np.inf, self.units.empty, [np.inf], True)
         if not self.units.slope:  # no strengths, however weak, let a coefficient leave zero
-            return Learned(self.single, np.log(self.units[:2]), 0.0, self.units.empty, [0.0], True)
+            return empty._replace(value=0.0, values=[0.0])
         found: list[Learned] = []
-        for ratio in RATIOS:
-            found.append(self._follow_path(ratio, found[0] if found else None))
-            if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
-                break  # where weaker squares help, stronger ones would not
+        with self._limit_work(self._most_work / 2):
+            for ratio in RATIOS:
+                found += self._follow_path(ratio, found[0] if found else None)
+                if len(found) > 1 and found[-1].value < found[0].value - _CLEAR:
+                    break  # where weaker squares help, stronger ones would not
         rows, some = (np.count_nonzero(part.held_out.any(axis=0)) for part in (self.folds, self._some))
-        best = min(found, key=lambda path: path.value + _AHEAD * (rows / some - 1) * (path is not found[0]))
+        lead = _AHEAD * (rows / some - 1)
+        best = min(found, key=lambda path: path.value + lead * (path is not found[0]), default=empty)
         if self._too_many:  # further down than the next step of the path, coefficients would be too many
             self.bounds[0, 0] = max(self.bounds[0, 0], best.log_penalties[0] - np.log(2))
         return self.learn(self.single, best.log_penalties, best)
 
-    def _follow_path(self, ratio: float, near: Learned | None) -> Learned:
-        """Return the best point, with each fit started from the last."""
+    def _follow_path(self, ratio: float, near: Learned | None) -> list[Learned]:
+        """Return the best point, if work is left for any, with each fit started from the last."""
         objective, rises, best = Objective(self.model, self._some, self.single, near and near.fits), 0, None
         place = near.log_penalties[0] - np.log(_PATH * self.units.norms) if near else np.zeros(1)
         first = np.clip(np.argmin(np.abs(place)) + RATIOS[ratio], 0, len(_PATH) - 1)
         with self._up_to(_ROUGH):
             for factor in _PATH[first:]:
                 log_strengths = np.log([factor * self.units.norms, factor * ratio * self.units.squares])
-                value = objective.value(log_strengths)
+                try:
+                    value = objective.value(log_strengths)
+                except OutOfWork:
+                    self.out_of_work = True
+                    break
                 assert objective.fits is not None
                 if best and max(solved.solution.size for solved in objective.fits.state.solved) > _MOST_NONZERO:
                     self._too_many = True
@@ -136,8 +150,18 @@ class StrengthSearch:
                 rises = rises + 1 if value > min(objective.values[-2:]) else 0
                 if rises == _RISES or value > best.value + _CLEAR:
                     break
-        assert best is not None
-        return best
+        return [best] if best else []
+
+    @contextmanager
+    def _limit_work(self, most: float) -> Iterator[None]:
+        """Limit the work of fits for a while; fits that would take more of it end the block."""
+        self.model.work_left = most
+        try:
+            yield
+        except OutOfWork:
+            self.out_of_work = True
+        finally:
+            self.model.work_left = np.inf
 
     @contextmanager
     def _up_to(self, tol: float) -> Iterator[None]:
@@ -153,15 +177,17 @@ class StrengthSearch:
         objective = Objective(self.model, folds or self.folds, structure, before.fits)
         bounds = np.repeat(self.bounds, len(start) // 2, axis=0).T
         with self._up_to(_FINE):
-            tracked, last = _Tracked(objective, np.clip(start, *bounds)), np.inf
+            tracked, last, converged = _Tracked(objective, np.clip(start, *bounds)), np.inf, True
             options = {"maxiter": self.max_iter, "ftol": self.tol / tracked.scale, "gtol": self.tol / tracked.scale}
-            while tracked.best[1] < last - self.tol:  # a step too long costs more than all others
-                point, last = tracked.best[:2]
-                box = np.clip(point + np.array([[-_REACH], [_REACH]]), *bounds[:, None])
-                found = minimize(tracked, point, jac=True, method="L-BFGS-B", bounds=box.T, options=options)
-                if np.all((tracked.best[0] > box[0]) & (tracked.best[0] < box[1])):
-                    break
-        return Learned(structure, *tracked.best, objective.values, found.status != 1)
+            with self._limit_work(self._most_work / (2 * OUTER_FOLDS if folds else 2)):
+                while tracked.best[1] < last - self.tol:  # a step too long costs more than all others
+                    point, last = tracked.best[:2]
+                    box = np.clip(point + np.array([[-_REACH], [_REACH]]), *bounds[:, None])
+                    found = minimize(tracked, point, jac=True, method="L-BFGS-B", bounds=box.T, options=options)
+                    converged = found.status != 1
+                    if np.all((tracked.best[0] > box[0]) & (tracked.best[0] < box[1])):
+                        break
+        return Learned(structure, *tracked.best, objective.values, converged)
 
     def learn_structure(self, structure: Structure, single: Learned, folds: Folds | None = None) -> Learned:
         """Learn a structure from the strengths that all features share."""
