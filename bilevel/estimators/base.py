@@ -1,9 +1,12 @@
 """What all estimators share: parameters refused in scikit-learn's words, scores of a linear model, classes."""
 
+import copy
+import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,11 +15,21 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_array
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from bilevel import _html
 
+P = ParamSpec("P")
+Fitted = TypeVar("Fitted")
+
 _LARGEST = 1e150
+_MOST_WEIGHT = 1e9  # rows
 _INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" where the lower end is left out
     "epsilon": (Real, "(", 0.0, np.inf),
     "tol": (Real, "[", 0.0, np.inf),
@@ -47,6 +60,30 @@ def check_parameters(estimator: Any, **tables: Any) -> None:
             too_large = kind is Real and is_number and value > sys.float_info.max
             if not is_number or too_large or not low <= value < high or (left == "(" and value == low):
                 refuse(estimator, name, f"{'a float' if kind is Real else 'an int'} in the range {left}{low}, {high})")
+
+
+def all_or_nothing(fit: Callable[Concatenate[Fitted, P], Any]) -> Callable[Concatenate[Fitted, P], Fitted]:
+    """Make `fit` change the estimator only when it ends: an exception, as by Ctrl-C, leaves all attributes as before."""
+
+    @functools.wraps(fit)
+    def fit_copy(self: Fitted, *args: P.args, **kwargs: P.kwargs) -> Fitted:
+        fitted = copy.copy(self)
+        fit(fitted, *args, **kwargs)
+        self.__dict__ = fitted.__dict__
+        return self
+
+    return fit_copy
+
+
+def check_weights(X: Any, sample_weight: Any) -> np.ndarray:
+    """Return the weights of rows as floats, ones for None."""
+    weights: np.ndarray = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if weights.max() > _MOST_WEIGHT:
+        found = f"`sample_weight` holds {weights.max():.3g}, but 2 means a row twice"
+        raise ValueError(f"{found}; divide the weights by their mean, at most {_MOST_WEIGHT:g} is taken.")
+    if not weights.any():
+        raise ValueError("`sample_weight` is zero for every row; give a positive weight to some.")
+    return weights
 
 
 def check_range(**tables: Any) -> None:
@@ -120,13 +157,17 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):
     _classifies: ClassVar[bool] = True
     classes_: np.ndarray
 
-    def _encode_classes(self, y: np.ndarray, y_val: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    def _encode_classes(
+        self, y: np.ndarray, y_val: np.ndarray | None, weights: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return numbers of classes, and note the labels."""
         check_classification_targets(y)
         self.classes_, y = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             name, found = type(self).__name__, self.classes_[0]
             raise ValueError(f"{name} needs at least 2 classes in y, but there is only one class: {found!r}.")
+        if np.count_nonzero(np.bincount(y, weights)) < 2:
+            raise ValueError("`sample_weight` leaves rows of one class only; at least two classes need weight.")
         if y_val is None:
             return y, None
         if (unknown := np.setdiff1d(y_val, self.classes_)).size:

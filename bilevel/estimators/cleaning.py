@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -9,7 +10,15 @@ import scipy.sparse as sp
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from bilevel.estimators.base import LinearClassifier, check_parameters, check_range, check_validation_rows, refuse
+from bilevel.estimators.base import (
+    LinearClassifier,
+    all_or_nothing,
+    check_parameters,
+    check_range,
+    check_validation_rows,
+    check_weights,
+    refuse,
+)
 from bilevel.estimators.crossfit import CrossFit, CrossFitter, Softmax
 from bilevel.estimators.folds import Scaling, split
 from bilevel.estimators.noise import count_confident, estimate, spread_evenly, weigh
@@ -21,6 +30,18 @@ _NO_TRUSTED_ROWS = (
     "No trusted rows (`X_val`, `y_val`) are given, so that labels are compared with each other alone: a class that is "
     "mislabeled more often than not cannot be told."
 )
+
+
+class Labels(NamedTuple):
+    """Numbers of the given classes, weights of rows, and whether a label is right for sure."""
+
+    y: np.ndarray
+    weights: np.ndarray
+    trusted: np.ndarray
+
+    def evidence(self, matrix: np.ndarray) -> np.ndarray:
+        """Return P(label of the row | true class), (rows, classes)."""
+        return np.where(self.trusted[:, None], np.eye(len(matrix))[self.y], matrix[:, self.y].T)
 
 
 class Cleaned(NamedTuple):
@@ -45,7 +66,8 @@ class DataCleaningClassifier(LinearClassifier):
 
     Parameters
     ----------
-    cv : number of folds
+    cv : number of folds (stratified and shuffled), or a splitter of scikit-learn or pairs of numbers of rows, which
+        must hold out each row once
     fit_intercept : whether to fit an intercept
     standardize : whether features are centered and divided by their deviation for the fit
     max_iter : most rounds of fits and noise matrix
@@ -75,11 +97,12 @@ class DataCleaningClassifier(LinearClassifier):
     np.True_
     """
 
-    cv: int = 5
+    cv: Any = 5
     max_iter: int = 20
     tol: float = 1e-3
 
-    def fit(self, X: Any, y: Any, X_val: Any = None, y_val: Any = None) -> Self:
+    @all_or_nothing
+    def fit(self, X: Any, y: Any, X_val: Any = None, y_val: Any = None, *, sample_weight: Any = None) -> Self:
         """Weigh the rows, fit the model to them, and return the estimator.
 
         Parameters
@@ -87,78 +110,91 @@ class DataCleaningClassifier(LinearClassifier):
         X : dense or sparse, (samples, features)
         y : one label per row
         X_val, y_val : rows with labels to trust; they are fitted to as well, with weight 1
+        sample_weight : of the rows of X, in the fits, in the loss of held-out rows and in the noise matrix; 2 means the
+            row twice, in the same fold, and 0 that the row is only given a probability
         """
         check_parameters(self, X=X, y=y)
-        if isinstance(self.cv, bool) or not isinstance(self.cv, int | np.integer) or self.cv < 2:
+        if isinstance(self.cv, Real) and (not isinstance(self.cv, Integral) or self.cv < 2):
             refuse(self, "cv", "an int of at least 2")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         check_range(X=X)
         X_val, y_val = check_validation_rows(self, X_val, y_val, y_numeric=False)
-        y, y_val = self._encode_classes(y, y_val)
+        weights = check_weights(X, sample_weight)
+        y, y_val = self._encode_classes(y, y_val, weights)
         if y_val is None:
-            warnings.warn(_NO_TRUSTED_ROWS, UserWarning, stacklevel=2)
+            warnings.warn(_NO_TRUSTED_ROWS, UserWarning, stacklevel=3)
         else:
-            X, y = _stack(X, X_val), np.concatenate([y, y_val])
+            X, y, weights = _stack(X, X_val), np.concatenate([y, y_val]), np.append(weights, np.ones(len(y_val)))
         trusted = np.arange(len(y)) >= len(y) - (0 if y_val is None else len(y_val))
-        scaling = Scaling.fit(X, np.ones(len(y)), center=self.fit_intercept, divide=self.standardize)
+        scaling = Scaling.fit(X, weights, center=self.fit_intercept, divide=self.standardize)
         with one_thread_if_small(X):
-            coef = self._clean(scaling.transform(X), y, trusted)
+            coef = self._clean(scaling.transform(X), Labels(y, weights, trusted))
         self.coef_, self.intercept_ = scaling.unscale(coef[:-1].T, coef[-1])
         return self
 
-    def _clean(self, X: Any, y: np.ndarray, trusted: np.ndarray) -> np.ndarray:
+    def _clean(self, X: Any, labels: Labels) -> np.ndarray:
         """Note weights and noise as attributes, and return coefficients, the intercept last."""
-        folds = split(self.cv, X, y, None, check_random_state(self.random_state), classes=True)
         rough, exact = (Softmax(intercept=self.fit_intercept, tol=tol, max_iter=most) for tol, most in _LIMITS)
-        found, matrix, posterior, _, self.history_ = self._choose(CrossFitter(rough, X, folds), y, trusted)
+        fitter = CrossFitter(rough, X, self._split(X, labels), labels.weights)
+        found, matrix, posterior, _, self.history_ = self._choose(fitter, labels)
         self.n_iter_ = len(self.history_) - 1
-        rows = np.flatnonzero(~trusted)
-        right = posterior[rows, y[rows]]
-        others = np.where(np.arange(len(matrix)) == y[rows, None], 0.0, posterior[rows]).sum(axis=1)
+        rows = np.flatnonzero(~labels.trusted)
+        right = posterior[rows, labels.y[rows]]
+        others = np.where(np.arange(len(matrix)) == labels.y[rows, None], 0.0, posterior[rows]).sum(axis=1)
         self.suspicious_ = np.lexsort((right, -others))  # what is almost sure differs in the smaller number
         self.sample_weights_, self.noise_matrix_, self.penalty_ = right, matrix, found.penalty
-        weights = np.ones(len(y))
-        weights[rows] = right
-        coef = exact.fit(X, np.eye(len(matrix))[y], weights, found.penalty, np.mean(found.coefs, axis=0))
+        weights = labels.weights.copy()
+        weights[rows] *= right
+        coef = exact.fit(X, np.eye(len(matrix))[labels.y], weights, found.penalty, np.mean(found.coefs, axis=0))
         return coef[:, 1:] - coef[:, :1] if len(matrix) == 2 else coef
+
+    def _split(self, X: Any, labels: Labels) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the folds of rows with weight; rows without are held out with them in turn."""
+        rng = check_random_state(self.random_state)
+        if not isinstance(self.cv, Integral):
+            pairs = split(self.cv, X, labels.y, None, rng, classes=True)
+        else:
+            used, unused = np.flatnonzero(labels.weights > 0), np.flatnonzero(labels.weights == 0)
+            pairs = split(self.cv, X, labels.y[used], None, rng, classes=True)
+            pairs = [(used[fit], np.append(used[out], unused[k :: len(pairs)])) for k, (fit, out) in enumerate(pairs)]
+        if np.any(np.bincount(np.concatenate([out for _, out in pairs]), minlength=len(labels.y)) != 1):
+            raise ValueError(f"`cv={self.cv!r}` must hold out each row once, trusted rows included, which come last.")
+        return pairs
 
     def _learned(self) -> tuple[dict[str, str], np.ndarray]:
         wrong = float(np.mean(1 - self.sample_weights_))
         rows = {"labels that are wrong": f"{100 * wrong:.2g} % expected, of {len(self.sample_weights_)} rows"}
         return rows | {"rounds": str(self.n_iter_)}, np.asarray(self.history_)
 
-    def _choose(self, fitter: CrossFitter, y: np.ndarray, trusted: np.ndarray) -> Cleaned:
+    def _choose(self, fitter: CrossFitter, labels: Labels) -> Cleaned:
         """Return models with an even noise matrix, unless any other is ahead by more than the margin."""
-        plain = fitter.weaken(np.eye(len(self.classes_))[y], float(len(y)))
-        matrix = count_confident(plain.probabilities[~trusted], y[~trusted])
+        y, weights = labels.y, labels.weights
+        plain = fitter.weaken(np.eye(len(self.classes_))[y], float(weights.sum()))
+        matrix = count_confident(plain.probabilities, y, weights * ~labels.trusted)
         # One start is below the rate of right labels, where classes overlap, and one above it: the better end is kept.
-        agreement = float(np.mean(plain.probabilities.argmax(axis=1) == y))
+        agreement = float(np.average(plain.probabilities.argmax(axis=1) == y, weights=weights))
         starts = [spread_evenly(right, len(matrix)) for right in (np.trace(matrix) / len(matrix), (1 + agreement) / 2)]
-        ends = [self._alternate(fitter, plain, start, y, trusted, even=True) for start in starts]
+        ends = [self._alternate(fitter, plain, start, labels, even=True) for start in starts]
         even = min(ends, key=lambda end: end.history[-1])
-        full = self._alternate(fitter, plain, matrix, y, trusted, even=False)
+        full = self._alternate(fitter, plain, matrix, labels, even=False)
         gain = even.losses - full.losses
-        return full if gain.mean() > _MARGIN * gain.std() / len(gain) ** 0.5 else even
+        mean = np.average(gain, weights=weights)
+        error = np.sqrt(np.average((gain - mean) ** 2, weights=weights) / weights.sum())
+        return full if mean > _MARGIN * error else even
 
     def _alternate(
-        self,
-        fitter: CrossFitter,
-        plain: CrossFit,
-        matrix: np.ndarray,
-        y: np.ndarray,
-        trusted: np.ndarray,
-        *,
-        even: bool,
+        self, fitter: CrossFitter, plain: CrossFit, matrix: np.ndarray, labels: Labels, *, even: bool
     ) -> Cleaned:
         """Fit models and estimate the noise matrix in turn."""
-        found, best, history = plain, None, [plain.loss / len(y)]
+        found, best, history = plain, None, [plain.loss / float(labels.weights.sum())]
         for _ in range(self.max_iter):
-            found = fitter.weaken(_evidence(matrix, y, trusted), found.penalty, found)
-            matrix = estimate(found.probabilities[~trusted], y[~trusted], matrix, even=even)
-            posterior, logs = weigh(found.probabilities, _evidence(matrix, y, trusted))
-            if best is not None and -logs.mean() >= history[-1]:
+            found = fitter.weaken(labels.evidence(matrix), found.penalty, found)
+            matrix = estimate(found.probabilities, labels.y, matrix, labels.weights * ~labels.trusted, even=even)
+            posterior, logs = weigh(found.probabilities, labels.evidence(matrix))
+            mean = -float(np.average(logs, weights=labels.weights))
+            if best is not None and mean >= history[-1]:
                 break
-            history.append(-float(logs.mean()))
+            history.append(mean)
             kind = "one rate of wrong labels" if even else "a rate for each pair of classes"
             self._say(f"{kind}, round {len(history) - 1}: {history[-1]:.4g} nats per row")
             best = Cleaned(found, matrix, posterior, -logs, history)
@@ -172,8 +208,3 @@ def _stack(X: Any, X_val: Any) -> Any:
     if sp.issparse(X) or sp.issparse(X_val):
         return sp.vstack([sp.csr_array(X), sp.csr_array(X_val)], format="csr")
     return np.vstack([X, X_val])
-
-
-def _evidence(matrix: np.ndarray, y: np.ndarray, trusted: np.ndarray) -> np.ndarray:
-    """Return P(label of the row | true class); trusted labels are right."""
-    return np.where(trusted[:, None], np.eye(len(matrix))[y], matrix[:, y].T)

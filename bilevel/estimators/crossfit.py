@@ -73,22 +73,24 @@ class CrossFit(NamedTuple):
 class CrossFitter:
     """Fits models without each fold, at penalties that the held-out rows choose."""
 
-    def __init__(self, model: Softmax, X: Any, folds: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        self.model, self.X, self.folds = model, X, folds
+    def __init__(
+        self, model: Softmax, X: Any, folds: Sequence[tuple[np.ndarray, np.ndarray]], weights: np.ndarray
+    ) -> None:
+        self.model, self.X, self.folds, self.weights = model, X, folds, weights
 
     def fit(self, evidence: np.ndarray, penalty: float, start: CrossFit | None = None) -> CrossFit:
         """Fit at one penalty."""
         coefs, probabilities = [], np.empty(evidence.shape)
         for k, (train, test) in enumerate(self.folds):
             near = None if start is None else start.coefs[k]
-            coefs.append(self.model.fit(self.X[train], evidence[train], np.ones(len(train)), penalty, near))
+            coefs.append(self.model.fit(self.X[train], evidence[train], self.weights[train], penalty, near))
             probabilities[test] = softmax(self.model.score(self.X[test], coefs[-1]), axis=1)
-        return CrossFit(penalty, coefs, probabilities, -float(weigh(probabilities, evidence)[1].sum()))
+        return CrossFit(penalty, coefs, probabilities, -float(self.weights @ weigh(probabilities, evidence)[1]))
 
     def weaken(self, evidence: np.ndarray, penalty: float, start: CrossFit | None = None) -> CrossFit:
         """Fit at this penalty, and at weaker ones as long as the loss falls."""
         best = self.fit(evidence, penalty, start)
-        while best.penalty > _WEAKEST * len(evidence):
+        while best.penalty > _WEAKEST * self.weights.sum():
             found = self.fit(evidence, best.penalty / STEP, best)
             if not found.loss < best.loss:
                 break

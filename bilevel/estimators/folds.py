@@ -58,7 +58,15 @@ def split(
         kind, rng = StratifiedKFold if classes else KFold, check_random_state(random_state)
         cv = kind(min(int(cv), int(most)), shuffle=True, random_state=rng)
         return _split_rows(cv, y, shuffles)
-    return [(_rows(train), _rows(test)) for train, test in check_cv(cv).split(X, y, groups)]
+    try:
+        pairs = list(check_cv(cv).split(X, y, groups))
+    except (TypeError, ValueError) as error:
+        if groups is not None or "group" not in f"{type(cv).__name__} {error}".lower():
+            raise
+        raise ValueError(
+            f"`cv={cv!r}` needs the group of each row; give it to `fit` as `cv_groups`. (`groups` are those of columns.)"
+        ) from error
+    return [(_rows(train), _rows(test)) for train, test in pairs]
 
 
 def _rows(numbers: Any) -> np.ndarray:

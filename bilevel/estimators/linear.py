@@ -78,11 +78,8 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     class_weight: Any = None
 
     def _encode(self, y: np.ndarray, y_val: np.ndarray | None, weights: np.ndarray) -> tuple[np.ndarray, Any]:
-        numbers, numbers_val = self._encode_classes(y, y_val)
-        totals = np.bincount(numbers, weights, len(self.classes_))
-        if np.count_nonzero(totals) < 2:
-            raise ValueError("`sample_weight` leaves rows of one class only; at least two classes need weight.")
-        self._class_factors = self._weigh_classes(y, totals)
+        numbers, numbers_val = self._encode_classes(y, y_val, weights)
+        self._class_factors = self._weigh_classes(y, np.bincount(numbers, weights, len(self.classes_)))
         columns = np.eye(len(self.classes_)) if len(self.classes_) > 2 else np.array([[0.0], [1.0]])
         return columns[numbers], None if numbers_val is None else columns[numbers_val]
 

@@ -10,9 +10,17 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import assert_all_finite
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from bilevel.estimators.base import LinearEstimator, check_parameters, check_range, check_validation_rows, refuse
+from bilevel.estimators.base import (
+    LinearEstimator,
+    all_or_nothing,
+    check_parameters,
+    check_range,
+    check_validation_rows,
+    check_weights,
+    refuse,
+)
 from bilevel.estimators.choice import Search
 from bilevel.estimators.comparison import Comparison
 from bilevel.estimators.folds import Scaling, count_shuffles, make_folds, split
@@ -29,7 +37,6 @@ PRIOR_SCALES = (2.0, 1.0, 0.5)
 # Of columns of deviation 1, per row: a smaller penalty is as good as none, a larger one leaves the feature out.
 _LEAST, _MOST = 1e-6, 1e3
 _REFIT_TOL = 1e-14
-_MOST_WEIGHT = 1e9  # rows
 _FEW_ENTRIES = 2e5  # of sparse rows that are handled faster as an array
 
 
@@ -81,6 +88,7 @@ class PenaltySelector(LinearEstimator):
         """Return a factor of the weight of each row."""
         return np.ones(len(targets))
 
+    @all_or_nothing
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, *, X_val: Any = None, y_val: Any = None, cv_groups: Any = None
     ) -> Self:
@@ -133,12 +141,7 @@ class PenaltySelector(LinearEstimator):
             refuse(self, "prior_scale", "'auto' or a float from 1e-100 to 1e100")
 
     def _make_rows(self, X: Any, y: np.ndarray, sample_weight: Any, X_val: Any, y_val: Any, cv_groups: Any) -> Rows:
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if weights.max() > _MOST_WEIGHT:
-            told = f"`sample_weight` holds {weights.max():.3g}, but 2 means a row twice"
-            raise ValueError(f"{told}; divide the weights by their mean, at most {_MOST_WEIGHT:g} is taken.")
-        if not weights.any():
-            raise ValueError("`sample_weight` is zero for every row; give a positive weight to some.")
+        weights = check_weights(X, sample_weight)
         X_val, y_val = check_validation_rows(
             self, X_val, y_val, y_numeric=not self._classifies, many_outputs=self._many_outputs
         )
@@ -158,6 +161,9 @@ class PenaltySelector(LinearEstimator):
         """Return the splits of `cv`; a number of folds is one of rows that count."""
         if not isinstance(self.cv, int | np.integer):
             return split(self.cv, X, y, cv_groups, self.random_state, classes=self._classifies)
+        if cv_groups is not None:
+            ignored = f"`cv_groups` is ignored by cv={self.cv}, whose folds are of single rows"
+            warnings.warn(f"{ignored}; set cv=GroupKFold({self.cv}) to keep groups together.", UserWarning, stacklevel=5)
         used = np.flatnonzero(weights)
         options: dict[str, Any] = {"classes": self._classifies, "shuffles": count_shuffles(len(used))}
         pairs = split(self.cv, X[used], y[used], None, self.random_state, **options)

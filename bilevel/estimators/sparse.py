@@ -34,6 +34,11 @@ class SparsePenalties(PenaltySelector):
 
     l1_penalties_: np.ndarray = field(init=False)
 
+    @property
+    def penalty(self) -> str:
+        """The name "l1", by which SelectFromModel recognizes that columns with zero coefficients are to be dropped."""
+        return "l1"
+
     def _check_parameters(self) -> None:
         super()._check_parameters()
         if self.sparsity not in SPARSITIES:

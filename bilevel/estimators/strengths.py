@@ -25,7 +25,7 @@ _ENDLESS = 300.0  # the logarithm of a strength beside which no loss counts
 _FIRST_STEP, _REACH = 0.5, 1.5  # of a log strength: how far the first step goes, and how far a round of L-BFGS-B
 _FACTORS = np.log([[1e-5, 1.5], [1e-6, 1e3]])  # bounds of both strengths in their units
 _MOST_NONZERO = 1500  # coefficients; strengths that leave more of them are not searched
-_LEAST_WORK, _PASSES = 1e11, 300  # multiplications that a search may take in any case, and passes over X per iteration
+_LEAST_WORK, _PASSES = 4e11, 300  # multiplications that a search may take in any case, and passes over X per iteration
 
 
 class StrengthStructure(Structure):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from sklearn.utils import assert_all_finite
 
+from bilevel.estimators.base import all_or_nothing
 from bilevel.estimators.cox import Cox, RiskSets
 from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.groups import Groups
@@ -67,6 +68,7 @@ class BilevelCoxPH(PenaltySelector):
     _classifies = True  # by whether the event was seen, so that each fold has its part of the events
     _many_outputs = True
 
+    @all_or_nothing
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, *, X_val: Any = None, y_val: Any = None, cv_groups: Any = None
     ) -> Self:

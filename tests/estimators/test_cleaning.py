@@ -66,14 +66,14 @@ def test_confident_counts_are_those_of_a_loop():
         if above := [c for c in range(3) if p[i, c] >= threshold[c]]:
             counts[max(above, key=lambda c: p[i, c]), labels[i]] += 1
     joint = np.array([[counts[t, s] / sum(counts[:, s]) * sum(labels == s) for s in range(3)] for t in range(3)])
-    np.testing.assert_allclose(count_confident(p, labels), [row / sum(row) for row in joint])
+    np.testing.assert_allclose(count_confident(p, labels, np.ones(40)), [row / sum(row) for row in joint])
 
 
 def test_the_noise_matrix_is_found_where_classes_are_known_well():
     true = RNG.integers(0, 3, 20_000)
     labels = (RNG.random((20_000, 1)) > MATRIX[true].cumsum(axis=1)).sum(axis=1)
     p = 0.97 * np.eye(3)[true] + 0.01
-    np.testing.assert_allclose(estimate(p, labels, spread_evenly(0.8, 3)), MATRIX, atol=0.03)
+    np.testing.assert_allclose(estimate(p, labels, spread_evenly(0.8, 3), np.ones(20_000)), MATRIX, atol=0.03)
 
 
 def test_a_step_of_the_noise_matrix_leaves_labels_as_probable_or_makes_them_more_so():
@@ -82,7 +82,7 @@ def test_a_step_of_the_noise_matrix_leaves_labels_as_probable_or_makes_them_more
     for _ in range(3):
         likelihood = weigh(p, matrix[:, labels].T)[1].sum()
         assert likelihood > last - 1e-3  # of the prior, which is 3 rows in 1000
-        matrix, last = estimate(p, labels, matrix), likelihood
+        matrix, last = estimate(p, labels, matrix, np.ones(3000)), likelihood
 
 
 def test_the_slope_of_the_loss_is_that_of_differences():
