@@ -63,7 +63,7 @@ def check_parameters(estimator: Any, **tables: Any) -> None:
 
 
 def all_or_nothing(fit: Callable[Concatenate[Fitted, P], Any]) -> Callable[Concatenate[Fitted, P], Fitted]:
-    """Make `fit` change the estimator only when it ends: an exception, as by Ctrl-C, leaves all attributes as before."""
+    """Make `fit` change the estimator only when it ends; after an exception or Ctrl-C all attributes are as before."""
 
     @functools.wraps(fit)
     def fit_copy(self: Fitted, *args: P.args, **kwargs: P.kwargs) -> Fitted:

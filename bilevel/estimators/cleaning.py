@@ -1,12 +1,18 @@
-"""A classifier for labels of which some are wrong: each row gets the probability that its label is right."""
+"""A classifier for labels of which some are wrong: each row gets the probability that its label is right.
+
+Arrays of probabilities are (rows, classes); a noise matrix is P(given label | true class), (true, given).
+"""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.optimize import minimize
+from scipy.special import softmax
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
@@ -19,9 +25,7 @@ from bilevel.estimators.base import (
     check_weights,
     refuse,
 )
-from bilevel.estimators.crossfit import CrossFit, CrossFitter, Softmax
 from bilevel.estimators.folds import Scaling, split
-from bilevel.estimators.noise import count_confident, estimate, spread_evenly, weigh
 from bilevel.estimators.threads import one_thread_if_small
 
 _LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of fits without a fold, and of the last one
@@ -30,6 +34,149 @@ _NO_TRUSTED_ROWS = (
     "No trusted rows (`X_val`, `y_val`) are given, so that labels are compared with each other alone: a class that is "
     "mislabeled more often than not cannot be told."
 )
+_INTERCEPT = 1e-3  # its penalty: a class without rows in a fold keeps a finite one
+_TINY = np.finfo(float).tiny
+_PENALTY_RATIO = 10**0.5  # between penalties that are tried
+_WEAKEST = 1e-6  # penalty for each row
+_EM_STEPS = 30  # of expectation and maximization, for fixed probabilities of the classes
+
+
+def count_confident(probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return a noise matrix from probabilities of rows that were not fitted to, which may be those of the given labels.
+
+    As in confident learning, a row counts for the likeliest of the classes that are at least as probable as they are,
+    on average, in the rows that have their label. Counts are scaled to those of the labels.
+    """
+    n_classes = probabilities.shape[1]
+    given = np.bincount(labels, weights, n_classes)
+    given[given == 0] = 1
+    mean = np.bincount(labels, weights * probabilities[np.arange(len(labels)), labels], n_classes) / given
+    reached = probabilities >= mean
+    sure = reached.any(axis=1)
+    counts = np.eye(n_classes)  # one row of each class is right, so that none is empty
+    np.add.at(counts, (np.where(reached, probabilities, -1.0).argmax(axis=1)[sure], labels[sure]), weights[sure])
+    counts *= given / counts.sum(axis=0)
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+def weigh(probabilities: np.ndarray, evidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return P(true class | row, label), and log P(label | row).
+
+    The evidence is P(label of the row | true class), (rows, classes): columns of a noise matrix, or of the identity
+    where a label is known to be right.
+    """
+    joint = probabilities * evidence
+    total = np.maximum(joint.sum(axis=1), np.finfo(float).tiny)
+    return joint / total[:, None], np.log(total)
+
+
+def estimate(
+    probabilities: np.ndarray, labels: np.ndarray, start: np.ndarray, weights: np.ndarray, *, even: bool = False
+) -> np.ndarray:
+    """Return the noise matrix that makes labels most probable, given those of the true classes.
+
+    Where it is even, all classes are right at one rate, and wrong labels are any of the others. Else a class has as
+    many rows more as there are classes, spread like the errors of all: few rows of a class would otherwise make up
+    which labels it is mistaken for.
+    """
+    n_classes = len(start)
+    for _ in range(_EM_STEPS):
+        posterior, _ = weigh(probabilities, start[:, labels].T)
+        counts = np.stack([np.bincount(labels, weights * part, n_classes) for part in posterior.T])
+        shared = spread_evenly(np.trace(counts) / counts.sum(), n_classes)
+        counts += n_classes * shared
+        start = shared if even else counts / counts.sum(axis=1, keepdims=True)
+    return start
+
+
+def spread_evenly(right: float, n_classes: int) -> np.ndarray:
+    """Return the noise matrix of labels that are right at this rate, and else any of the others."""
+    matrix = np.full((n_classes, n_classes), (1 - right) / (n_classes - 1))
+    np.fill_diagonal(matrix, right)
+    return matrix
+
+
+class Softmax:
+    """Minimizes -sum weight_i log sum_t p_i(t) evidence_i(t) + penalty/2 ||coef||², with p the softmax of X coef.
+
+    Evidence is that of `weigh`; rows of the identity make it the usual regression.
+
+    Parameters
+    ----------
+    tol : stop where a step gains less than this part of the mean loss
+    max_iter : most steps
+    """
+
+    def __init__(self, *, intercept: bool = True, tol: float = 1e-5, max_iter: int = 100) -> None:
+        self.intercept, self.tol, self.max_iter = intercept, tol, max_iter
+
+    def fit(
+        self, X: Any, evidence: np.ndarray, weights: np.ndarray, penalty: float, start: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return coefficients, (features + 1, classes), those of the intercept last."""
+        shape = X.shape[1] + 1, evidence.shape[1]
+        ridge = np.full((shape[0], 1), penalty)
+        ridge[-1] = _INTERCEPT
+
+        def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            coef = flat.reshape(shape)
+            value, slope = self._loss(np.ascontiguousarray(self.score(X, coef).T), by_class, weights)
+            gradient = np.vstack([X.T @ slope.T, self.intercept * slope.sum(axis=1)]) + ridge * coef
+            return (value + np.sum(ridge * coef**2) / 2) / total, gradient.ravel() / total
+
+        total, by_class = weights.sum(), np.ascontiguousarray(evidence.T)
+        options = {"maxiter": self.max_iter, "ftol": self.tol, "gtol": self.tol}
+        first = np.zeros(shape) if start is None else start
+        return minimize(objective, first.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
+
+    def score(self, X: Any, coef: np.ndarray) -> np.ndarray:
+        return X @ coef[:-1] + coef[-1]
+
+    @staticmethod
+    def _loss(scores: np.ndarray, evidence: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the summed loss and its derivative in the scores; classes come first, so that sums run along rows."""
+        prior = np.exp(scores - scores.max(axis=0))
+        joint = prior * evidence
+        all_of_it, seen = prior.sum(axis=0), np.maximum(joint.sum(axis=0), _TINY)
+        slope = prior * (weights / all_of_it) - joint * (weights / seen)
+        return float(weights @ np.log(all_of_it / seen)), slope
+
+
+class CrossFit(NamedTuple):
+    """Models of all folds: penalty, coefficients, probabilities of held-out rows, their summed loss."""
+
+    penalty: float
+    coefs: list[np.ndarray]
+    probabilities: np.ndarray
+    loss: float
+
+
+class CrossFitter:
+    """Fits models without each fold, at penalties that the held-out rows choose."""
+
+    def __init__(
+        self, model: Softmax, X: Any, folds: Sequence[tuple[np.ndarray, np.ndarray]], weights: np.ndarray
+    ) -> None:
+        self.model, self.X, self.folds, self.weights = model, X, folds, weights
+
+    def fit(self, evidence: np.ndarray, penalty: float, start: CrossFit | None = None) -> CrossFit:
+        """Fit at one penalty."""
+        coefs, probabilities = [], np.empty(evidence.shape)
+        for k, (train, test) in enumerate(self.folds):
+            near = None if start is None else start.coefs[k]
+            coefs.append(self.model.fit(self.X[train], evidence[train], self.weights[train], penalty, near))
+            probabilities[test] = softmax(self.model.score(self.X[test], coefs[-1]), axis=1)
+        return CrossFit(penalty, coefs, probabilities, -float(self.weights @ weigh(probabilities, evidence)[1]))
+
+    def weaken(self, evidence: np.ndarray, penalty: float, start: CrossFit | None = None) -> CrossFit:
+        """Fit at this penalty, and at weaker ones as long as the loss falls."""
+        best = self.fit(evidence, penalty, start)
+        while best.penalty > _WEAKEST * self.weights.sum():
+            found = self.fit(evidence, best.penalty / _PENALTY_RATIO, best)
+            if not found.loss < best.loss:
+                break
+            best = found
+        return best
 
 
 class Labels(NamedTuple):

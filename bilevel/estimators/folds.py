@@ -63,9 +63,8 @@ def split(
     except (TypeError, ValueError) as error:
         if groups is not None or "group" not in f"{type(cv).__name__} {error}".lower():
             raise
-        raise ValueError(
-            f"`cv={cv!r}` needs the group of each row; give it to `fit` as `cv_groups`. (`groups` are those of columns.)"
-        ) from error
+        message = f"`cv={cv!r}` needs the group of each row; give it to `fit` as `cv_groups`"
+        raise ValueError(f"{message}. (`groups` are those of the columns.)") from error
     return [(_rows(train), _rows(test)) for train, test in pairs]
 
 

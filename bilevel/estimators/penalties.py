@@ -1,5 +1,6 @@
 """The base of estimators that learn their penalties: rows to folds, a search for penalties, one fit on all rows."""
 
+import copy
 import warnings
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import check_scoring
 from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -27,7 +29,6 @@ from bilevel.estimators.folds import Scaling, count_shuffles, make_folds, split
 from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.groups import Groups, find_groups
 from bilevel.estimators.losses import Loss
-from bilevel.estimators.scoring import choose_level
 from bilevel.estimators.selection import Folds, InnerModel, Learned, Structure
 from bilevel.estimators.tables import candidates, penalty_table, plot
 from bilevel.estimators.threads import one_thread_if_small
@@ -38,6 +39,7 @@ PRIOR_SCALES = (2.0, 1.0, 0.5)
 _LEAST, _MOST = 1e-6, 1e3
 _REFIT_TOL = 1e-14
 _FEW_ENTRIES = 2e5  # of sparse rows that are handled faster as an array
+_LEVELS = np.log(10.0) * np.array([0.0, -0.5, 0.5, -1.0, 1.0, -1.5, 1.5, -2.0, 2.0])
 
 
 class Rows(NamedTuple):
@@ -162,8 +164,8 @@ class PenaltySelector(LinearEstimator):
         if not isinstance(self.cv, int | np.integer):
             return split(self.cv, X, y, cv_groups, self.random_state, classes=self._classifies)
         if cv_groups is not None:
-            ignored = f"`cv_groups` is ignored by cv={self.cv}, whose folds are of single rows"
-            warnings.warn(f"{ignored}; set cv=GroupKFold({self.cv}) to keep groups together.", UserWarning, stacklevel=5)
+            message = f"`cv_groups` is ignored by cv={self.cv}, whose folds are of single rows; set cv=GroupKFold("
+            warnings.warn(f"{message}{self.cv}) to keep groups together.", UserWarning, stacklevel=5)
         used = np.flatnonzero(weights)
         options: dict[str, Any] = {"classes": self._classifies, "shuffles": count_shuffles(len(used))}
         pairs = split(self.cv, X[used], y[used], None, self.random_state, **options)
@@ -273,3 +275,31 @@ class PenaltySelector(LinearEstimator):
     def plot_penalties(self, most: int = 30) -> Any:
         """Return a figure of the features with the largest effects, at most so many, by penalty."""
         return plot(self.penalty_table_, most)
+
+
+def choose_level(
+    estimator: Any, model: InnerModel, folds: Folds, log_penalties: np.ndarray, X: Any, y: np.ndarray
+) -> float:
+    """Return the logarithm of the factor of all penalties that scores best in the mean over folds; 0 where several do.
+
+    `X` are the columns that the model is fitted to, `y` the targets as the user has them.
+    """
+    scorer = check_scoring(estimator, scoring=estimator.scoring)
+    held_out = [np.flatnonzero(weights) for weights in folds.held_out]
+    means = []
+    for level in _LEVELS:
+        fits = model.fit(folds.fitted, log_penalties + level)
+        scores = [
+            scorer(_fitted(estimator, coef, intercept), X[rows], y[rows])
+            for coef, intercept, rows in zip(fits.coef, fits.intercept, held_out, strict=True)
+        ]
+        means.append(np.mean(scores))
+    return float(_LEVELS[np.argmax(means)]) if np.isfinite(means).any() else 0.0
+
+
+def _fitted(estimator: Any, coef: np.ndarray, intercept: np.ndarray) -> Any:
+    """Return the estimator with these coefficients of columns without names."""
+    view = copy.copy(estimator)
+    vars(view).pop("feature_names_in_", None)
+    view._set_model(coef.T, intercept)
+    return view

@@ -13,8 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bilevel.estimators import DataCleaningClassifier
-from bilevel.estimators.crossfit import Softmax
-from bilevel.estimators.noise import count_confident, estimate, spread_evenly, weigh
+from bilevel.estimators.cleaning import Softmax, count_confident, estimate, spread_evenly, weigh
 
 ALONE = "ignore:No trusted rows"
 RNG = np.random.default_rng(0)

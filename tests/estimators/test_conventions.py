@@ -32,7 +32,12 @@ CHECKED = [clone(estimator).set_params(cv=2) for estimator in PENALTIES] + [Data
 WITHOUT_INTERCEPT = {"check_class_weight_classifiers": "LogisticRegression fails it too, when it has no intercept"}
 
 
+TO_TOLERANCE = {"check_sample_weight_equivalence_on_sparse_data": "L-BFGS finds coefficients to 1e-5, not 1e-7"}
+
+
 def expected_failures(estimator):
+    if isinstance(estimator, DataCleaningClassifier):
+        return TO_TOLERANCE
     return {} if estimator.fit_intercept else WITHOUT_INTERCEPT
 
 

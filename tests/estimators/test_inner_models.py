@@ -6,9 +6,8 @@ import scipy.sparse as sp
 from sklearn.linear_model import GammaRegressor, HuberRegressor, LogisticRegression, PoissonRegressor, Ridge
 
 from bilevel.estimators import choice, hessian, surrogate
-from bilevel.estimators.choice import Search
+from bilevel.estimators.choice import Search, leave_out
 from bilevel.estimators.glm import RidgeGLM
-from bilevel.estimators.jackknife import leave_out
 from bilevel.estimators.losses import Gamma, Huber, Logistic, Poisson, Softmax, Squared
 from bilevel.estimators.selection import Folds, Objective, Structure, learn
 from bilevel.estimators.surrogate import compress

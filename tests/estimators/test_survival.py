@@ -9,11 +9,10 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bilevel.estimators import BilevelCoxPH, cox, hessian, penalties, surrogate
-from bilevel.estimators.choice import Search
+from bilevel.estimators.choice import Search, leave_out
 from bilevel.estimators.cox import Cox
 from bilevel.estimators.folds import make_folds
 from bilevel.estimators.glm import RidgeGLM
-from bilevel.estimators.jackknife import leave_out
 from bilevel.estimators.selection import Folds, Objective, Structure, held_out_loss, learn
 from bilevel.estimators.survival import concordance_index
 
