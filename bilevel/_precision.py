@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,8 +19,23 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype:
     raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
 
 
-def resolve_dtype(dtype: DTypeLike | None, *data: PyTree) -> np.dtype:
+def check_concrete(name: str, given: Any) -> None:
+    """Refuse an array that JAX traces, and one in extended precision."""
+    if isinstance(given, jax.core.Tracer):
+        raise TypeError(
+            f"`{name}` is traced by JAX, but this computes with concrete numbers and cannot be traced. Call it outside of "
+            "`jax.jit`, `jax.vmap` and `jax.grad`; `bilevel.hypergradient` gives derivatives with respect to x."
+        )
+    dtype = getattr(given, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind == "f" and dtype.itemsize > 8:
+        raise ValueError(f"`{name}` has the dtype {dtype}, in which JAX does not compute; use `.astype(np.float64)`.")
+
+
+def resolve_dtype(dtype: DTypeLike | None, **data: PyTree) -> np.dtype:
     """Return ``dtype``, or where it is None the one that JAX would give to the data; float64 to data without floats."""
+    for name, rows in data.items():
+        for leaf in jax.tree.leaves(rows):
+            check_concrete(name, leaf)
     if dtype is not None:
         return as_float_dtype(dtype)
     found = {np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)}

@@ -29,13 +29,17 @@ class About(NamedTuple):
     seed: int
 
 
+class OtherFileError(FileExistsError, ValueError):
+    """A file is there that is not the log of this run."""
+
+
 class Log(ABC):
     """Base of all logs; derive from it and write `write` to have your own.
 
     A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends, all
-    off its clock; of several processes only the first does. What `open` raises ends the run before it begins, save an
-    OSError other than FileExistsError. That, and what `write` or `close` raises, does not: the run warns, goes on
-    without the log, and `result.history` has every row.
+    off its clock; of several processes only the first does. Where one of them raises, the run warns and continues
+    without the log, and `result.history` has every row. Two errors of `open` end the run before it begins:
+    FileExistsError, because the log of another run is there, and ImportError, because a package is missing.
     After Ctrl-C in the midst of `write`, the same row is handed over once more.
     """
 
@@ -60,9 +64,9 @@ class Recorder:
         if log is not None and about is not None:
             try:
                 log.open(about, past)
-            except FileExistsError:
+            except (FileExistsError, ImportError):
                 raise
-            except OSError as error:  # a full disk, a folder that is not ours
+            except Exception as error:
                 self._let_go(log, error)
 
     def catch_up(self, rows: Sequence[Row], *, closing: bool = False) -> None:
@@ -144,10 +148,10 @@ class CSVLog(Log):
                 raise ValueError("no columns `step` and `seconds`")
             found = [(int(row["step"]), float(row["seconds"])) for row in table]
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{me}: the file is no log of a run; give another path.") from error
+            raise OtherFileError(f"{me}: the file is no log of a run; give another path.") from error
         known, last = {(row["step"], row["seconds"]) for row in past}, past[-1]["step"]
         if any(step <= last and (step, seconds) not in known for step, seconds in found):
-            raise ValueError(f"{me}: the file is the log of another run; give another path.")
+            raise OtherFileError(f"{me}: the file is the log of another run; give another path.")
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> bytes:

@@ -42,14 +42,17 @@ def checked(name: str, loss: Loss, rows: int | None = None) -> Callable[[PyTree,
             more = {"key": jax.random.wrap_key_data(words if rows is None else words[0], impl="threefry2x32")}
         try:
             found = loss(inner_var, outer_var, data, **more)
-            array = jnp.asarray(found)
+            array = None if isinstance(found, tuple | list | dict | None) else jnp.asarray(found)
         except Exception as error:
             shapes = jax.tree.map(np.shape, (inner_var, outer_var, data))
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             raise ValueError(f"`{name}` failed on {of}; its arguments have shapes {shapes}: {reason}") from error
+        due = "one real scalar for one sample" if rows is None else f"a real number for each of its {rows} rows"
+        if array is None:
+            way = "return the loss alone, without auxiliary outputs; other numbers can be `metrics` of the problem"
+            raise ValueError(f"`{name}` must return {due}, got a {type(found).__name__}; {way}.")
         if array.shape != (() if rows is None else (rows,)) or not jnp.issubdtype(array.dtype, jnp.floating):
             got = f"{array.dtype}{list(array.shape)}"
-            due = "one real scalar for one sample" if rows is None else f"a real number for each of its {rows} rows"
             way = "sum or average it" if rows is None else "it is averaged for you, with the weights of the rows"
             raise ValueError(f"`{name}` must return {due}, got {got}; {way}.")
         return found

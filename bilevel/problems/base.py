@@ -27,6 +27,7 @@ from bilevel.problems.checks import (
     check_data,
     check_positive,
     check_range,
+    check_same_columns,
     check_sizes,
     check_variable,
     make_rng,
@@ -130,9 +131,10 @@ class BilevelProblem:
         losses = _level_losses(inner_loss, outer_loss, inner_batch_loss, outer_batch_loss)
         if strongly_convex and any(takes_key(loss) for loss, _ in losses):
             raise ValueError("`strongly_convex=True`: a loss that takes a `key` is random and has no exact solution.")
-        dtype = resolve_dtype(dtype, head(inner_data), head(outer_data))
+        dtype = resolve_dtype(dtype, inner_data=head(inner_data), outer_data=head(outer_data))
         if strongly_convex and any(isinstance(level, HostData) for level in (inner_data, outer_data)):
             raise ValueError(f"`strongly_convex=True`: {NOT_SOLVED}; leave it out.")
+        check_same_columns(("inner_data", "outer_data"), (inner_data, outer_data), reordered=True)
         data = tuple(
             check_data(*level, on_host=True) for level in (("inner_data", inner_data), ("outer_data", outer_data))
         )

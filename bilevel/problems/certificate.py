@@ -32,6 +32,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._programs import Compiled
 from bilevel._types import Array, Point
+from bilevel.problems.checks import as_array
 from bilevel.problems.exact import stationarity
 
 if TYPE_CHECKING:
@@ -216,6 +217,8 @@ class Certifier:
         """Return the certificate of a point; it takes a few passes over all rows, and no solve."""
         if self._bounds_at is None:
             return Certificate(inf, inf, inf, inf, False, self.why)
+        if any(as_array("point", leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(point)):
+            raise ValueError("`point` holds other numbers than real ones; give a point such as `result.point`.")
         with arithmetic(np.float64), np.errstate(all="ignore"):
             point = trees.to_numpy(point, np.float64)
             direction = trees.to_numpy(_direction(self._oracles, point))

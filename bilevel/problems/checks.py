@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel import _tree as trees
+from bilevel._precision import check_concrete
 from bilevel._types import INT32_MAX, Array, PyTree, as_float, is_number
 from bilevel.oracles import HostData
 from bilevel.oracles.host_data import head
@@ -16,11 +17,7 @@ from bilevel.oracles.host_data import head
 
 def as_array(name: str, given: Any) -> np.ndarray:
     """Return what NumPy makes of a value, refusing lists of unequal lengths, masks and what has no array."""
-    if isinstance(given, jax.core.Tracer):
-        raise TypeError(
-            f"`{name}` is traced by JAX: this computes with concrete numbers, so it cannot be traced. Call it outside of "
-            "`jax.jit`, `jax.vmap` and `jax.grad`; the derivative of h is the hypergradient that it returns."
-        )
+    check_concrete(name, given)
     if np.ma.is_masked(given):
         raise ValueError(f"`{name}` has masked values; remove or impute those rows.")
     try:
@@ -66,7 +63,11 @@ def check_data(name: str, data: PyTree, *, on_host: bool = False) -> PyTree:
 
 def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
     """Return the variable in ``dtype``, refusing integers and what is not finite."""
-    arrays, structure = _arrays(name, variable, "f", "variables are real: use floats", "give a finite start")
+    encode = "variables are real: use floats"
+    if any(callable(leaf) for leaf in jax.tree.leaves(variable)):
+        split = "`arrays, rest = eqx.partition(model, eqx.is_inexact_array)` for Equinox, `nnx.split` for Flax"
+        encode = f"of a model, give the arrays alone ({split}) and combine them with the rest in the loss"
+    arrays, structure = _arrays(name, variable, "f", encode, "give a finite start")
     with np.errstate(over="ignore"):
         cast = [array.astype(dtype) for array in arrays]
     if not all(np.isfinite(array).all() for array in cast):
@@ -131,8 +132,19 @@ def check_tables(
     """Return features and targets of both levels, with the same number of columns."""
     train = check_table("X_train", X_train, "y_train", y_train, on_host=on_host)
     validation = check_table("X_val", X_val, "y_val", y_val, on_host=on_host)
+    check_same_columns(("X_train", "X_val"), (X_train, X_val))
     check_same_features(("X_train", "X_val"), (train[0], validation[0]))
     return train, validation
+
+
+def check_same_columns(names: tuple[str, str], tables: tuple[Any, Any], *, reordered: bool = False) -> None:
+    """Refuse two data frames with other columns, or the same ones ``reordered``: they are read as plain arrays."""
+    columns = [list(getattr(table, "columns", ())) for table in tables]
+    if all(columns) and columns[0] != columns[1] and (not reordered or set(columns[0]) == set(columns[1])):
+        first, second = next((pair for pair in zip(*columns, strict=False) if pair[0] != pair[1]), ("more", "fewer"))
+        told = f"the columns of `{names[1]}` must have the names of those of `{names[0]}`, in the same order"
+        found = f"got {second!r} where `{names[0]}` has {first!r}"
+        raise ValueError(f"{told}; {found}. Use `{names[1]}[{names[0]}.columns]`.")
 
 
 def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.ndarray]) -> None:

@@ -83,7 +83,7 @@ def cross_validation(
     inner_var, outer_var : the start; z = 0, (folds, features) or (folds, classes, features), and x = -2 by default
     outer_bounds, dtype, seed : as for `logistic_selection`; the seed deals out folds too
     """
-    dtype, rng = resolve_dtype(dtype, X), make_rng(seed)
+    dtype, rng = resolve_dtype(dtype, X=X), make_rng(seed)
     check_choice("loss", loss, tuple(_MODELS))
     prior_scale = as_float(prior_scale)
     if not isinstance(prior_scale, float) or not prior_scale > 0:

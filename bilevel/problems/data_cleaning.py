@@ -31,7 +31,15 @@ from bilevel._types import Array, InnerPass, Point
 from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import Bounds, largest, norms, second_moment
-from bilevel.problems.checks import as_array, check_classes, check_positive, check_same_features, check_table, make_rng
+from bilevel.problems.checks import (
+    as_array,
+    check_classes,
+    check_positive,
+    check_same_columns,
+    check_same_features,
+    check_table,
+    make_rng,
+)
 from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.losses import SIGMOID, sigmoid, sigmoid_and_slope
@@ -73,7 +81,7 @@ def data_cleaning(
     inner_var, outer_var : the start; z = 0, (classes, features), and x = -2, one per training row, by default
     X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
     """
-    dtype = resolve_dtype(dtype, X_train, X_val)
+    dtype = resolve_dtype(dtype, X_train=X_train, X_val=X_val)
     (regularization,) = check_positive(regularization=regularization)
     data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
     defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), make_rng(seed)
@@ -82,19 +90,22 @@ def data_cleaning(
         oracles = CleaningOracles(**parts, regularization=trees.put(regularization, dtype))
         validation = oracles.outer_samples.leaves
         metrics = {"validation_error": Partial(_error_rate, validation.features, validation.labels)}
-        metrics |= _metrics(X_test, y_test, corrupted, start, dtype)
+        metrics |= _metrics(X_train, X_test, y_test, corrupted, start, dtype)
     longest = float(np.linalg.norm(oracles.outer_samples.leaves.features, axis=1).max())
     mu, solver = 2 * regularization, IterativeExactSolver(oracles, start, accuracy=1e-10)
     info = {"inner_strong_convexity": mu, "v_radius": float(np.sqrt(2) * longest / mu)}
     return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, cleaning_constants, CleaningBounds)
 
 
-def _metrics(X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.dtype) -> dict[str, Partial]:
+def _metrics(
+    X_train: Any, X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.dtype
+) -> dict[str, Partial]:
     metrics, shape, n_rows = {}, start.inner_var.shape, len(start.outer_var)
     if (X_test is None) != (y_test is None):
         raise ValueError("`X_test` and `y_test` must be given together.")
     if X_test is not None:
         rows, labels = check_table("X_test", X_test, "y_test", y_test)
+        check_same_columns(("X_train", "X_test"), (X_train, X_test))
         check_same_features(("X_train", "X_test"), (np.empty(shape), rows))
         test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[0])
         metrics["test_error"] = Partial(_error_rate, *map(trees.put, test))

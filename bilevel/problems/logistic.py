@@ -56,7 +56,7 @@ def logistic_selection(
     dtype : "float32" or "float64"; by default what JAX makes of the features
     seed : of the default start and of the one shuffle of the rows
     """
-    dtype = resolve_dtype(dtype, head(X_train), head(X_val))
+    dtype = resolve_dtype(dtype, X_train=head(X_train), X_val=head(X_val))
     tables = check_tables(X_train, y_train, X_val, y_val, on_host=True)
     train, validation = (_sign(name, *table) for name, table in zip(("y_train", "y_val"), tables, strict=True))
     rng, dim, starts = make_rng(seed), head(train).shape[1], (inner_var, outer_var)

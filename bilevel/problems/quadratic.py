@@ -67,7 +67,7 @@ def quadratic(
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     """
     rng = make_rng(seed)
-    dtype = resolve_dtype(dtype, np.float64(0))  # as the drawn numbers
+    dtype = resolve_dtype(dtype, drawn=np.float64(0))  # as the drawn numbers
     sizes = {"n_inner": n_inner, "n_outer": n_outer, "dim_inner": dim_inner, "dim_outer": dim_outer}
     n_inner, n_outer, dim_inner, dim_outer = check_sizes(**sizes)
     check_memory(3 * (n_inner + n_outer) * (dim_inner + dim_outer), dtype, *sizes)

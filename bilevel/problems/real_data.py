@@ -154,7 +154,7 @@ def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:
 
 def _standardize(dtype: DTypeLike | None, *tables: np.ndarray, floor: float = 0.0) -> list[np.ndarray]:
     """Center and scale columns by the first table, without a float64 copy of any; a constant column becomes 0."""
-    train, dtype = tables[0], resolve_dtype(dtype, tables[0])
+    train, dtype = tables[0], resolve_dtype(dtype, X=tables[0])
     mean = train.mean(0, dtype=np.float64)
     squares = sum(np.square(train[i : i + _CHUNK] - mean).sum(0) for i in range(0, len(train), _CHUNK))
     deviation = np.maximum(np.sqrt(squares / len(train)), floor)

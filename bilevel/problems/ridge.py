@@ -44,7 +44,7 @@ def ridge_selection(
     inner_var, outer_var : the start; z = 0 and x = -2 by default
     X_train, X_val, outer_bounds, groups, dtype, seed : as for `logistic_selection`
     """
-    dtype = resolve_dtype(dtype, head(X_train), head(X_val))
+    dtype = resolve_dtype(dtype, X_train=head(X_train), X_val=head(X_val))
     targets = _check_targets("y_train", X_train, y_train), _check_targets("y_val", X_val, y_val)
     tables = check_tables(X_train, targets[0], X_val, targets[1], on_host=True)
     train, validation = (_regression(*table) for table in tables)

@@ -71,7 +71,7 @@ def softmax_selection(
     inner_var, outer_var : the start; z = 0, (classes, features), and x = -2 by default
     X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
     """
-    dtype = resolve_dtype(dtype, X_train, X_val)
+    dtype = resolve_dtype(dtype, X_train=X_train, X_val=X_val)
     check_choice("per", per, AXES)
     data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
     groups, n_penalties = check_groups(groups, shape[AXES.index(per)], per)

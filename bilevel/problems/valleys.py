@@ -60,7 +60,7 @@ def valleys(
     outer_ripple : b_F
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     """
-    dtype, rng = resolve_dtype(dtype, np.float64(0)), make_rng(seed)
+    dtype, rng = resolve_dtype(dtype, drawn=np.float64(0)), make_rng(seed)
     n_inner, n_outer, dim = check_sizes(n_inner=n_inner, n_outer=n_outer, dim=dim)
     check_memory(2 * (n_inner + n_outer) * (dim + 1), dtype, "n_inner", "n_outer", "dim")
     flattest, inner_curvature = check_positive(flattest=flattest, inner_curvature=inner_curvature)

@@ -82,7 +82,7 @@ def worst_case(
     dtype : "float32" or "float64"; by default what JAX makes of float64 data
     seed : of the random basis
     """
-    dtype = resolve_dtype(dtype, np.float64(0))  # as the numbers below
+    dtype = resolve_dtype(dtype, drawn=np.float64(0))  # as the numbers below
     n_inner = n_outer if n_inner is None else n_inner
     n_outer, n_inner = check_sizes(n_outer=n_outer, n_inner=n_inner)
     scales = {"epsilon": epsilon, "smoothness": smoothness, "gap": gap, "inner_curvature": inner_curvature}

@@ -240,13 +240,28 @@ def test_what_is_no_log_is_refused(path):
         bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, log="run.csv")
 
 
-def test_a_log_may_refuse_a_run_before_it_begins():
-    class Strict(bilevel.Log):
+@pytest.mark.parametrize("error", [KeyError, ValueError, PermissionError, RuntimeError, ZeroDivisionError])
+def test_a_log_whose_open_raises_is_warned_of_and_the_run_goes_on(error):
+    class Failing(bilevel.Log):
         def open(self, about, past):
-            raise ValueError("`Strict`: not this one.")
+            raise error("nothing to write to")
 
         def write(self, row):
             pytest.fail("the log was not opened")
 
-    with pytest.raises(ValueError, match="`Strict`: not this one"):
+    with pytest.warns(RuntimeWarning, match=rf"Failing failed \({error.__name__}.*`result.history` has every row"):
+        result = bilevel.run(cases.quadratic("float32"), bilevel.SOBA(0.05, 1.0, 8), max_steps=2, log=Failing())
+    assert result.history["step"][-1] == 2
+
+
+@pytest.mark.parametrize("error", [FileExistsError, ImportError])
+def test_a_log_of_another_run_or_without_its_package_ends_a_run_before_it_begins(error):
+    class Strict(bilevel.Log):
+        def open(self, about, past):
+            raise error("`Strict`: not this one.")
+
+        def write(self, row):
+            pytest.fail("the log was not opened")
+
+    with pytest.raises(error, match="`Strict`: not this one"):
         bilevel.run(cases.quadratic("float32"), bilevel.SOBA(0.05, 1.0, 8), max_steps=2, log=Strict())
