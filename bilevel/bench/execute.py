@@ -28,7 +28,7 @@ from bilevel.bench.cells import (
 from bilevel.bench.config import Experiment
 from bilevel.bench.plugins import find_solver
 from bilevel.bench.select import list_settings, select, worst_value
-from bilevel.bench.store import PARAMETER, SCHEMA, Store, check_metric_names, column_type
+from bilevel.bench.store import PARAMETER, SCHEMA, Store, check_metric_names, column_type, list_finished
 
 _PATIENCE = 20  # seconds, for a scheduler and its first worker
 _PAUSE = 0.05  # seconds between two looks at what a cluster has done
@@ -106,9 +106,7 @@ def execute(
         elif missing:
             raise ValueError(f"{len(missing)} cells of the sweep are not in the store; run the sweep first.")
         table = store.read(SWEEP)
-        failures = _count_failures(
-            SWEEP, cells, failed, set(table[table["final"].astype(bool)]["cell"]), store, watcher
-        )
+        failures = _count_failures(SWEEP, cells, failed, list_finished(table), store, watcher)
         # What is missing from the sweep might be what should be selected.
         if experiment.max_seconds is None or failures or TIMING not in phases:
             return failures

@@ -89,27 +89,37 @@ def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: 
     return Curve(grid[shown], *quantiles(values[:, shown]))
 
 
-def make_curve(rows: Frame, axis: str, metric: str) -> Curve:
-    """Return the curve of the rows of one setting; each cell is a seed."""
-    seeds = []
-    for _, cell in rows.sort_values("step").groupby("cell"):
-        x, y = cell[[axis, metric]].to_numpy(np.float64, na_value=np.nan).T
-        seeds.append(SeedCurve.from_evaluations(x, y, str(cell["status"].iloc[-1])))
+def split_cells(rows: Frame) -> list[tuple[np.ndarray, str]]:
+    """Return, for each cell in the order of their ids, the places of its rows by step, and its last status."""
+    cells = rows["cell"].astype("category").cat.codes.to_numpy()
+    order = np.lexsort((rows["step"].to_numpy(np.float64, na_value=np.nan), cells))
+    statuses = rows["status"].to_numpy(object)
+    parts = np.split(order, np.flatnonzero(np.diff(cells[order])) + 1) if len(order) else []
+    return [(places, str(statuses[places[-1]])) for places in parts]
+
+
+def make_curve(rows: Frame, axis: str, metric: str, cells: list[tuple[np.ndarray, str]] | None = None) -> Curve:
+    """Return the curve of the rows of one setting; each cell, of those that `split_cells` finds, is a seed."""
+    x, y = (rows[name].to_numpy(np.float64, na_value=np.nan) for name in (axis, metric))
+    found = split_cells(rows) if cells is None else cells
+    seeds = [SeedCurve.from_evaluations(x[places], y[places], status) for places, status in found]
     return median_curve(seeds, worst_value(metric))
 
 
 def final_values(rows: Frame, metric: str) -> np.ndarray:
     """Return the last value of each seed."""
-    cells = rows.sort_values("step").groupby("cell")
-    last, diverged = cells[metric].last(), cells["status"].last() == "diverged"
-    return last.mask(diverged, worst_value(metric)).to_numpy(np.float64, na_value=np.nan)
+    y, cells = rows[metric].to_numpy(np.float64, na_value=np.nan), split_cells(rows)
+    known = (y[places][~np.isnan(y[places])] for places, _ in cells)
+    last = [values[-1] if len(values) else np.nan for values in known]
+    return np.where([status == "diverged" for _, status in cells], worst_value(metric), last)
 
 
-def reach(rows: Frame, metric: str, target: float, axis: str = "calls") -> Frame:
-    """Return, by cell, the calls or seconds at the first value that is as good as the target, or inf."""
-    there = rows[metric] >= target if worst_value(metric) < 0 else rows[metric] <= target
-    first = rows[there].groupby("cell")[axis].min().astype(float)
-    return first.reindex(rows["cell"].unique(), fill_value=np.inf)
+def reach(rows: Frame, metric: str, target: float, axis: str = "calls") -> np.ndarray:
+    """Return the calls or seconds of each seed at the first value that is as good as the target, or inf."""
+    x, y = (rows[name].to_numpy(np.float64, na_value=np.nan) for name in (axis, metric))
+    there = y >= target if worst_value(metric) < 0 else y <= target
+    found = (x[places][there[places]] for places, _ in split_cells(rows))
+    return np.array([np.fmin.reduce(values) if len(values) else np.inf for values in found])
 
 
 def first_reach(rows: Frame, metric: str, epsilons: Sequence[float], axis: str = "calls") -> np.ndarray:
@@ -154,9 +164,11 @@ class Section:
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Curve]:
         """Curves by metric, axis and contender, without those of which there is nothing to see."""
-        selected = [one for one in self.contenders if one.parameters is not None]
+        selected = [(one, split_cells(one.rows)) for one in self.contenders if one.parameters is not None]
         keys = itertools.product(self.metrics, AXES, selected)
-        curves = {(metric, axis, one.label): make_curve(one.rows, axis, metric) for metric, axis, one in keys}
+        curves = {
+            (metric, axis, one.label): make_curve(one.rows, axis, metric, cells) for metric, axis, (one, cells) in keys
+        }
         return {key: curve for key, curve in curves.items() if curve.is_drawable}
 
     def with_curves(self, position: int) -> list[str]:

@@ -97,6 +97,11 @@ def list_metrics(table: Frame) -> list[str]:
     return [name for name in names if table[name].dtype.kind in "fiu" and table[name].notna().any()]
 
 
+def list_finished(table: Frame) -> set[str]:
+    """Return the ids of the cells that have a final row."""
+    return set(table[table["final"].astype(bool)]["cell"])
+
+
 def check_metric_names(names: Iterable[str]) -> None:
     """Refuse metrics that would take the place of another column."""
     taken = [name for name in names if name in SCHEMA().names and name not in METRICS]

@@ -1,6 +1,6 @@
 """Targets that follow from the data, and what each solver needs to reach them."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,9 +59,8 @@ def _is_timed(one: Contender, metric: str) -> bool:
 
 
 def _reach(one: Contender, metric: str, target: float) -> Reached:
-    seeds = one.rows.groupby("cell")["seed"].first()
-    found: dict[str, Any] = {axis: reach(one.rows, metric, target, axis).reindex(seeds.index) for axis in AXES}
-    return Reached({axis: dict(zip(seeds, series, strict=True)) for axis, series in found.items()})
+    seeds = one.rows.groupby("cell")["seed"].first()  # in the order of `reach`
+    return Reached({axis: dict(zip(seeds, reach(one.rows, metric, target, axis), strict=True)) for axis in AXES})
 
 
 def _tells(reached: list[Reached]) -> bool:

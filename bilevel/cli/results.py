@@ -103,8 +103,10 @@ def _open_store(folder: Path, metric: str | None) -> "tuple[Store, str | None]":
 
 def _read(results: "Store", notices: list[str] | None = None) -> Any:
     """Return all rows of a store, and print, and list, what is unfinished in it."""
+    from bilevel.bench.store import list_finished
+
     table = results.read()
-    for text in results.list_unfinished(set(table[table["final"].astype(bool)]["cell"])):
+    for text in results.list_unfinished(list_finished(table)):
         say(err, text)
         if notices is not None:
             notices.append(f"{results.folder}: {text}")

@@ -333,23 +333,15 @@ def test_metrics_of_runs_are_known(tmp_path):
     ("old", "new", "settings", "seeds"),
     [
         ("seeds = 2", "seeds = 3_999_999_999", "2 settings", "3,999,999,999 seeds"),
-        (
-            "[0.1, 1.0]",
-            f"{[0.1 + one for one in range(1001)]}\nperiod = {[*range(1, 1001)]}",
-            "1,001,000 settings",
-            "1",
-        ),
-        ("[0.1, 1.0]", f"{[0.1 + one for one in range(600)]}\nperiod = {[*range(1, 1000)]}", "599,400 settings", "2"),
+        ("[0.1, 1.0]", f"{[*range(1, 1002)]}\nperiod = {[*range(1, 1001)]}", "1,001,000 settings", "1"),
+        ("[0.1, 1.0]", f"{[*range(1, 252)]}", "251 settings", "2"),
     ],
     ids=["seeds", "lists", "both"],
 )
 def test_more_cells_than_can_be_listed_are_refused_with_their_number(old, new, settings, seeds, tmp_path, monkeypatch):
     if seeds == "2":  # without the time that so many solvers take
         monkeypatch.setattr("bilevel.bench.tables.MOST_CELLS", 500)
-        new, settings = f"{[0.1 + one for one in range(251)]}", "251 settings"
-    with pytest.raises(
-        ConfigError, match=rf"x\.toml: .*{settings} with {seeds} .*are [\d,]+ cells, more than [\d,]+; "
-    ):
+    with pytest.raises(ConfigError, match=rf"x\.toml: .*{settings} with {seeds} .*are [\d,]+ cells, more than [\d,]+"):
         load_config(config(tmp_path, GOOD.replace(old, new)))
 
 
@@ -371,9 +363,7 @@ def test_more_seeds_than_can_be_listed_are_refused_when_they_are_asked_for(seeds
 )
 def test_a_key_of_many_parts_is_refused_before_it_is_parsed(line, tmp_path, monkeypatch):
     monkeypatch.setattr("bilevel.bench.tables.tomllib.loads", lambda text: pytest.fail("was parsed"))
-    with pytest.raises(
-        ConfigError, match=r"x\.toml: not TOML: a key begins with `.{1,40}`, and at most 16 parts"
-    ) as told:
+    with pytest.raises(ConfigError, match=r"x\.toml: not TOML: a key begins with `.{1,40}`, and at most 16") as told:
         load_config(config(tmp_path, f"{line}\n{GOOD}"))
     assert len(str(told.value)) < 500
 

@@ -89,9 +89,7 @@ def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkey
         monkeypatch.setattr(execute, "_PATIENCE", 10)
         assert failures() == {f"in {servers.workers[0].pid}"}, "a cluster of one worker does the work"
         (text,) = said
-        assert text.startswith(
-            f"the Dask cluster at `{where.dask}` has no workers left; start one. 2 tasks wait; Ctrl-C"
-        )
+        assert text.startswith(f"the Dask cluster at `{where.dask}` has no workers left; start one. 2 tasks wait;")
         scheduler = servers.scheduler.pid
         monkeypatch.setattr(execute, "_in_worker", lambda *_: os.kill(scheduler, signal.SIGKILL) or time.sleep(3))
         assert all("scheduler-connection-lost" in text for text in failures())

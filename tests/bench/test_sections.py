@@ -1,5 +1,8 @@
 """Median curves against cases worked out by hand."""
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -167,6 +170,48 @@ def test_the_order_of_the_rows_of_a_store_does_not_matter():
     rows = rows_of([[5, 4, 3], [5, 3, 1]])
     np.testing.assert_array_equal(final_values(rows[::-1], "value"), [3, 1])
     np.testing.assert_array_equal(make_curve(rows[::-1], "calls", "value"), make_curve(rows, "calls", "value"))
+
+
+def curve_of_each_cell(rows, axis, metric):
+    """The same curve from one data frame for each seed."""
+    seeds = []
+    for _, cell in rows.sort_values("step", kind="stable").groupby("cell"):
+        x, y = (cell[name].to_numpy(float) for name in (axis, metric))
+        seeds.append(SeedCurve.from_evaluations(x, y, str(cell["status"].iloc[-1])))
+    return median_curve(seeds, -INF if metric == "weight_auc" else INF)
+
+
+@pytest.fixture(scope="module")
+def shuffled():
+    """40 seeds of other lengths, with gaps and divergence, in an order of no meaning."""
+    rng = np.random.default_rng(7)
+    values = [np.where(rng.random(n) < 0.2, NAN, rng.standard_normal(n)) for n in rng.integers(3, 60, 40)]
+    rows = rows_of(values, list(rng.choice(["converged", "diverged", "out_of_budget"], 40, p=[0.2, 0.2, 0.6])))
+    return rows.sample(frac=1, random_state=3).reset_index(drop=True)
+
+
+@pytest.mark.parametrize("metric", ["value", "weight_auc"])
+def test_a_curve_equals_that_of_one_data_frame_for_each_seed(metric, shuffled):
+    found, expected = make_curve(shuffled, "calls", metric), curve_of_each_cell(shuffled, "calls", metric)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_curves_of_a_section_take_a_fraction_of_the_time_of_a_data_frame_for_each_seed():
+    section = next(one for one in make_sections(tables.store()) if one.problem == "quadratic")
+    shown = {one.label: one.rows for one in section.contenders}
+
+    def seconds(function):
+        began = time.perf_counter()
+        function()
+        return time.perf_counter() - began
+
+    def apart():
+        for metric, axis, label in section.curves:
+            curve_of_each_cell(shown[label], axis, metric)
+
+    ratios = [seconds(apart) / seconds(lambda: replace(section).curves) for _ in range(3)]
+    assert max(ratios) > 2
 
 
 def test_a_section_shows_each_solver_at_its_selected_setting_from_the_timing_phase():

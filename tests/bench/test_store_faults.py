@@ -182,7 +182,7 @@ def test_a_small_file_of_very_many_equal_rows_is_refused_before_it_is_read(tmp_p
     monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read", lambda *_, **__: pytest.fail("was read"))
     expected = f"its 40,000 rows of {table.num_columns} columns would take {40_000 * table.num_columns * 8:,} bytes, "
     for read in (store.read, store.finished):
-        with pytest.warns(UserWarning) as caught:
+        with pytest.warns(UserWarning, match="is damaged") as caught:
             read()
         (text,) = {str(one.message) for one in caught}
         assert f"`{path}`" in text and expected + "and at most 10,000,000 are read" in text

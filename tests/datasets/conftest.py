@@ -19,9 +19,7 @@ def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     known, resolve = {"data.test": "93.184.215.14", "inside.test": "10.20.30.40"}, socket.getaddrinfo
     found = {name: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0))] for name, place in known.items()}
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda host, *rest, **more: found.get(host) or resolve(host, *rest, **more)
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: found.get(host) or resolve(host, *rest))
     with servers.running() as server:
         monkeypatch.setattr(loading, "_open_session", server.open_session)
         yield server

@@ -132,10 +132,7 @@ def test_a_redirect_to_another_web_address_is_followed(served, server):
         (lambda server: server.redirect("/tiny.bz2", "file:///etc/hosts"), "not an https address"),
         (lambda server: server.redirect("/tiny.bz2", "http://example.org/tiny.bz2"), "not an https address"),
         (lambda server: server.redirect("/tiny.bz2", "http://127.0.0.1@example.org/tiny"), "not an https address"),
-        (
-            lambda server: server.redirect("/tiny.bz2", f"http://127.0.0.1:{server.port}/tiny.bz2"),
-            "not an https address",
-        ),
+        (lambda server: server.redirect("/tiny.bz2", f"http://127.0.0.1:{server.port}/tiny.bz2"), "not an https"),
         (lambda server: server.redirect("/tiny.bz2", "/tiny.bz2"), "too many redirects"),
     ],
     ids=[
@@ -166,14 +163,14 @@ def test_a_failed_download_says_why_and_leaves_nothing(spoil, message, served, s
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "[::1]", "10.1.2.3", "192.168.7.1", "169.254.169.254", "[fe80::1]", "[::ffff:10.0.0.1]"]
-    + ["0.0.0.0", "2130706433", "[fd00::1]", "inside.test"],
+    [
+        *("127.0.0.1", "localhost", "[::1]", "10.1.2.3", "192.168.7.1", "169.254.169.254", "[fe80::1]"),
+        *("[::ffff:10.0.0.1]", "0.0.0.0", "2130706433", "[fd00::1]", "inside.test"),
+    ],
 )
 def test_a_redirect_into_this_machine_or_a_private_network_is_refused(host, served, server, folders):
     server.redirect("/tiny.bz2", f"https://{host}/tiny.bz2")
-    with pytest.raises(
-        DownloadError, match=r"it redirects to `https://.*`, an address of this machine or of a private"
-    ):
+    with pytest.raises(DownloadError, match=r"it redirects to `https://.*`, an address of this machine or of a"):
         datasets.load("tiny")
     assert set(server.requests) == {"/tiny.bz2"} and not list(folders[1].iterdir())
 
@@ -197,9 +194,7 @@ def test_a_host_that_sends_a_byte_at_a_time_is_given_up_after_the_time_for_the_f
     server.drip("/tiny.bz2", 0.02, **({"head": b"HTTP/1.1 200 OK\r\nX: "} if part == "head" else {}))
     register(tiny.libsvm_set(server.url, max_seconds=0.5))
     began = time.monotonic()
-    with pytest.raises(
-        DownloadError, match=r"tiny\.bz2: after 0\.5 seconds, the limit for this file, \d+ bytes had come"
-    ):
+    with pytest.raises(DownloadError, match=r"tiny\.bz2: after 0\.5 seconds, the limit for this file, \d+ bytes had"):
         datasets.load("tiny")
     assert time.monotonic() - began < 5
     assert not list(folders[1].iterdir())
