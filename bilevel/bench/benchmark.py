@@ -62,23 +62,14 @@ def benchmark(
 
 
 class _Failures:
-    """A watcher that keeps what failed, and passes all else on to the one that is shown."""
+    """A watcher that keeps what failed, and passes everything else on to the watcher that is shown, if any."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self.shown: Watcher | None = None
 
-    def begin(self, phase: str, done: int, total: int) -> None:
-        if self.shown:
-            self.shown.begin(phase, done, total)
-
-    def start(self, title: str) -> None:
-        if self.shown:
-            self.shown.start(title)
-
-    def advance(self, n_cells: int, title: str, best: float | None) -> None:
-        if self.shown:
-            self.shown.advance(n_cells, title, best)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.shown, name, lambda *_: None)
 
     def failed(self, title: str, error: str) -> None:
         self.found.append(f"{title}: {error}")

@@ -96,7 +96,8 @@ def execute(
         cells = drop_duplicates(experiment.cells(*size, seeds, only), problem)
         if config is not None:
             store.keep_config(config, text)
-        missing, failed = store.unfinished(cells), []
+        missing = store.unfinished(cells)
+        failed: Sequence[Task] = ()
         _warn_of_changes(cells, missing, store)
         store.keep_plan(experiment.name, SWEEP, cells, within=experiment.cells(*size))
         if SWEEP in phases:
@@ -118,8 +119,8 @@ def execute(
         # One at a time, with the machine to themselves.
         outcomes = (_attempt(Task((cell,)), time_cell, cell, watcher=watcher) for cell in missing)
         failed, done = _keep(outcomes, experiment.metric, store, watcher), store.finished()
-        planned = ((SWEEP, cells, []), (TIMING, timed, failed))
-        return sum(_count_failures(*one, done, store, watcher) for one in planned)
+        failures = _count_failures(SWEEP, cells, (), done, store, watcher)
+        return failures + _count_failures(TIMING, timed, failed, done, store, watcher)
 
 
 def _count_failures(

@@ -8,12 +8,12 @@ from typing import Any
 from bilevel._optional import require
 from bilevel._progress import describe_time, printable
 
-_console = require("rich.console", "bench")
+_console: Any = require("rich.console", "bench")
 _markup = require("rich.markup", "bench")
 _progress = require("rich.progress", "bench")
 
 
-class Console(_console.Console):  # type: ignore[misc]  # rich is imported when used
+class Console(_console.Console):
     """A console that writes control characters of names as escapes, and no names of emoji as such."""
 
     def __init__(self, **options: Any) -> None:

@@ -15,7 +15,6 @@ from bilevel._io import replacing
 from bilevel._optional import require
 from bilevel._progress import printable
 from bilevel.bench.compare import compare, headline, join_sections
-from bilevel.bench.gaps import add_gap
 from bilevel.bench.page import (
     describe_origin,
     describe_section,
@@ -25,7 +24,7 @@ from bilevel.bench.page import (
     format_quantity,
     order_labels,
 )
-from bilevel.bench.sections import AXES, Section, make_sections
+from bilevel.bench.sections import AXES, Section, add_gap, make_sections
 from bilevel.bench.store import Frame
 from bilevel.bench.verdict import round_count
 from bilevel.solvers import SOLVERS
@@ -118,7 +117,7 @@ def write_report(
         for name, own in rows.groupby("experiment")
     ]
     title = title or f"Benchmark: {', '.join(dict.fromkeys(one.experiment for one in shown))}"
-    given = {"title": title, "budgets": budgets, "commands": commands, "notices": notices}
+    given: dict[str, Any] = {"title": title, "budgets": budgets, "commands": commands, "notices": notices}
     given |= {"line_width": _LINE_WIDTH, "solvers": solvers}
     data = embed_json({"axes": AXES, "solvers": solvers, "sections": drawings})
     page = _render(**given, sections=sections, facts=facts, data=data)

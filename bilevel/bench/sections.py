@@ -8,7 +8,7 @@ one that is out of budget; there the curve ends.
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -207,3 +207,24 @@ def _make_contender(rows: Frame, selected: dict[str, Any]) -> Contender:
         same &= equal.to_numpy(bool, na_value=False)
     timed = rows[same & (rows["phase"] == TIMING)]
     return Contender(selected["label"], parameters, timed if len(timed) else rows[same], swept, selected["edges"])
+
+
+def add_gap(section: Section) -> Section:
+    """Return a section whose loss has one metric more: how far it is above the lowest value seen on its problem.
+
+    A section selected by a metric with a natural scale of its own, such as a distance, is returned as it is.
+    """
+    about = section.metrics[section.metric]
+    if about.log_scale or about.better != "lower":
+        return section
+    name, rows = f"{section.metric}_above_lowest", section.rows
+    # Seeds may be problems of their own, each with a lowest value of its own.
+    finite = rows[np.isfinite(rows[section.metric])]
+    lowest = finite.groupby("problem_arguments")[section.metric].min()
+
+    def measure(own: Frame) -> Frame:
+        return own.assign(**{name: own[section.metric] - own["problem_arguments"].map(lowest).astype(float)})
+
+    contenders = tuple(one._replace(rows=measure(one.rows), swept=measure(one.swept)) for one in section.contenders)
+    label = f"{about.label} − lowest seen"
+    return replace(section, rows=measure(rows), contenders=contenders, own={name: Metric(name, label)})

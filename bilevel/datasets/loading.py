@@ -116,14 +116,12 @@ def _receive(remote: RemoteFile, deadline: float, progress: bool, url: str, outp
     """Download within the limits of time and size, which neither pooch nor requests has."""
     with progress_bar(url.rpartition("/")[2], progress) as report:
         transfer = _Transfer(url, remote, output_file)
-        while not transfer.has_ended(_PAUSE):
+        while not wait([transfer.outcome], _PAUSE).done:
             report(transfer.size / transfer.announced, f"{transfer.size / 1e6:.1f} MB")
             if time.monotonic() > deadline:
-                transfer.is_wanted = False
-                raise OSError(
-                    f"after {remote.max_seconds:g} seconds, the limit for this file, {transfer.size:,} bytes had come"
-                )
-        transfer.result()
+                transfer.is_wanted, limit = False, f"{remote.max_seconds:g} seconds, the limit for this file"
+                raise OSError(f"after {limit}, {transfer.size:,} bytes had come")
+        transfer.outcome.result()
 
 
 class _Transfer:
@@ -131,23 +129,15 @@ class _Transfer:
 
     def __init__(self, url: str, remote: RemoteFile, output_file: str) -> None:
         self.remote, self.size, self.announced, self.is_wanted = remote, 0, remote.max_bytes, True
-        self._outcome: Future[None] = Future()
+        self.outcome: Future[None] = Future()
         threading.Thread(target=self._run, args=(url, output_file), daemon=True).start()
-
-    def has_ended(self, seconds: float) -> bool:
-        """Wait up to some seconds for the end, and return whether it has come."""
-        return bool(wait([self._outcome], seconds).done)
-
-    def result(self) -> None:
-        """Raise what the thread raised."""
-        self._outcome.result()
 
     def _run(self, url: str, output_file: str) -> None:
         try:
             self._copy(url, output_file)
-            self._outcome.set_result(None)
-        except BaseException as error:  # it is raised again by `result`
-            self._outcome.set_exception(error)
+            self.outcome.set_result(None)
+        except BaseException as error:  # raised again in the thread that waits
+            self.outcome.set_exception(error)
 
     def _copy(self, url: str, output_file: str) -> None:
         with _open_session() as session, _request(session, url, self.remote) as response:
