@@ -4,9 +4,8 @@
     python benchmarks/equal_calls.py --only SRBA --only SABA          # run these alone; the page has all that is kept
     python benchmarks/equal_calls.py --quick --out quick/calls.md     # all of it in little
 
-Experiments are equal_*.toml of bilevel/bench/configs, which take every solver. Results are kept beside the page, in a
-folder with a file for each solver, which is a store of the benchmark: what is there is not run again. To have a solver
-measured anew, remove its file.
+Experiments are equal_*.toml of bilevel/bench/configs, which take every solver. Results are kept next to the page in a
+folder, which is a store of the benchmark: what is there is not run again, except for solvers named by --again.
 """
 
 import argparse
@@ -27,6 +26,7 @@ from bilevel.bench.live import watch
 from bilevel.bench.sections import final_values, make_sections
 from bilevel.bench.store import Store
 from bilevel.bench.tables import find_config
+from bilevel.engine.metrics import METRICS
 
 PROBLEMS = {"equal_quadratic": "quadratics, h - h*", "equal_ijcnn1": "IJCNN1, h", "equal_cleaning": "cleaning, h"}
 LITTLE = {
@@ -34,6 +34,9 @@ LITTLE = {
     "equal_ijcnn1": ("breast_cancer", {}),
     "equal_cleaning": ("digits_cleaning", {"corruption": 0.5, "n_train": 200, "n_val": 100}),
 }
+KEPT = "runs.parquet"
+SELECTING = ("value_gap", "value")  # the metrics of the experiments
+VERSIONS = ("python", "jax", "bilevel", "revision")
 TUNED = "tuned"
 UNTUNED = {"untuned": ', "auto"', "untuned diagonal": ', "auto", diagonal'}
 TEXT = """# Equal oracle calls, equal tuning
@@ -94,14 +97,25 @@ def run(experiment, store, only, where):
         return execute(experiment, store, watcher, only=known, phases=[SWEEP], where=where, config=config)
 
 
-def compact(store):
-    """Put the results of each solver into one file."""
-    solvers = store.read()["solver"].unique()
-    parts = {store.folder / f"{solver}.parquet": solver for solver in solvers}
-    for path, solver in parts.items():
-        store.keep(path, solver)
-    for path in store.folder.glob("*.parquet"):
-        if path not in parts:
+class Slim(Store):
+    """A store that reads only the columns that the page needs, without some solvers."""
+
+    without = ()
+
+    def read(self, phase=None):
+        rows = super().read(phase)
+        dropped = [name for name in rows if name.startswith("calls_") or (name in METRICS and name not in SELECTING)]
+        rows = rows[~rows["solver"].isin(self.without)].drop(columns=[*dropped, *VERSIONS])
+        return rows.dropna(axis="columns", how="all")
+
+
+def compact(folder, without=()):
+    """Put all results, or those of all but some solvers, into one file with the columns that the page needs."""
+    store, kept = Slim(folder), folder / KEPT
+    store.without = without
+    store.keep(kept)
+    for path in folder.glob("*.parquet"):
+        if path != kept:
             path.unlink()
 
 
@@ -201,16 +215,19 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("reports") / "equal_calls.md", help="the page")
     parser.add_argument("--only", action="append", help="run this solver alone; may be repeated")
+    parser.add_argument("--again", action="append", default=[], help="discard what is kept of this solver first")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--quick", action="store_true", help="all of it in little; give another --out")
     given = parser.parse_args(arguments)
-    for name in given.only or ():
+    for name in [*(given.only or ()), *given.again]:
         if name not in bilevel.SOLVERS:
-            parser.error(f"--only {name}: no such solver; there are {', '.join(bilevel.SOLVERS)}.")
+            parser.error(f"{name}: no such solver; there are {', '.join(bilevel.SOLVERS)}.")
     experiments, store = [load_config(name) for name in PROBLEMS], Store(given.out.with_suffix(""))
     experiments = [shrink(one) if given.quick else one for one in experiments]
+    if given.again and store.folder.exists():
+        compact(store.folder, given.again)
     failures = sum(run(one, store, given.only, Where(given.jobs)) for one in experiments)
-    compact(store)
+    compact(store.folder)
     write(experiments, store, given.out)
     return 1 if failures else 0
 
