@@ -175,7 +175,7 @@ def _competitive(section: Section) -> Finding:
     untuned = selected_median(contender(section, "SRBA", UNTUNED), section.metric)
     text = f"h after {_horizon(section)}: {_list(ends)}; on the wider grids {_list(wide)};"
     text += f" SRBA untuned {format_value(untuned)}."
-    text += f" Going on with the published settings: {_list(_at_end(section, 'value', three))}."
+    text += f" Continuing with the published settings: {_list(_at_end(section, 'value', three))}."
     near = [values["SRBA"] <= _NEAR * min(values.values()) for values in (ends, wide)]
     return CONFIRMED if all(near) else DEPENDS if any(near) else REFUTED, text
 

@@ -102,7 +102,7 @@ def _not_taken(runs: Sequence[DueRunT], rows: Sequence[Any]) -> list[DueRunT]:
 
 
 def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
-    """Raise ValueError if rows of the grid could not be told from the other rows by their seeds."""
+    """Raise ValueError unless the seeds distinguish rows of the grid from the other rows."""
     if max(seeds) >= FIRST_TUNING_SEED or min(tuning_seeds) < FIRST_TUNING_SEED:
         raise ValueError(f"`plan`: `seeds` must lie below {FIRST_TUNING_SEED}, and `tuning_seeds` not.")
 
@@ -220,6 +220,6 @@ def read_rows(path: Path, kind: type[TupleT]) -> list[TupleT]:
     with path.open(newline="") as file:
         head, *lines = csv.reader(file)
     if tuple(head) != kind._fields:  # type: ignore[attr-defined]
-        raise ValueError(f"`{path}` has the columns {', '.join(head)}; move it away to measure anew.")
+        raise ValueError(f"`{path}` has the columns {', '.join(head)}; move it away to measure again.")
     types = kind.__annotations__.values()
     return [kind(*(convert(word) for convert, word in zip(types, line, strict=True))) for line in lines]

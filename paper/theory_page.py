@@ -28,7 +28,7 @@ def write_measurements(
     quick: bool = False,
     reporter: Callable[[str], Reporter] | None = None,
 ) -> list[Path]:
-    """Measure what is not yet in a folder, and write rows, figures and tables there.
+    """Take the runs that are not yet in a folder, and write rows, figures and tables there.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def _make_panels(n_rows: int, n_columns: int) -> tuple[Any, Any]:
 
 
 def _draw_line(axes: Any, points: dict[Any, float], color: str, label: str, exponent: float | None = None) -> None:
-    """Draw the finite points, and the power law that is proved as a dotted line through the first of them."""
+    """Draw the finite points, and the power law that is proved as a dotted line through the leftmost one."""
     places = sorted(place for place, found in points.items() if isfinite(found))
     if not places:
         return
