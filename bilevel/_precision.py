@@ -23,8 +23,8 @@ def check_concrete(name: str, given: Any) -> None:
     """Refuse an array that JAX traces, and one in extended precision."""
     if isinstance(given, jax.core.Tracer):
         raise TypeError(
-            f"`{name}` is traced by JAX, but this computes with concrete numbers and cannot be traced. Call it outside of "
-            "`jax.jit`, `jax.vmap` and `jax.grad`; `bilevel.hypergradient` gives derivatives with respect to x."
+            f"`{name}` is traced by JAX, but this computes with concrete numbers and cannot be traced. Call it outside "
+            "of `jax.jit`, `jax.vmap` and `jax.grad`; `bilevel.hypergradient` gives derivatives with respect to x."
         )
     dtype = getattr(given, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind == "f" and dtype.itemsize > 8:

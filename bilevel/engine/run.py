@@ -248,8 +248,8 @@ def run(
     """Run a solver on a problem until a budget is used up or a tolerance is reached.
 
     There is a result also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted"), which
-    ends the run after the step that it is in; pressed twice, it raises KeyboardInterrupt at once. If a loss raises, rows
-    cannot be read or another process is lost, `bilevel.StepError` says so, and has the result so far.
+    ends the run after the step that it is in; pressed twice, it raises KeyboardInterrupt at once. If a loss raises,
+    rows cannot be read or another process is lost, `bilevel.StepError` says so, and has the result so far.
 
     Parameters
     ----------

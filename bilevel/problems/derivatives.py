@@ -53,7 +53,9 @@ def refuse_large(errors: dict[str, float], tolerance: float, reference: str) -> 
     """Refuse an error above the tolerance."""
     for name, error in errors.items():
         if not error <= tolerance:
-            cause = "the loss is not smooth there, uses `stop_gradient`, has a wrong custom derivative, or is not finite"
+            cause = (
+                "the loss is not smooth there, uses `stop_gradient`, has a wrong custom derivative, or is not finite"
+            )
             way = "`check(tolerance=…)` allows for more"
             raise ValueError(f"`{name}` differs from {reference} by {error:.1e} of its size: {cause}; {way}.")
 

@@ -1,6 +1,6 @@
 """Exact solutions at a given outer variable, in float64, and the one place that decides whether they are exact.
 
-Everything is measured in the metric of H = ∇²zz G, ||w||² = w'Hw, which scaling the columns of the data does not change:
+Everything is measured in the metric of H = ∇²zz G, ||w||² = w'Hw, which does not depend on the scale of columns:
 
     λ = ||H⁻¹ ∇z G||, the Newton decrement, is the distance from z to z*         λ ||v*|| bounds the error of h
     ||H⁻¹ (H v + ∇z F)|| is the distance from v to v*

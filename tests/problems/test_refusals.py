@@ -66,7 +66,9 @@ def test_what_computes_with_concrete_numbers_says_that_it_cannot_be_traced(act, 
         traced(transform, acts.get(act, lambda x: problem.exact_solver(x).hypergrad))
 
 
-@pytest.mark.parametrize("stopped", [lambda z, x: (jax.lax.stop_gradient(z), x), lambda z, x: (z, jax.lax.stop_gradient(x))])
+@pytest.mark.parametrize(
+    "stopped", [lambda z, x: (jax.lax.stop_gradient(z), x), lambda z, x: (z, jax.lax.stop_gradient(x))]
+)
 def test_check_names_stop_gradient_as_a_cause(stopped):
     problem = own(lambda z, x, row: loss(*stopped(z, x), row) + z @ z)
     with pytest.raises(ValueError, match="differs from finite differences.*uses `stop_gradient`"):
