@@ -1,6 +1,8 @@
 """Vector algebra on pytrees of arrays."""
 
+import functools
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,6 +33,18 @@ def dot(a: PyTree, b: PyTree) -> Array:
 def norm_sq(tree: PyTree) -> Array:
     """Return the squared Euclidean norm over all leaves."""
     return dot(tree, tree)
+
+
+def largest(tree: PyTree) -> Array:
+    """Return the largest absolute value over all leaves."""
+    return functools.reduce(jnp.maximum, [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(tree)])
+
+
+def norm(tree: PyTree, squared: Callable[[PyTree], Array] = norm_sq) -> Array:
+    """Return the root of a quadratic form, by default the Euclidean norm, whose squares neither over- nor underflow."""
+    size = largest(tree)
+    unit = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+    return unit * jnp.sqrt(squared(jax.tree.map(lambda leaf: leaf / unit, tree)))
 
 
 def is_finite(tree: PyTree) -> bool:

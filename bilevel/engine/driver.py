@@ -148,8 +148,9 @@ class Driver:
         new = runs & [[not rows or rows[-1]["step"] != step for rows in of_seed] for of_seed in self.rows]
         if new.any():
             found, points = self.steps.evaluate(self._compiled_metrics if measure else {}), self.steps.points()
-            # A point may be finite where F overflows.
-            parts = [found[0]["outer_value"], found[0]["direction_norm_sq"], *jax.tree.leaves(points)]
+            # A point may be finite where F overflows. The square of a direction may overflow too, and says nothing.
+            undefined = np.where(np.isnan(found[0]["direction_norm_sq"]), np.nan, 0)
+            parts = [found[0]["outer_value"], undefined, *jax.tree.leaves(points)]
             finite = np.all([np.isfinite(part).all(axis=tuple(range(2, part.ndim))) for part in parts], axis=0)
             for i, j in np.argwhere(new & (finite | self.steps.alone)):
                 self._add_row(i, j, found, jax.tree.map(lambda leaf, at=(i, j): leaf[at], points), measure)

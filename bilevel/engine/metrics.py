@@ -56,6 +56,7 @@ METRICS: dict[str, Metric] = {
         Metric("drift", "drift", better=None, log_scale=False),
         Metric("rollbacks", "rollbacks", better=None, log_scale=False),
         Metric("step_scale", "step size / initial step size", better=None),
+        Metric("outer_scale", "step of x / what it was without rises of h", better=None),
         Metric("h_change", "relative change of h from window to window", better=None),
         Metric("h_lag", "|F(z, x) − h(x)| / h(x), estimated", better=None),
         Metric("h_gradient", "first-order gain of moving x by 1 / h(x)", better=None),

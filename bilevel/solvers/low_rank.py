@@ -27,14 +27,17 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from bilevel import _threefry
+from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Count, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.oracles.diagonal import N_PROBES, probe_signs
 from bilevel.solvers.directions import inner_batch
 
 RANK = 8
-_ROUNDS = 4  # at the start
+DENSE = RANK + N_PROBES  # products form the whole Hessian of losses of users where z has at most so many coordinates
+_ROUNDS, _PROBED_ROUNDS = 4, 12  # of searches at the start; losses of users may be exponential
 _LENGTHS = (0.0, *(4.0**power for power in range(-1, 7)))
+_SHORT_LENGTHS = tuple(4.0**power for power in range(-9, -1))
 _MULTIPLES = (1.0, *(4.0**-power for power in range(1, 8)), 0.0)
 _PROBE_ROUNDS = 6  # bring a ratio of 1e8 between coordinates to 1.3
 _LEAST_DIAGONAL = 1e-12  # of the largest: scales of columns from 1e-3 to 1e3 span 12 orders
@@ -70,8 +73,13 @@ def init_low_rank(oracles: Oracles, start: Point, majorizer: Callable[[Point], P
     scales: Any = ()
     probed = oracles.diagonal_passes > 1
     if probed:
-        scales = jax.lax.fori_loop(0, _PROBE_ROUNDS, lambda i, old: _equilibrate(oracles, start, old, i), flat * 0 + 1)
-    memory = LowRank(jnp.zeros_like(subspace), jnp.ones(RANK, flat.dtype), subspace, scales)
+        first = trees.largest(_products(oracles, start, jnp.ones_like(flat), probe_signs(flat.size, 0).astype(flat.dtype)))
+        scales = jnp.full_like(flat, jnp.where(first > 0, first, 1))
+        scales = jax.lax.fori_loop(0, _PROBE_ROUNDS, lambda i, old: _equilibrate(oracles, start, old, i), scales)
+    rank = RANK
+    if probed and flat.size <= DENSE:
+        rank, subspace = flat.size, jnp.eye(DENSE, flat.size, dtype=flat.dtype)
+    memory = LowRank(jnp.zeros((rank, flat.size), flat.dtype), jnp.ones(rank, flat.dtype), subspace, scales)
 
     def once(index: Array, carry: tuple[Point, LowRank]) -> tuple[Point, LowRank]:
         point, memory = carry
@@ -83,7 +91,15 @@ def init_low_rank(oracles: Oracles, start: Point, majorizer: Callable[[Point], P
         direction = jax.tree.map(partial(jnp.where, index == 1), coarse, fine)
         return _search(oracles, point, direction, index == 0), memory
 
-    return jax.lax.fori_loop(0, _ROUNDS, once, (start, memory))
+    return jax.lax.fori_loop(0, _rounds(oracles), once, (start, memory))
+
+
+def _rounds(oracles: Oracles) -> int:
+    return _ROUNDS if oracles.diagonal_passes == 1 else _PROBED_ROUNDS
+
+
+def _lengths(oracles: Oracles) -> tuple[float, ...]:
+    return _LENGTHS if oracles.diagonal_passes == 1 else _LENGTHS + _SHORT_LENGTHS
 
 
 def _search(oracles: Oracles, point: Point, direction: PyTree, shrink: Array) -> Point:
@@ -94,8 +110,9 @@ def _search(oracles: Oracles, point: Point, direction: PyTree, shrink: Array) ->
         return point._replace(inner_var=z)
 
     dtype = jnp.result_type(*jax.tree.leaves(direction))
-    multiples = jnp.where(shrink, jnp.asarray(_MULTIPLES, dtype), 1)
-    lengths = jnp.where(shrink, 0, jnp.asarray(_LENGTHS, dtype))
+    lengths = jnp.asarray(_lengths(oracles), dtype)
+    multiples = jnp.asarray([*_MULTIPLES, *[1.0] * (len(lengths) - len(_MULTIPLES))], dtype)
+    multiples, lengths = jnp.where(shrink, multiples, 1), jnp.where(shrink, 0, lengths)
     values = jax.lax.map(lambda pair: oracles.inner_value(moved(*pair)), (multiples, lengths))
     best = jnp.argmin(jnp.where(jnp.isfinite(values), values, jnp.inf))
     return moved(multiples[best], lengths[best])
@@ -103,9 +120,10 @@ def _search(oracles: Oracles, point: Point, direction: PyTree, shrink: Array) ->
 
 def init_calls(oracles: Oracles) -> Calls:
     """Return the cost of `init_low_rank`."""
-    n, probes = oracles.n_inner, 0 if oracles.diagonal_passes == 1 else _PROBE_ROUNDS * N_PROBES
-    hvp = probes * n + _ROUNDS * pass_calls(oracles).hvp
-    return Calls(inner_grad=_ROUNDS * n, hvp=hvp, inner_value=_ROUNDS * len(_LENGTHS) * n)
+    n, probes = oracles.n_inner, 0 if oracles.diagonal_passes == 1 else (1 + _PROBE_ROUNDS) * N_PROBES
+    rounds = _rounds(oracles)
+    hvp = probes * n + rounds * pass_calls(oracles).hvp
+    return Calls(inner_grad=rounds * n, hvp=hvp, inner_value=rounds * len(_lengths(oracles)) * n)
 
 
 def pass_calls(oracles: Oracles) -> Calls:
@@ -120,6 +138,8 @@ def update(oracles: Oracles, point: Point, index: Count, majorizer: PyTree, old:
     flat, unravel = ravel_pytree(point.inner_var)
     scales = old.scales if probed else _diagonal(oracles, point)
     products = _products(oracles, point, scales, old.subspace)
+    if len(old.subspace) == DENSE:
+        return _dense(old, products[: flat.size], unravel)
     factor = _nystrom(old.subspace, products)
     explained = jnp.sum(factor**2, axis=0)
     if probed:
@@ -133,6 +153,17 @@ def update(oracles: Oracles, point: Point, index: Count, majorizer: PyTree, old:
     known = jnp.maximum(rest, max(_noise(flat), _LEAST_REST) * jnp.maximum(explained, 1))
     diagonal, basis, shrink = _metric(_Scaled(scales, factor, known, ratio))
     return unravel(diagonal), LowRank(basis, shrink, _orthonormal(products), new)
+
+
+def _dense(old: LowRank, products: Array, unravel: Callable[[Array], PyTree]) -> tuple[PyTree, LowRank]:
+    """Return the metric of a Hessian that is known, with its curvatures in absolute value and away from 0."""
+    diagonal = jnp.abs(jnp.diagonal(products))
+    roots = jnp.sqrt(jnp.maximum(diagonal, _LEAST_DIAGONAL * jnp.max(diagonal)))
+    roots = jnp.where(roots > 0, roots, 1)
+    values, vectors = jnp.linalg.eigh((products + products.T) / (2 * jnp.outer(roots, roots)))
+    sizes = jnp.abs(values)
+    shrink = 1 / jnp.maximum(sizes, jnp.maximum(_noise(values) * jnp.max(sizes), jnp.finfo(values.dtype).tiny))
+    return unravel(old.scales * roots**2), LowRank(vectors.T, shrink, old.subspace, old.scales)
 
 
 def solve(metric: LowRank, diagonal: PyTree, part: PyTree) -> PyTree:
@@ -150,7 +181,9 @@ def solve(metric: LowRank, diagonal: PyTree, part: PyTree) -> PyTree:
 def length_sq(metric: LowRank, diagonal: PyTree, part: PyTree) -> Array:
     """Return the squared norm of a vector in M."""
     scaled = ravel_pytree(part)[0] * jnp.sqrt(ravel_pytree(diagonal)[0])
-    return jnp.sum(scaled**2) + jnp.sum((1 / metric.shrink - 1) * (metric.basis @ scaled) ** 2)
+    inside = metric.basis @ scaled
+    outside = scaled - inside @ metric.basis
+    return jnp.sum(outside**2) + jnp.sum(inside**2 / metric.shrink)
 
 
 def _metric(scaled: _Scaled) -> tuple[Array, Array, Array]:

@@ -12,21 +12,44 @@ with that over the window before; each window ends after 1.25 times as many pass
 they differ by at most a share ``least_progress`` of h, and z is behind by at most ten times this share.
 """
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Point
+from bilevel.solvers.preconditioning import Preconditioning
 from bilevel.solvers.rollback import Rollback
 
 _NEAR, _SMALL = 0.5, 0.01
 _FIRST_NEAR, _REDUCED = 1e-3, 0.1
 _MOST_LAG = 0.1  # of h
 _LONGEST_WAIT = 50  # passes
+_RISE = 1e-3  # of h: less than that is no rise
+_REGAIN, _LEAST_PACE = 1.05, 1e-6
 _GROWTH = 1.25  # of windows
 _LAG = 10  # times the least progress
 QUIET_WINDOWS = 2  # in a row are the end
+
+
+class Reading(NamedTuple):
+    """What a pass tells of h: itself, and relative to it the ``lag`` of F and the ``gradient``, as in `Progress`."""
+
+    h: Array
+    lag: Array
+    gradient: Array
+
+
+class Best(NamedTuple):
+    """The pass with the least upper bound of h: where it was, with its direction and metric, and what it told."""
+
+    point: Point
+    estimate: Point
+    preconditioning: Preconditioning
+    upper: Array
+    reading: Reading
 
 
 class Progress(NamedTuple):
@@ -49,9 +72,10 @@ class Progress(NamedTuple):
     mean: Array
     quiet: Array
     change: Array
-    lag: Array
-    gradient: Array
+    reading: Reading
     held: Array
+    best: Best
+    pace: Array
 
     @property
     def held_share(self) -> Array:
@@ -64,17 +88,19 @@ class Progress(NamedTuple):
         return self.waited == 0
 
 
-def init_progress(zero: Array, first_window: float) -> Progress:
+def init_progress(zero: Array, first_window: float, start: Rollback) -> Progress:
     """Return the memory before the first pass; the first window has so many passes."""
     one = jnp.ones_like(zero)
     end, unknown = first_window * one, jnp.inf * one
-    return Progress(one, (-one, -one), zero, zero, zero, zero, end, unknown, zero, unknown, one, one, zero)
+    reading = Reading(zero, one, one)
+    best = Best(start.point, start.estimate, start.preconditioning, unknown, reading)
+    return Progress(one, (-one, -one), zero, zero, zero, zero, end, unknown, zero, unknown, reading, zero, best, one)
 
 
 def check_following(progress: Progress, lengths: list[Array], moves: list[Array], rollback: Rollback) -> Progress:
     """Return the memory with the wait of x: lengths of z and v, and of their directions."""
     first = [jnp.where(old < 0, move, old) for old, move in zip(progress.first, moves, strict=True)]
-    near = progress.lag <= _MOST_LAG
+    near = progress.reading.lag <= _MOST_LAG
     for move, length, size, before in zip(moves, lengths, rollback.sizes, first, strict=True):
         at_first = (before == 0) | (move <= jnp.maximum(_REDUCED * before, _FIRST_NEAR * length))
         near &= at_first & (move <= jnp.maximum(_NEAR * length, _SMALL * size))
@@ -98,10 +124,26 @@ def check_progress(
         total=progress.total + h,
         behind=progress.behind - behind,
         number=progress.number + 1,
-        lag=jnp.abs(behind) / size,
-        gradient=gain / size,
+        reading=Reading(h, jnp.abs(behind) / size, gain / size),
     )
     return _close_window(progress, least)
+
+
+def return_to_best(progress: Progress, here: Rollback, moves: list[Array]) -> tuple[Progress, Rollback]:
+    """Return the memory of the best pass so far, and this one, or the best again where h has risen."""
+    best, (h, lag, _) = progress.best, progress.reading
+    error = lag * jnp.abs(h) + moves[0] * moves[1]
+    started = progress.first[0] == 0
+    limit = best.upper + _RISE * jnp.abs(best.upper)
+    # Where steps of x are that short, it was the bounds that misled.
+    risen = (h - error > limit) & (progress.pace > _LEAST_PACE)
+    better = started & ~risen & ((h + error < best.upper) | (progress.pace <= _LEAST_PACE))
+    new = Best(here.point, here.estimate, here.preconditioning, h + error, progress.reading)
+    best = jax.tree.map(partial(jnp.where, better), new, best)
+    back = here._replace(point=best.point, estimate=best.estimate, preconditioning=best.preconditioning)
+    pace = jnp.where(risen, progress.pace / 2, jnp.where(better, jnp.minimum(1, _REGAIN * progress.pace), progress.pace))
+    progress = progress._replace(best=best, pace=pace, quiet=jnp.where(risen, 0, progress.quiet))
+    return progress, jax.tree.map(partial(jnp.where, risen), back, here)
 
 
 def _close_window(progress: Progress, least: Array | float) -> Progress:

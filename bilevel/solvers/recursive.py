@@ -29,7 +29,14 @@ from bilevel.solvers.preconditioning import (
     metric_norm,
     norm_calls,
 )
-from bilevel.solvers.progress import QUIET_WINDOWS, Progress, check_following, check_progress, init_progress
+from bilevel.solvers.progress import (
+    QUIET_WINDOWS,
+    Progress,
+    check_following,
+    check_progress,
+    init_progress,
+    return_to_best,
+)
 from bilevel.solvers.rollback import Rollback, check_refresh, init_rollback, measure, point_within_reach
 
 DIAGONAL, LOW_RANK, NORM = "diagonal", "low_rank", "norm"
@@ -90,7 +97,7 @@ class RecursiveSolver(PreconditionedSolver):
         plain = self.preconditioner is None and self.outer_optimizer is None
         rollback = () if plain else init_rollback(start, preconditioning, zero)
         first_window = max(1, _FIRST_WINDOW // (self.period or 1))
-        progress = init_progress(zero, first_window) if self.preconditioner == LOW_RANK else ()
+        progress = init_progress(zero, first_window, rollback) if isinstance(rollback, Rollback) and self.preconditioner == LOW_RANK else ()
         return RecursiveState(start, start, trees.zeros_like(start), zero, zero, preconditioning, rollback, progress)
 
     def check_start(self, start: Point) -> None:
@@ -116,16 +123,22 @@ class RecursiveSolver(PreconditionedSolver):
             state = state._replace(point=good.point, preconditioning=good.preconditioning, rollback=good)
             exact = good.estimate
             if isinstance(state.progress, Progress):
-                state = state._replace(progress=self._read(oracles, state, exact))
+                state = self._read(oracles, state, exact)
+                exact = state.rollback.estimate
         return self._move(oracles, state, exact)
 
-    def _read(self, oracles: Oracles, state: RecursiveState, exact: Point) -> Progress:
+    def _read(self, oracles: Oracles, state: RecursiveState, exact: Point) -> RecursiveState:
+        """Return the state with what a pass tells of h: at the best point so far where h has risen."""
         point, (lengths, moves) = state.point, measure(state.point, exact, state.preconditioning)
         assert isinstance(state.progress, Progress) and isinstance(state.rollback, Rollback), "with a low rank"
         stepped = self._project(move_outer(oracles, point, jax.tree.map(jnp.sign, exact.outer_var), 1))
         least = 0 if self.least_progress is None else self.least_progress
         progress = check_progress(state.progress, point, exact, oracles.outer_value(point), stepped, least)
-        return check_following(progress, lengths, moves, state.rollback)
+        progress = check_following(progress, lengths, moves, state.rollback)
+        progress, here = return_to_best(progress, state.rollback, moves)
+        return state._replace(
+            point=here.point, preconditioning=here.preconditioning, rollback=here, progress=progress
+        )
 
     def _ones(self, zero: Array, leaf: Array) -> Array:
         return jnp.ones_like(zero if self.preconditioner == NORM else leaf)
@@ -150,14 +163,20 @@ class RecursiveSolver(PreconditionedSolver):
 
     def _move(self, oracles: Oracles, state: RecursiveState, estimate: Point) -> RecursiveState:
         scale = state.rollback.scale if isinstance(state.rollback, Rollback) else None
-        moved = self.descend(oracles, state, estimate, self.step_size, scale)
+        pace = scale * state.progress.pace if isinstance(state.progress, Progress) else None
+        moved = self.descend(oracles, state, estimate, self.step_size, scale, pace)
         if isinstance(state.progress, Progress):
             moved = _hold_outer(state.progress.x_moves, state, moved)
         return moved._replace(previous=state.point, estimate=estimate)
 
     def evaluation_point(self, state: RecursiveState) -> Point:
-        last = state.rollback
-        return point_within_reach(last, state.point) if isinstance(last, Rollback) else state.point
+        if not isinstance(state.rollback, Rollback):
+            return state.point
+        here = point_within_reach(state.rollback, state.point)
+        if not isinstance(state.progress, Progress):
+            return here
+        best = state.progress.best
+        return jax.tree.map(partial(jnp.where, jnp.isfinite(best.upper)), best.point, here)
 
     def init_calls(self, oracles: Oracles) -> Calls:
         return low_rank.init_calls(oracles) if self.preconditioner == LOW_RANK else Calls()
@@ -177,9 +196,10 @@ class RecursiveSolver(PreconditionedSolver):
         own = {"drift": state.drift, "rollbacks": state.rollback.rollbacks, "step_scale": state.rollback.scale}
         if not isinstance(state.progress, Progress):
             return own
-        change, lag, gradient = state.progress.change, state.progress.lag, state.progress.gradient
-        told = {"h_change": change, "h_lag": lag, "h_gradient": gradient, "quiet_windows": state.progress.quiet}
-        return own | told | {"x_held": state.progress.held_share}
+        progress = state.progress
+        at = jax.tree.map(partial(jnp.where, jnp.isfinite(progress.best.upper)), progress.best.reading, progress.reading)
+        told = {"h_change": progress.change, "h_lag": at.lag, "h_gradient": at.gradient}
+        return own | told | {"quiet_windows": progress.quiet, "x_held": progress.held_share, "outer_scale": progress.pace}
 
     def end(self, diagnostics: dict[str, float]) -> str | None:
         if self.least_progress is None or not diagnostics["quiet_windows"] >= QUIET_WINDOWS:

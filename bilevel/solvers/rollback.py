@@ -22,7 +22,7 @@ from bilevel.solvers.preconditioning import Preconditioning
 _LONGEST_MOVE = 0.5  # of the size
 _FIRST_MOVES = 10
 _PATIENCE = 10  # good refreshes
-_REACH = 1e12  # squared: a point this much farther out than the last good one is not worth evaluating
+_REACH = 1e6  # a point this much farther out than the last good one is not worth evaluating
 
 
 class Rollback(NamedTuple):
@@ -57,7 +57,7 @@ def check_refresh(
     grown = [jnp.where(first, new, jnp.minimum(new, 2 * old)) for new, old in zip(lengths, least, strict=True)]
     sizes = jnp.maximum(grown[0], least[0]), jnp.maximum(grown[1], least[1])
     calm = [last.scale * move <= _LONGEST_MOVE * size for move, size in zip(moves, least, strict=True)]
-    good = first | (calm[0] & calm[1] & jnp.isfinite(trees.norm_sq((point, exact))))
+    good = first | (calm[0] & calm[1] & jnp.isfinite(trees.largest((point, exact))))
     again = last.streak >= _PATIENCE * (1 + last.rollbacks)
     scale = jnp.where(again, jnp.minimum(2 * last.scale, 1), last.scale)
     streak = jnp.where(again, 0, last.streak + 1)
@@ -73,14 +73,16 @@ def measure(point: Point, exact: Point, metric: Preconditioning) -> tuple[list[A
 
 
 def _norm(part: PyTree, metric: Preconditioning) -> Array:
-    return jnp.sqrt(metric.length_sq(part) if jax.tree.leaves(metric.diagonal) else trees.norm_sq(part))
+    return trees.norm(part, metric.length_sq if jax.tree.leaves(metric.diagonal) else trees.norm_sq)
 
 
 def _dual_norm(part: PyTree, metric: Preconditioning) -> Array:
-    return jnp.sqrt(trees.dot(part, metric.solve(part)) if jax.tree.leaves(metric.diagonal) else trees.norm_sq(part))
+    if not jax.tree.leaves(metric.diagonal):
+        return trees.norm(part)
+    return trees.norm(part, lambda part: trees.dot(part, metric.solve(part)))
 
 
 def point_within_reach(last: Rollback, point: Point) -> Point:
     """Return the point, or the last good one where it is far out or not finite."""
-    near = trees.norm_sq(trees.subtract(point, last.point)) <= _REACH * (1 + trees.norm_sq(last.point))
+    near = trees.norm(trees.subtract(point, last.point)) <= _REACH * (1 + trees.norm(last.point))
     return jax.tree.map(lambda new, old: jnp.where(near, new, old), point, last.point)

@@ -16,13 +16,14 @@ import numpy as np
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._types import Point, PyTree, Scalar
+from bilevel._types import Array, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import PointState, Solver, SolverBase, State
 from bilevel.solvers.directions import inner_descent, move, repeat
 
 # Adam's step of x is _RATE (1 + t / _DELAY)^-½: it falls without an end, so that no budget has to be known.
 _RATE, _DELAY = 1e-2, 1000.0
+_FIRST_GRADIENT = 2.0**24  # which makes Adam's ε a share of 1e-15 of it
 _INNER_RATE = 1e-3  # what networks are commonly trained with
 
 
@@ -125,7 +126,20 @@ def _transformation(optimizer: Any) -> Any:
         return optimizer
     import optax
 
-    return optax.adam(lambda count: _RATE / jnp.sqrt(1 + count / _DELAY))
+    adam = optax.adam(lambda count: _RATE / jnp.sqrt(1 + count / _DELAY))
+    # The ε = 1e-8 of Adam is absolute, and the squares of its gradients may underflow.
+    return optax.chain(optax.GradientTransformation(_init_unit, _rescale), adam)
+
+
+def _init_unit(variable: PyTree) -> Array:
+    return jnp.zeros((), jnp.result_type(*jax.tree.leaves(variable)))
+
+
+def _rescale(gradient: PyTree, unit: Array, variable: PyTree = None) -> tuple[PyTree, Array]:
+    """Multiply by the power of two that brings the first gradient that is not 0 to about `_FIRST_GRADIENT`."""
+    unit = jnp.where(unit > 0, unit, trees.largest(gradient))
+    power = jnp.where(unit > 0, jnp.frexp(unit)[1], 0)
+    return jax.tree.map(lambda leaf: _FIRST_GRADIENT * jnp.ldexp(leaf, -power), gradient), unit
 
 
 def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
