@@ -42,9 +42,9 @@ def largest(tree: PyTree) -> Array:
 
 def norm(tree: PyTree, squared: Callable[[PyTree], Array] = norm_sq) -> Array:
     """Return the root of a quadratic form, by default the Euclidean norm, whose squares neither over- nor underflow."""
-    size = largest(tree)
-    unit = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-    return unit * jnp.sqrt(squared(jax.tree.map(lambda leaf: leaf / unit, tree)))
+    exponent = jnp.frexp(largest(tree))[1]
+    # Not by a division, which XLA may join with others of the quadratic form.
+    return jnp.ldexp(jnp.sqrt(squared(jax.tree.map(lambda leaf: jnp.ldexp(leaf, -exponent), tree))), exponent)
 
 
 def is_finite(tree: PyTree) -> bool:

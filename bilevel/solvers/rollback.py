@@ -84,5 +84,5 @@ def _dual_norm(part: PyTree, metric: Preconditioning) -> Array:
 
 def point_within_reach(last: Rollback, point: Point) -> Point:
     """Return the point, or the last good one where it is far out or not finite."""
-    near = trees.norm(trees.subtract(point, last.point)) <= _REACH * (1 + trees.norm(last.point))
+    near = trees.norm(trees.subtract(point, last.point)) <= _REACH * jnp.hypot(1, trees.norm(last.point))
     return jax.tree.map(lambda new, old: jnp.where(near, new, old), point, last.point)

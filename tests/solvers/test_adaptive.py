@@ -33,8 +33,8 @@ HUGE = 400.0
 
 
 def adam_of_the_library():
-    """Steps 1e-2 (1 + t/1000)^-½, as documented."""
-    return Adam(1e-2, 1000.0)
+    """Steps 1e-2 (1 + t/1000)^-½, as documented, and no ε, which would make them depend on units."""
+    return Adam(1e-2, 1000.0, least=0.0)
 
 
 def selection(outer_var=None, **kwargs):

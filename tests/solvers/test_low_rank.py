@@ -14,7 +14,7 @@ from bilevel.engine.sweep import sweep
 from bilevel.problems import cross_validation, softmax_selection
 from bilevel.solvers import low_rank
 from bilevel.solvers.preconditioning import metric_diagonal
-from bilevel.solvers.progress import check_following, init_progress
+from bilevel.solvers.progress import Reading, check_following, init_progress
 from bilevel.solvers.rollback import Rollback
 from tests import cases
 from tests.solvers.test_adaptive import BATCH, adam_of_the_library, selection
@@ -252,7 +252,8 @@ def waits(lag, passes, first):
     """Whether x moves after each of so many passes that find z and v at rest, and F so far behind h."""
     zero = jnp.zeros(())
     rollback = Rollback(*[None] * 3, sizes=(zero + 1, zero + 1), scale=zero, streak=zero, rollbacks=zero)
-    progress = init_progress(zero, 10.0)._replace(lag=zero + lag, first=(zero + first, zero + first))
+    reading = Reading(zero + 1, zero + lag, zero)
+    progress = init_progress(zero, 10.0, rollback)._replace(reading=reading, first=(zero + first, zero + first))
     moves = []
     for _ in range(passes):
         progress = check_following(progress, [zero + 1, zero + 1], [zero, zero], rollback)

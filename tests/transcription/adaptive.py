@@ -34,8 +34,8 @@ def norm(problem: Problem, z: Array, x: Array, signs: Array) -> float:
 class Adam:
     """Steps rate / sqrt(1 + t / rest) along the corrected mean over the root of the corrected mean square."""
 
-    def __init__(self, rate: float, rest: float) -> None:
-        self.rate, self.rest, self.t = rate, rest, 0
+    def __init__(self, rate: float, rest: float, least: float = 1e-8) -> None:
+        self.rate, self.rest, self.least, self.t = rate, rest, least, 0
         self.mean: Array | float = 0.0
         self.square: Array | float = 0.0
 
@@ -46,7 +46,7 @@ class Adam:
         self.mean = 0.9 * self.mean + 0.1 * gradient
         self.square = 0.999 * self.square + 0.001 * gradient**2
         mean, square = self.mean / (1 - 0.9**self.t), self.square / (1 - 0.999**self.t)
-        return -rate * mean / (np.sqrt(square) + 1e-8)
+        return -rate * mean / np.maximum(np.sqrt(square) + self.least, 1e-300)
 
 
 def adaptive_srba(
