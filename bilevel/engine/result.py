@@ -56,10 +56,9 @@ class Status(StrEnum):
     def sentence(self) -> str:
         """The same, for people."""
         return {
-            "converged": "The squared norm of the hypergradient, or its certified bound, fell to the tolerance.",
+            "converged": "The run reached a tolerance, or the solver's own criterion; `reason` of the result says which.",
             "out_of_budget": "A budget was used up.",
-            "diverged": "The iterates became non-finite; `point` is the last finite one. A stochastic solver "
-            "needs a smaller `step_size` or a larger `outer_ratio`; bounds on the outer variable help any solver.",
+            "diverged": "The iterates became non-finite; `point` is the last finite one.",
             "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",
             "failed": "A loss raised, rows could not be read, or a process was lost; `point` is the last one before. "
             "Save the run, and `resume` it when the cause is removed.",

@@ -167,7 +167,10 @@ class Run:
     def _reason(self, status: Status, row: dict[str, Any]) -> str:
         """Return why the run ended, in the words of the solver where it has any."""
         if status is Status.converged:
-            return self.solver.end(row) or status.sentence
+            reached = "The squared norm of the hypergradient, or its certified bound, fell to the tolerance."
+            return self.solver.end(row) or reached
+        if status is Status.diverged:
+            return f"{status.sentence} {self.solver.advice_on_divergence()}"
         if status is Status.out_of_budget:
             return " ".join(filter(None, [status.sentence, self.solver.shortfall(row)]))
         return status.sentence

@@ -24,7 +24,7 @@ def as_html(run: Shown) -> str:
     """Return status, costs, final values and the way of the default metric as a small table."""
     last = {name: column[-1] for name, column in run.history.items()}
     rows = {
-        "status": f"{run.status}: {run.status.sentence}",
+        "status": f"{run.status}: {run.reason or run.status.sentence}",
         "cost": f"{last['step']:,} steps, {last['calls']:,} oracle calls = {last['epochs']:.4g} epochs",
     }
     rows["cost"] += f", {last['seconds']:.3g} s"

@@ -61,6 +61,7 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
             solver = solver.fit_start(oracles, start)
         solver = solver.resolve(oracles)
         solver.check_start(start)
+        solver.check_losses(oracles, start)
         if isinstance(solver, HostSolver):
             oracles = oracles.astype(dtype)
         if oracles.is_on_host:

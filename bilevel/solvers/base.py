@@ -94,6 +94,10 @@ class SolverBase(ABC):
         """Refuse a start that the resolved solver cannot begin from."""
         return None
 
+    def check_losses(self, oracles: Oracles, start: Point) -> None:
+        """Refuse losses whose values or derivatives at the start are too large or too small for the arithmetic."""
+        return None
+
     def evaluation_point(self, state: State) -> Point:
         """Return the point that stands for the state: the iterate, unless the solver can roll back from it."""
         return typing.cast(Point, state.point)
@@ -117,6 +121,11 @@ class SolverBase(ABC):
     def shortfall(self, diagnostics: dict[str, float]) -> str:
         """Return what a run that its budget ended had not reached, sentences; nothing where that is not known."""
         return ""
+
+    def advice_on_divergence(self) -> str:
+        """Return what may help after a run whose iterates became non-finite."""
+        told = "A stochastic solver needs a smaller `step_size` or a larger `outer_ratio`"
+        return f"{told}; bounds on the outer variable help any solver."
 
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
         """Return a sentence for the user when the last diagnostics call for one."""

@@ -1,4 +1,4 @@
-"""Whether the inner level is convex where a run starts, by the Lanczos process.
+"""Whether the inner level is convex where a run starts, by the Lanczos process, and whether its numbers are in range.
 
 With H = ∇²zz G and q random signs of norm 1, k products with H give the tridiagonal matrix of H on the Krylov space of
 q. Its eigenvalues lie between those of H, and its outermost ones approach those of H first. So negative curvature that
@@ -14,12 +14,40 @@ from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigvalsh_tridiagonal
 
 from bilevel._programs import Compiled
+from bilevel import _tree as trees
+from bilevel._precision import arithmetic
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.oracles.diagonal import probe_signs
 
 N_PRODUCTS = 12
 _NEGATIVE = 1e-3  # of the largest curvature: a thousand times what rounding in float32 makes of 0
+
+
+def check_range(oracles: Oracles, point: Point) -> None:
+    """Raise ValueError if the losses or their derivatives at a point leave the range of the arithmetic."""
+    dtype = jnp.result_type(*jax.tree.leaves(point.inner_var))
+    least = float(jnp.finfo(dtype).tiny) / float(jnp.finfo(dtype).eps)
+    way = f"in {dtype}: scale the loss or the data, start elsewhere, or build the problem with dtype='float64'"
+    sizes = jax.tree.map(float, _sizes(oracles, point))
+    if any(size == 0 for size in sizes.values()):  # underflow, or a true 0
+        with arithmetic(np.float64):
+            sizes = jax.tree.map(float, _sizes(oracles.astype(np.float64), trees.to_numpy(point, np.float64)))
+    for name, size in sizes.items():
+        if not np.isfinite(size):
+            raise ValueError(f"{name} is not finite at the start, {way}.")
+        if 0 < size < least:
+            raise ValueError(f"{name} is {size:.2g} at the start, too small {way}.")
+
+
+@jax.jit
+def _sizes(oracles: Oracles, point: Point) -> dict[str, Array]:
+    """Return the sizes of values and derivatives by name, the product with ∇²zz G being that of a vector of ones."""
+    outer, inner = oracles.outer(point), oracles.inner(point._replace(v=trees.ones_like(point.inner_var)))
+    parts = {"the outer loss": oracles.outer_value(point), "the inner loss": oracles.inner_value(point)}
+    parts |= {"the gradient of the outer loss": outer, "the gradient of the inner loss": inner.grad}
+    parts["the second derivative of the inner loss"] = inner.hvp
+    return {name: trees.largest(part) for name, part in parts.items()}
 
 
 def has_negative_curvature(oracles: Oracles, point: Point) -> bool:

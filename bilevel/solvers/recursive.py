@@ -18,6 +18,7 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Count, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import low_rank
+from bilevel.solvers.curvature import check_range
 from bilevel.solvers.directions import direction_calls, move_outer
 from bilevel.solvers.low_rank import LowRank
 from bilevel.solvers.parameters import one_of, positive, whole
@@ -86,6 +87,7 @@ class RecursiveSolver(PreconditionedSolver):
 
     restarts = needs_finite_sum = True
 
+
     def init(self, oracles: Oracles, start: Point) -> RecursiveState:
         zero = jnp.zeros_like(self.step_size)
         ones = jax.tree.map(partial(self._ones, zero), start.inner_var) if self.preconditioner else ()
@@ -105,6 +107,10 @@ class RecursiveSolver(PreconditionedSolver):
             named = f"`{type(self).__name__}(least_progress={self.least_progress})`"
             raise ValueError(f"{named}: needs preconditioner='low_rank', whose passes tell the progress.")
         PreconditionedSolver.check_start(self, start)
+
+    def check_losses(self, oracles: Oracles, start: Point) -> None:
+        if self.preconditioner == LOW_RANK and not oracles.is_on_host:
+            check_range(oracles, start)
 
     def refreshes(self, index: Array, draw: Any) -> Array:
         assert self.period is not None, "resolve() fills it in"
@@ -216,13 +222,18 @@ class RecursiveSolver(PreconditionedSolver):
         # Before, a run has hardly begun; and where the norm is the metric, z is not meant to be at a minimum.
         return self.preconditioner in (DIAGONAL, LOW_RANK) and steps > self.period
 
+    def advice_on_divergence(self) -> str:
+        if self.preconditioner is None:
+            return PreconditionedSolver.advice_on_divergence(self)
+        return "Scale the columns of the data, start nearer to a solution, or build the problem with dtype='float64'."
+
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
         assert self.period is not None, "resolve() fills it in"
         if diagnostics.get("x_held", 0) > _HELD and diagnostics["step"] >= _FEW_PASSES * self.period:
             return (
-                f"{type(self).__name__}: x stood still in {diagnostics['x_held']:.0%} of the run, waiting for z, which "
-                "is on its way for long, as in a network. Other settings may end far lower: give "
-                "preconditioner='norm' and inner_optimizer='adam', or a `step_size` and an `outer_ratio`."
+                f"{type(self).__name__}: x stood still in {diagnostics['x_held']:.0%} of the run, since z was still far "
+                "from z*(x). Scale the columns of the data or start at a larger penalty; where the inner level is a "
+                "network, give preconditioner='norm' and inner_optimizer='adam'."
             )
         if np.dtype(dtype) != np.float32 or not diagnostics["drift"] > _DRIFTED or self.inner_optimizer is not None:
             return None  # a transformation of z averages over steps, and its steps do not shrink with D
@@ -257,5 +268,5 @@ def _describe(diagnostics: dict[str, float]) -> str:
 
 def _stationarity(diagnostics: dict[str, float]) -> str:
     if diagnostics["h_gradient"] > _NOT_STATIONARY:
-        return "So x is not stationary: go on with smaller steps, other bounds, or another start."
+        return "So x is not stationary: a smaller `least_progress` goes on for longer, and another start may end lower."
     return "So x is nearly stationary; h is not convex, and another start or seed may end lower."
