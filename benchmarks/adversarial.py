@@ -175,7 +175,15 @@ def cleaned(weight, flips=0.3, rows=120, seed=11):
     def outer(z, x, sample):
         return logistic(z, *sample)
 
-    return inner, outer, (np.arange(rows), X[:rows], wrong), (X[rows:], y[rows:]), np.zeros(5), np.zeros(rows), "float32"
+    return (
+        inner,
+        outer,
+        (np.arange(rows), X[:rows], wrong),
+        (X[rows:], y[rows:]),
+        np.zeros(5),
+        np.zeros(rows),
+        "float32",
+    )
 
 
 def scaled_features(rows=200, seed=12):
@@ -358,9 +366,21 @@ def report(everything):
     near = sum(gap(found) <= NEAR for found in ran)
     above = sum(found["end"] > found["start"] + 1e-6 * abs(found["start"]) for found in ran)
     failed = sum(found["status"] == "diverged" for found in ran)
-    text = f"{len(everything)} problems: {near} within 0.1 % of the best h of a multi-start; {above} above their start; "
+    text = (
+        f"{len(everything)} problems: {near} within 0.1 % of the best h of a multi-start; {above} above their start; "
+    )
     text += f"{failed} diverged; {len(everything) - len(ran)} refused."
-    columns = ["problem", "status", "steps", "seconds", "h at the start", "h at the end", "best h", "gap", "what it says"]
+    columns = [
+        "problem",
+        "status",
+        "steps",
+        "seconds",
+        "h at the start",
+        "h at the end",
+        "best h",
+        "gap",
+        "what it says",
+    ]
     rows = []
     for found in everything:
         cells = [number(found[key], 6) if key in found else None for key in ("start", "end", "best")]

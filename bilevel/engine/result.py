@@ -56,7 +56,7 @@ class Status(StrEnum):
     def sentence(self) -> str:
         """The same, for people."""
         return {
-            "converged": "The run reached a tolerance, or the solver's own criterion; `reason` of the result says which.",
+            "converged": "The run reached a tolerance, or the solver's own criterion; `result.reason` says which.",
             "out_of_budget": "A budget was used up.",
             "diverged": "The iterates became non-finite; `point` is the last finite one.",
             "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",

@@ -44,7 +44,7 @@ def check_range(oracles: Oracles, point: Point) -> None:
 def _sizes(oracles: Oracles, point: Point) -> dict[str, Array]:
     """Return the sizes of values and derivatives by name, the product with ∇²zz G being that of a vector of ones."""
     outer, inner = oracles.outer(point), oracles.inner(point._replace(v=trees.ones_like(point.inner_var)))
-    parts = {"the outer loss": oracles.outer_value(point), "the inner loss": oracles.inner_value(point)}
+    parts: dict[str, Any] = {"the outer loss": oracles.outer_value(point), "the inner loss": oracles.inner_value(point)}
     parts |= {"the gradient of the outer loss": outer, "the gradient of the inner loss": inner.grad}
     parts["the second derivative of the inner loss"] = inner.hvp
     return {name: trees.largest(part) for name, part in parts.items()}

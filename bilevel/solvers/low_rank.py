@@ -73,7 +73,9 @@ def init_low_rank(oracles: Oracles, start: Point, majorizer: Callable[[Point], P
     scales: Any = ()
     probed = oracles.diagonal_passes > 1
     if probed:
-        first = trees.largest(_products(oracles, start, jnp.ones_like(flat), probe_signs(flat.size, 0).astype(flat.dtype)))
+        first = trees.largest(
+            _products(oracles, start, jnp.ones_like(flat), probe_signs(flat.size, 0).astype(flat.dtype))
+        )
         scales = jnp.full_like(flat, jnp.where(first > 0, first, 1))
         scales = jax.lax.fori_loop(0, _PROBE_ROUNDS, lambda i, old: _equilibrate(oracles, start, old, i), scales)
     rank = RANK

@@ -95,17 +95,20 @@ class PreconditionedSolver(Solver):
         scale: Scalar | None = None,
         outer_scale: Scalar | None = None,
     ) -> State:
-        """Move all variables; scales shorten the moves of z and v, and those of x, by default alike."""
+        """Move all variables; ``scale`` shortens every move, and ``outer_scale`` those of x even more."""
         point, preconditioning, original = state.point, state.preconditioning, direction
         outer_step = step / self.outer_ratio
-        outer_scale = scale if outer_scale is None else outer_scale
+        outer_scale = scale if outer_scale is None or scale is None else scale * outer_scale
         if scale is not None:
             step, outer_step = scale * step, outer_scale * outer_step
         if self.outer_optimizer is not None:
             old, given = preconditioning.optimizer, direction.outer_var
             change, new = find_move(self.outer_optimizer, given, old, point.outer_var)
             direction = direction._replace(outer_var=change)
-            preconditioning, outer_step = preconditioning._replace(optimizer=new), 1 if scale is None else outer_scale
+            preconditioning, outer_step = (
+                preconditioning._replace(optimizer=new),
+                1 if outer_scale is None else outer_scale,
+            )
         diagonal, parts = preconditioning.diagonal, (direction.inner_var, direction.v)
         if jax.tree.leaves(diagonal):
             z, v = (preconditioning.solve(part) for part in parts)

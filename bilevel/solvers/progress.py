@@ -20,7 +20,6 @@ import jax.numpy as jnp
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Point
-from bilevel.solvers.preconditioning import Preconditioning
 from bilevel.solvers.rollback import Rollback
 
 _NEAR, _SMALL = 0.5, 0.01
@@ -35,21 +34,16 @@ QUIET_WINDOWS = 2  # in a row are the end
 
 
 class Reading(NamedTuple):
-    """What a pass tells of h: itself, and relative to it the ``lag`` of F and the ``gradient``, as in `Progress`."""
+    """The estimate of h at a full-batch pass, its error, and relative to h the lag of F and the gain of moving x.
+
+    ``lag`` is |F - h| and ``gradient`` what moving each number of x by 1 against D_x, within its bounds, gains to first
+    order.
+    """
 
     h: Array
+    error: Array
     lag: Array
     gradient: Array
-
-
-class Best(NamedTuple):
-    """The pass with the least upper bound of h: where it was, with its direction and metric, and what it told."""
-
-    point: Point
-    estimate: Point
-    preconditioning: Preconditioning
-    upper: Array
-    reading: Reading
 
 
 class Progress(NamedTuple):
@@ -57,9 +51,9 @@ class Progress(NamedTuple):
 
     Of the passes so far: their number; sums of h and of F - h in this window, the number of its passes, its last pass,
     and the mean of h in the window before.
-    ``quiet`` counts quiet windows in a row, ``held`` the passes after which x stood still. Relative to h: ``change``
-    from window to window, ``lag`` of F behind h, and ``gradient``, what moving each number of x by 1 against D_x gains
-    to first order, within its bounds.
+    ``quiet`` counts quiet windows in a row, ``held`` the passes after which x stood still, ``change`` is that of h from
+    window to window, relative to h. ``best`` is the pass with the least upper bound of h once x moves, and the last one
+    before that; ``pace`` what the steps of x are multiplied by.
     """
 
     waited: Array
@@ -74,7 +68,8 @@ class Progress(NamedTuple):
     change: Array
     reading: Reading
     held: Array
-    best: Best
+    best: Rollback
+    best_reading: Reading
     pace: Array
 
     @property
@@ -92,9 +87,9 @@ def init_progress(zero: Array, first_window: float, start: Rollback) -> Progress
     """Return the memory before the first pass; the first window has so many passes."""
     one = jnp.ones_like(zero)
     end, unknown = first_window * one, jnp.inf * one
-    reading = Reading(zero, one, one)
-    best = Best(start.point, start.estimate, start.preconditioning, unknown, reading)
-    return Progress(one, (-one, -one), zero, zero, zero, zero, end, unknown, zero, unknown, reading, zero, best, one)
+    reading = Reading(unknown, zero, one, one)
+    window = zero, zero, zero, zero, end, unknown, zero, unknown
+    return Progress(one, (-one, -one), *window, reading, zero, start, reading, one)
 
 
 def check_following(progress: Progress, lengths: list[Array], moves: list[Array], rollback: Rollback) -> Progress:
@@ -112,9 +107,15 @@ def check_following(progress: Progress, lengths: list[Array], moves: list[Array]
 
 
 def check_progress(
-    progress: Progress, point: Point, exact: Point, outer_value: Array, stepped: Point, least: Array | float
+    progress: Progress,
+    here: Rollback,
+    outer_value: Array,
+    stepped: Point,
+    moves: list[Array],
+    least: Array | float,
 ) -> Progress:
-    """Return the memory after a pass; ``stepped`` has x moved by 1 against D_x, within its bounds."""
+    """Return the memory after a pass; ``stepped`` has x moved by 1 against D_x, ``moves`` are |D_z| and |D_v|."""
+    point, exact = here.point, here.estimate
     behind = trees.dot(point.v, exact.inner_var)
     h = outer_value + behind
     size = jnp.maximum(jnp.abs(h), jnp.finfo(h.dtype).tiny)
@@ -124,25 +125,25 @@ def check_progress(
         total=progress.total + h,
         behind=progress.behind - behind,
         number=progress.number + 1,
-        reading=Reading(h, jnp.abs(behind) / size, gain / size),
+        reading=Reading(h, jnp.abs(behind) + moves[0] * moves[1], jnp.abs(behind) / size, gain / size),
     )
     return _close_window(progress, least)
 
 
-def return_to_best(progress: Progress, here: Rollback, moves: list[Array]) -> tuple[Progress, Rollback]:
-    """Return the memory of the best pass so far, and this one, or the best again where h has risen."""
-    best, (h, lag, _) = progress.best, progress.reading
-    error = lag * jnp.abs(h) + moves[0] * moves[1]
-    started = progress.first[0] == 0
-    limit = best.upper + _RISE * jnp.abs(best.upper)
-    # Where steps of x are that short, it was the bounds that misled.
-    risen = (h - error > limit) & (progress.pace > _LEAST_PACE)
-    better = started & ~risen & ((h + error < best.upper) | (progress.pace <= _LEAST_PACE))
-    new = Best(here.point, here.estimate, here.preconditioning, h + error, progress.reading)
-    best = jax.tree.map(partial(jnp.where, better), new, best)
-    back = here._replace(point=best.point, estimate=best.estimate, preconditioning=best.preconditioning)
-    pace = jnp.where(risen, progress.pace / 2, jnp.where(better, jnp.minimum(1, _REGAIN * progress.pace), progress.pace))
-    progress = progress._replace(best=best, pace=pace, quiet=jnp.where(risen, 0, progress.quiet))
+def return_to_best(progress: Progress, here: Rollback) -> tuple[Progress, Rollback]:
+    """Return the memory with the best pass so far, and this pass, or the best one again if h has risen."""
+    best, now = progress.best_reading, progress.reading
+    upper, is_slow = best.h + best.error, progress.pace <= _LEAST_PACE
+    moved = progress.first[0] == 0
+    # With steps of x that short, h cannot have risen: an estimate was wrong.
+    risen = moved & ~is_slow & (now.h - now.error > upper + _RISE * jnp.abs(upper))
+    better = ~moved | is_slow | (now.h + now.error < upper)
+    pick = partial(jax.tree.map, partial(jnp.where, better))
+    kept, reading = pick(here, progress.best), pick(now, best)
+    pace = jnp.where(better, jnp.minimum(1, _REGAIN * progress.pace), progress.pace)
+    pace, quiet = jnp.where(risen, progress.pace / 2, pace), jnp.where(risen, 0, progress.quiet)
+    back = here._replace(point=kept.point, estimate=kept.estimate, preconditioning=kept.preconditioning)
+    progress = progress._replace(best=kept, best_reading=reading, pace=pace, quiet=quiet)
     return progress, jax.tree.map(partial(jnp.where, risen), back, here)
 
 

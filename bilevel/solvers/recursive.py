@@ -87,7 +87,6 @@ class RecursiveSolver(PreconditionedSolver):
 
     restarts = needs_finite_sum = True
 
-
     def init(self, oracles: Oracles, start: Point) -> RecursiveState:
         zero = jnp.zeros_like(self.step_size)
         ones = jax.tree.map(partial(self._ones, zero), start.inner_var) if self.preconditioner else ()
@@ -99,7 +98,9 @@ class RecursiveSolver(PreconditionedSolver):
         plain = self.preconditioner is None and self.outer_optimizer is None
         rollback = () if plain else init_rollback(start, preconditioning, zero)
         first_window = max(1, _FIRST_WINDOW // (self.period or 1))
-        progress = init_progress(zero, first_window, rollback) if isinstance(rollback, Rollback) and self.preconditioner == LOW_RANK else ()
+        progress: Progress | tuple[()] = ()
+        if self.preconditioner == LOW_RANK and isinstance(rollback, Rollback):
+            progress = init_progress(zero, first_window, rollback)
         return RecursiveState(start, start, trees.zeros_like(start), zero, zero, preconditioning, rollback, progress)
 
     def check_start(self, start: Point) -> None:
@@ -126,25 +127,21 @@ class RecursiveSolver(PreconditionedSolver):
             state = state._replace(preconditioning=self._metric(oracles, state, index))
         if isinstance(state.rollback, Rollback):
             good = check_refresh(state.rollback, state.point, exact, state.preconditioning, self.step_size, index == 0)
+            if isinstance(state.progress, Progress):
+                progress, good = self._read(oracles, state.progress, good)
+                state = state._replace(progress=progress)
             state = state._replace(point=good.point, preconditioning=good.preconditioning, rollback=good)
             exact = good.estimate
-            if isinstance(state.progress, Progress):
-                state = self._read(oracles, state, exact)
-                exact = state.rollback.estimate
         return self._move(oracles, state, exact)
 
-    def _read(self, oracles: Oracles, state: RecursiveState, exact: Point) -> RecursiveState:
-        """Return the state with what a pass tells of h: at the best point so far where h has risen."""
-        point, (lengths, moves) = state.point, measure(state.point, exact, state.preconditioning)
-        assert isinstance(state.progress, Progress) and isinstance(state.rollback, Rollback), "with a low rank"
+    def _read(self, oracles: Oracles, progress: Progress, here: Rollback) -> tuple[Progress, Rollback]:
+        """Return what a full-batch pass shows of h, and the pass to continue from: the best one if h has risen."""
+        point, exact = here.point, here.estimate
+        lengths, moves = measure(point, exact, here.preconditioning)
         stepped = self._project(move_outer(oracles, point, jax.tree.map(jnp.sign, exact.outer_var), 1))
         least = 0 if self.least_progress is None else self.least_progress
-        progress = check_progress(state.progress, point, exact, oracles.outer_value(point), stepped, least)
-        progress = check_following(progress, lengths, moves, state.rollback)
-        progress, here = return_to_best(progress, state.rollback, moves)
-        return state._replace(
-            point=here.point, preconditioning=here.preconditioning, rollback=here, progress=progress
-        )
+        progress = check_progress(progress, here, oracles.outer_value(point), stepped, moves, least)
+        return return_to_best(check_following(progress, lengths, moves, here), here)
 
     def _ones(self, zero: Array, leaf: Array) -> Array:
         return jnp.ones_like(zero if self.preconditioner == NORM else leaf)
@@ -169,20 +166,17 @@ class RecursiveSolver(PreconditionedSolver):
 
     def _move(self, oracles: Oracles, state: RecursiveState, estimate: Point) -> RecursiveState:
         scale = state.rollback.scale if isinstance(state.rollback, Rollback) else None
-        pace = scale * state.progress.pace if isinstance(state.progress, Progress) else None
+        pace = state.progress.pace if isinstance(state.progress, Progress) else None
         moved = self.descend(oracles, state, estimate, self.step_size, scale, pace)
         if isinstance(state.progress, Progress):
             moved = _hold_outer(state.progress.x_moves, state, moved)
         return moved._replace(previous=state.point, estimate=estimate)
 
     def evaluation_point(self, state: RecursiveState) -> Point:
-        if not isinstance(state.rollback, Rollback):
-            return state.point
-        here = point_within_reach(state.rollback, state.point)
-        if not isinstance(state.progress, Progress):
-            return here
-        best = state.progress.best
-        return jax.tree.map(partial(jnp.where, jnp.isfinite(best.upper)), best.point, here)
+        if isinstance(state.progress, Progress):
+            return state.progress.best.point
+        last = state.rollback
+        return point_within_reach(last, state.point) if isinstance(last, Rollback) else state.point
 
     def init_calls(self, oracles: Oracles) -> Calls:
         return low_rank.init_calls(oracles) if self.preconditioner == LOW_RANK else Calls()
@@ -202,10 +196,10 @@ class RecursiveSolver(PreconditionedSolver):
         own = {"drift": state.drift, "rollbacks": state.rollback.rollbacks, "step_scale": state.rollback.scale}
         if not isinstance(state.progress, Progress):
             return own
-        progress = state.progress
-        at = jax.tree.map(partial(jnp.where, jnp.isfinite(progress.best.upper)), progress.best.reading, progress.reading)
+        progress, at = state.progress, state.progress.best_reading
         told = {"h_change": progress.change, "h_lag": at.lag, "h_gradient": at.gradient}
-        return own | told | {"quiet_windows": progress.quiet, "x_held": progress.held_share, "outer_scale": progress.pace}
+        told |= {"quiet_windows": progress.quiet, "x_held": progress.held_share, "outer_scale": progress.pace}
+        return own | told
 
     def end(self, diagnostics: dict[str, float]) -> str | None:
         if self.least_progress is None or not diagnostics["quiet_windows"] >= QUIET_WINDOWS:
@@ -231,8 +225,8 @@ class RecursiveSolver(PreconditionedSolver):
         assert self.period is not None, "resolve() fills it in"
         if diagnostics.get("x_held", 0) > _HELD and diagnostics["step"] >= _FEW_PASSES * self.period:
             return (
-                f"{type(self).__name__}: x stood still in {diagnostics['x_held']:.0%} of the run, since z was still far "
-                "from z*(x). Scale the columns of the data or start at a larger penalty; where the inner level is a "
+                f"{type(self).__name__}: x stood still in {diagnostics['x_held']:.0%} of the run, since z was far from "
+                "z*(x). Scale the columns of the data or start at a larger penalty; where the inner level is a "
                 "network, give preconditioner='norm' and inner_optimizer='adam'."
             )
         if np.dtype(dtype) != np.float32 or not diagnostics["drift"] > _DRIFTED or self.inner_optimizer is not None:

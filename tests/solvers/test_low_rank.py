@@ -252,7 +252,7 @@ def waits(lag, passes, first):
     """Whether x moves after each of so many passes that find z and v at rest, and F so far behind h."""
     zero = jnp.zeros(())
     rollback = Rollback(*[None] * 3, sizes=(zero + 1, zero + 1), scale=zero, streak=zero, rollbacks=zero)
-    reading = Reading(zero + 1, zero + lag, zero)
+    reading = Reading(zero + 1, zero, zero + lag, zero)
     progress = init_progress(zero, 10.0, rollback)._replace(reading=reading, first=(zero + first, zero + first))
     moves = []
     for _ in range(passes):
