@@ -13,9 +13,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigvalsh_tridiagonal
 
-from bilevel._programs import Compiled
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
+from bilevel._programs import Compiled
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.oracles.diagonal import probe_signs
@@ -40,7 +40,7 @@ def check_range(oracles: Oracles, point: Point) -> None:
             raise ValueError(f"{name} is {size:.2g} at the start, too small {way}.")
 
 
-@jax.jit
+@Compiled
 def _sizes(oracles: Oracles, point: Point) -> dict[str, Array]:
     """Return the sizes of values and derivatives by name, the product with ∇²zz G being that of a vector of ones."""
     outer, inner = oracles.outer(point), oracles.inner(point._replace(v=trees.ones_like(point.inner_var)))
