@@ -119,7 +119,8 @@ class BilevelElasticNet(SparsePenalties, LeastSquares):
 
     Fits minimize sum ½ error² + sum l1_k |coef_k| + ½ sum penalty_k coef_k², with targets of deviation 1. Strengths
     minimize n/2 log of the mean squared error of held-out rows, by exact gradients: first on coarse paths, then by
-    L-BFGS-B. Two of them, shared by all features, are the default.
+    L-BFGS-B. Two of them, shared by all features, are the default. The work of a search has a limit, which grows with
+    `max_iter`; a search that reaches it emits a ConvergenceWarning.
 
     Parameters
     ----------

@@ -16,10 +16,10 @@ _limited = threading.Lock()  # held by the fit that has limited the threads
 
 @contextmanager
 def one_thread_if_small(X: Any) -> Iterator[None]:
-    """Limit BLAS to one thread while a small table is fitted, and restore the former limit whatever happens.
+    """Limit BLAS to one thread while a small table is fitted, and restore the previous limit, also after exceptions.
 
     Of several fits at a time, only the first one sets the limit, and restores it when it ends: threadpoolctl ignores
-    other threads than the one that set a limit. A limit that was changed meanwhile is kept.
+    other threads than the one that set a limit. A limit that the user changes during the fit is kept.
     """
     if X.shape[0] * X.shape[1] > _SMALL or not _limited.acquire(blocking=False):
         yield
