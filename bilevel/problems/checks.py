@@ -132,8 +132,7 @@ def check_tables(
     """Return features and targets of both levels, with the same number of columns."""
     train = check_table("X_train", X_train, "y_train", y_train, on_host=on_host)
     validation = check_table("X_val", X_val, "y_val", y_val, on_host=on_host)
-    check_same_columns(("X_train", "X_val"), (X_train, X_val))
-    check_same_features(("X_train", "X_val"), (train[0], validation[0]))
+    check_same_features(("X_train", "X_val"), (X_train, X_val))
     return train, validation
 
 
@@ -141,15 +140,14 @@ def check_same_columns(names: tuple[str, str], tables: tuple[Any, Any], *, reord
     """Refuse two data frames with other columns, or the same ones ``reordered``: they are read as plain arrays."""
     columns = [list(getattr(table, "columns", ())) for table in tables]
     if all(columns) and columns[0] != columns[1] and (not reordered or set(columns[0]) == set(columns[1])):
-        first, second = next((pair for pair in zip(*columns, strict=False) if pair[0] != pair[1]), ("more", "fewer"))
-        told = f"the columns of `{names[1]}` must have the names of those of `{names[0]}`, in the same order"
-        found = f"got {second!r} where `{names[0]}` has {first!r}"
-        raise ValueError(f"{told}; {found}. Use `{names[1]}[{names[0]}.columns]`.")
+        told = f"`{names[1]}` must have the columns of `{names[0]}` in the same order"
+        raise ValueError(f"{told}, got {columns[1][:9]} and {columns[0][:9]}; use `{names[1]}[{names[0]}.columns]`.")
 
 
-def check_same_features(names: tuple[str, str], tables: tuple[np.ndarray, np.ndarray]) -> None:
-    """Refuse two tables with different numbers of columns."""
-    widths = [head(table).shape[1] for table in tables]
+def check_same_features(names: tuple[str, str], tables: tuple[Any, Any]) -> None:
+    """Refuse two tables with other columns."""
+    check_same_columns(names, tables)
+    widths = [np.shape(head(table))[1] for table in tables]
     if widths[0] != widths[1]:
         raise ValueError(f"`{names[0]}` has {widths[0]} features and `{names[1]}` {widths[1]}; they must agree.")
 

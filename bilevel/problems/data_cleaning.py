@@ -31,15 +31,7 @@ from bilevel._types import Array, InnerPass, Point
 from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.certificate import Bounds, largest, norms, second_moment
-from bilevel.problems.checks import (
-    as_array,
-    check_classes,
-    check_positive,
-    check_same_columns,
-    check_same_features,
-    check_table,
-    make_rng,
-)
+from bilevel.problems.checks import as_array, check_classes, check_positive, check_same_features, check_table, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.losses import SIGMOID, sigmoid, sigmoid_and_slope
@@ -97,16 +89,13 @@ def data_cleaning(
     return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, cleaning_constants, CleaningBounds)
 
 
-def _metrics(
-    X_train: Any, X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.dtype
-) -> dict[str, Partial]:
+def _metrics(X: Any, X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.dtype) -> dict[str, Partial]:
     metrics, shape, n_rows = {}, start.inner_var.shape, len(start.outer_var)
     if (X_test is None) != (y_test is None):
         raise ValueError("`X_test` and `y_test` must be given together.")
     if X_test is not None:
         rows, labels = check_table("X_test", X_test, "y_test", y_test)
-        check_same_columns(("X_train", "X_test"), (X_train, X_test))
-        check_same_features(("X_train", "X_test"), (np.empty(shape), rows))
+        check_same_features(("X_train", "X_test"), (X, X_test))
         test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[0])
         metrics["test_error"] = Partial(_error_rate, *map(trees.put, test))
     if corrupted is not None:

@@ -1,6 +1,6 @@
 """Exact solutions at a given outer variable, in float64, and the one place that decides whether they are exact.
 
-Everything is measured in the metric of H = ∇²zz G, ||w||² = w'Hw, which does not depend on the scale of columns:
+Lengths are in the metric of H = ∇²zz G, ||w||² = w'Hw, which does not depend on the scale of the columns:
 
     λ = ||H⁻¹ ∇z G||, the Newton decrement, is the distance from z to z*         λ ||v*|| bounds the error of h
     ||H⁻¹ (H v + ∇z F)|| is the distance from v to v*
@@ -119,6 +119,8 @@ def newton(
 ) -> InnerSolution:
     """Minimize a strongly convex function by damped Newton steps, until λ <= accuracy ||z|| or rounding stops them."""
     grad, last = gradient(z), inf
+    if not np.all(np.isfinite(grad)):  # at a guess that is far from here
+        z, grad = 0 * z, gradient(0 * z)
     for _ in range(_NEWTON_STEPS):
         system = system_at(z)
         move = system.solve(grad, _FORCING if last < 0.1 else 0.1)
@@ -151,42 +153,29 @@ def _search(
     return None
 
 
+@np.errstate(all="ignore")
 def solve_adjoint(
-    found: InnerSolution,
-    value: float,
-    outer_grad: np.ndarray,
-    v: np.ndarray | None = None,
-    tolerance: float = TOLERANCE,
+    found: InnerSolution, value: float, outer_grad: np.ndarray, v: Any = 0.0, tolerance: float = TOLERANCE
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return v* = -H⁻¹ ∇z F and its residual; raise LinAlgError unless z, v and h are exact to the tolerance."""
     _, _, (solve, product), decrement, size = found
-    v, last = np.zeros_like(outer_grad) if v is None else v, inf
-    with np.errstate(all="ignore"):
-        for _ in range(_REFINEMENTS):
-            move = solve(product(v) + outer_grad, _FORCING)
-            change = np.sqrt(move @ product(move))
-            v = v - move
-            v_size = np.sqrt(v @ product(v))
-            if not ROUNDING * v_size < change < last / 2:
-                break
-            last = change
-        left = product(v) + outer_grad
+    v, last = v + 0 * outer_grad, inf
+    for _ in range(_REFINEMENTS):
+        move = solve(product(v) + outer_grad, _FORCING)
+        v, change = v - move, np.sqrt(move @ product(move))
+        v_size = np.sqrt(v @ product(v))
+        if not ROUNDING * v_size < change < last / 2:
+            break
+        last = change
     # Below ROUNDING, z or h cannot be better in float64, even where the other is 0.
     solved = decrement <= tolerance * size and decrement * v_size <= tolerance * abs(value)
     solved |= decrement <= ROUNDING * size or decrement * v_size <= ROUNDING * abs(value)
     if not (solved and change <= tolerance * v_size and np.isfinite(value)):
-        raise np.linalg.LinAlgError(_complaint(decrement, size, change, v_size, value))
-    return v, left
-
-
-def _complaint(decrement: float, size: float, change: float, v_size: float, value: float) -> str:
-    """Return why a solution is not exact."""
-    errors = {"z*(x)": (decrement, size), "v*(x)": (change, v_size), "h(x)": (decrement * v_size, abs(value))}
-    told = ", ".join(f"{error / of if of else error:.1e} of {name}" for name, (error, of) in errors.items())
-    return (
-        f"the inner level was not solved exactly in float64 at this outer variable: relative errors are about {told}. "
-        f"{_WAY_OUT.capitalize()}."
-    )
+        errors = np.array([decrement, change, decrement * v_size]) / [size, v_size, abs(value)]
+        told = "the inner level was not solved exactly in float64 at this outer variable: relative errors are about "
+        told += "{:.1e} of z*(x), {:.1e} of v*(x) and {:.1e} of h(x)".format(*errors)
+        raise np.linalg.LinAlgError(f"{told}; {_WAY_OUT}.")
+    return v, product(v) + outer_grad
 
 
 class IterativeExactSolver:
@@ -206,16 +195,13 @@ class IterativeExactSolver:
 
     def __call__(self, outer_var: PyTree, guess: ExactSolution | None = None) -> ExactSolution:
         x, near = check_outer(outer_var), self._start if guess is None else guess
+        z, v, tolerance = trees.flat(near.inner_var), trees.flat(near.v), max(TOLERANCE, self.accuracy)
         with arithmetic(np.float64):
             start = trees.cast(Point(near.inner_var, x, near.v), np.float64)
-            found = newton(
-                partial(self._gradient, start), partial(self._system, start), trees.flat(near.inner_var), self.accuracy
-            )
+            found = newton(partial(self._gradient, start), partial(self._system, start), z, self.accuracy)
             point = _at(start, found.z)
             value, outer_grad = _outer(self._in_float64, point)
-            v, _ = solve_adjoint(
-                found, float(value), trees.flat(outer_grad), trees.flat(near.v), max(TOLERANCE, self.accuracy)
-            )
+            v, _ = solve_adjoint(found, float(value), trees.flat(outer_grad), v, tolerance)
             point = point._replace(v=_at(start, v).inner_var)
             direction = trees.to_numpy(_direction(self._in_float64, point))
         residuals = (sqrt(norm_sq(part)) for part in (direction.inner_var, direction.v))

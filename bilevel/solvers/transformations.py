@@ -97,7 +97,7 @@ def check_transformation(solver: Solver, name: str, variable: PyTree) -> None:
 
 
 def describe_transformations(solver: SolverBase, start: Point) -> dict[str, list[float]]:
-    """Return, for each transformation of the user, sizes of its moves at a few steps, which its settings change."""
+    """Return sizes of some moves of each transformation of the user: numbers that change with its settings."""
     variables = {"inner_optimizer": start.inner_var, "outer_optimizer": start.outer_var}
     given = {name: getattr(solver, name, None) for name in variables}
     own = {name: optimizer for name, optimizer in given.items() if not isinstance(optimizer, str | None)}
