@@ -196,8 +196,8 @@ def load(
         raise ValueError(f"`{path}` was made by {name} with {parameters}, not by {solver!r}.")
     solver = SOLVERS[name](**parameters) if solver is None else solver
     moves = describe_transformations(solver, problem.start)
-    if differ := [key for key, found in about["transformations"].items() if not _agree(found, moves[key])]:
-        told = f"was made with another transformation, or one with other settings, in `{differ[0]}`"
+    if others := [key for key, found in about["transformations"].items() if not _agree(found, moves[key])]:
+        told = f"was made with another transformation, or one with other settings, in `{others[0]}`"
         raise ValueError(f"`{path}` {told}; pass the solver that it was made with.")
     history, best = dict(zip(about["columns"], groups["history"], strict=True)), NO_BEST
     if groups["best"]:

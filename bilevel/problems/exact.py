@@ -204,7 +204,7 @@ class IterativeExactSolver:
             v, _ = solve_adjoint(found, float(value), trees.flat(outer_grad), v, tolerance)
             point = point._replace(v=_at(start, v).inner_var)
             direction = trees.to_numpy(_direction(self._in_float64, point))
-        residuals = (sqrt(norm_sq(part)) for part in (direction.inner_var, direction.v))
+        residuals = sqrt(norm_sq(direction.inner_var)), sqrt(norm_sq(direction.v))
         return ExactSolution(*trees.to_numpy((point.inner_var, point.v)), float(value), direction.outer_var, *residuals)
 
     def _gradient(self, start: Point, z: np.ndarray) -> np.ndarray:
