@@ -27,7 +27,7 @@ _FIRST_NEAR, _REDUCED = 1e-3, 0.1
 _MOST_LAG = 0.1  # of h
 _LONGEST_WAIT = 50  # passes
 _RISE = 1e-3  # of h: less than that is no rise
-_REGAIN, _LEAST_PACE = 1.05, 1e-6
+_REGAIN, _LEAST_PACE = 1.05, 1e-4
 _GROWTH = 1.25  # of windows
 _LAG = 10  # times the least progress
 QUIET_WINDOWS = 2  # in a row are the end
@@ -53,7 +53,7 @@ class Progress(NamedTuple):
     and the mean of h in the window before.
     ``quiet`` counts quiet windows in a row, ``held`` the passes after which x stood still, ``change`` is that of h from
     window to window, relative to h. ``best`` is the pass with the least upper bound of h once x moves, and the last one
-    before that; ``pace`` what the steps of x are multiplied by.
+    before that; ``pace`` what the steps of x are multiplied by; ``returned`` is 1 after a return to ``best``.
     """
 
     waited: Array
@@ -71,6 +71,7 @@ class Progress(NamedTuple):
     best: Rollback
     best_reading: Reading
     pace: Array
+    returned: Array
 
     @property
     def held_share(self) -> Array:
@@ -89,7 +90,7 @@ def init_progress(zero: Array, first_window: float, start: Rollback) -> Progress
     end, unknown = first_window * one, jnp.inf * one
     reading = Reading(unknown, zero, one, one)
     window = zero, zero, zero, zero, end, unknown, zero, unknown
-    return Progress(one, (-one, -one), *window, reading, zero, start, reading, one)
+    return Progress(one, (-one, -one), *window, reading, zero, start, reading, one, zero)
 
 
 def check_following(progress: Progress, lengths: list[Array], moves: list[Array], rollback: Rollback) -> Progress:
@@ -131,19 +132,27 @@ def check_progress(
 
 
 def return_to_best(progress: Progress, here: Rollback) -> tuple[Progress, Rollback]:
-    """Return the memory with the best pass so far, and this pass, or the best one again if h has risen."""
+    """Return the memory with the best pass so far, and this pass, or the best one again if h has risen.
+
+    After a return x is frozen until the next pass, whose estimate of h, with z nearer to z*(x), replaces the old one.
+    """
     best, now = progress.best_reading, progress.reading
-    upper, is_slow = best.h + best.error, progress.pace <= _LEAST_PACE
-    moved = progress.first[0] == 0
-    # With steps of x that short, h cannot have risen: an estimate was wrong.
-    risen = moved & ~is_slow & (now.h - now.error > upper + _RISE * jnp.abs(upper))
-    better = ~moved | is_slow | (now.h + now.error < upper)
+    upper, moved = best.h + best.error, progress.first[0] == 0
+    remeasured = ~moved | (progress.returned > 0)
+    risen = ~remeasured & (now.h - now.error > upper + _RISE * jnp.abs(upper))
+    better = remeasured | (progress.x_moves & (now.h + now.error < upper))
     pick = partial(jax.tree.map, partial(jnp.where, better))
     kept, reading = pick(here, progress.best), pick(now, best)
     pace = jnp.where(better, jnp.minimum(1, _REGAIN * progress.pace), progress.pace)
-    pace, quiet = jnp.where(risen, progress.pace / 2, pace), jnp.where(risen, 0, progress.quiet)
+    progress = progress._replace(
+        best=kept,
+        best_reading=reading,
+        pace=jnp.where(risen, jnp.maximum(progress.pace / 2, _LEAST_PACE), pace),
+        quiet=jnp.where(risen, 0, progress.quiet),
+        waited=jnp.where(risen, 1, progress.waited),
+        returned=jnp.where(risen, jnp.ones_like(pace), 0),
+    )
     back = here._replace(point=kept.point, estimate=kept.estimate, preconditioning=kept.preconditioning)
-    progress = progress._replace(best=kept, best_reading=reading, pace=pace, quiet=quiet)
     return progress, jax.tree.map(partial(jnp.where, risen), back, here)
 
 

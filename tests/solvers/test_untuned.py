@@ -120,7 +120,7 @@ def after(readings, errors=0.0):
     with arithmetic("float64"):
         zero = jnp.zeros(())
         here = init_rollback(point, Preconditioning(), zero)
-        progress = init_progress(zero, 10.0, here)._replace(first=(zero, zero))
+        progress = init_progress(zero, 10.0, here)._replace(first=(zero, zero), waited=zero)
         for number, h in enumerate(readings):
             progress = progress._replace(reading=Reading(zero + h, zero + errors, zero, zero))
             at = here._replace(point=jax.tree.map(lambda leaf, number=number: leaf + number, point))
@@ -131,13 +131,11 @@ def after(readings, errors=0.0):
 
 
 def test_where_h_rises_x_goes_back_to_its_best_pass_and_its_steps_are_halved():
-    assert after([5.0, 4.0, 4.5, 4.001, 3.0]) == [
-        (5.0, 1.0, False),
-        (4.0, 1.0, False),
-        (4.0, 0.5, True),
-        (4.0, 0.5, False),
-        (3.0, 0.525, False),
-    ]
+    assert after([5.0, 4.0, 4.003, 4.5]) == [(5.0, 1, False), (4.0, 1, False), (4.0, 1, False), (4.0, 0.5, True)]
+
+
+def test_after_a_return_h_is_estimated_anew():
+    assert after([4.0, 4.5, 4.2, 4.201])[2:] == [(4.2, 0.525, False), (4.2, 0.525, False)]
 
 
 def test_a_rise_within_what_z_leaves_open_is_none():
