@@ -84,7 +84,9 @@ class Compiled(Generic[P, T]):
         # JAX refers to this function weakly, and frees what it compiled when the function is freed. Structures, which
         # may hold losses and what these refer to, are not among the arguments, because JAX keeps those longer.
         def program(leaves: list[Any]) -> T:
-            return self._function(**jax.tree.unflatten(structure, leaves), **constants)
+            named = jax.tree.unflatten(structure, leaves) | constants
+            bound = inspect.BoundArguments(self._signature, named)  # type: ignore[arg-type]
+            return self._function(*bound.args, **bound.kwargs)
 
         program.__name__ = self.__name__  # type: ignore[attr-defined]
         return jax.jit(program, compiler_options=options)
