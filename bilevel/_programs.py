@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -28,10 +28,10 @@ MAX_PROGRAMS = 64  # of all functions together; a run has five to ten
 _programs: OrderedDict[Hashable, Any] = OrderedDict()  # jitted functions, the least recently used first
 _lock = Lock()
 _MAX_FOLDER_BYTES = 2**29
-P, T = ParamSpec("P"), TypeVar("T")
+T = TypeVar("T")
 
 
-class Compiled(Generic[P, T]):
+class Compiled(Generic[T]):
     """A function that is compiled when it is called, and whose least recently used programs are freed.
 
     Parameters
@@ -43,7 +43,7 @@ class Compiled(Generic[P, T]):
 
     def __init__(
         self,
-        function: Callable[P, T],
+        function: Callable[..., T],
         static_argnames: Sequence[str] = (),
         options: Callable[..., dict[str, Any]] | None = None,
     ) -> None:
@@ -51,13 +51,13 @@ class Compiled(Generic[P, T]):
         self._function, self._static, self._options = function, static_argnames, options
         self._signature = inspect.signature(function)
 
-    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> T:
+    def __call__(self, *arguments: Any, **keywords: Any) -> T:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, keywords))):
             return self._function(*arguments, **keywords)  # part of a larger program
         program, leaves = self._program(arguments, keywords)
         return program(leaves)
 
-    def lower(self, *arguments: P.args, **keywords: P.kwargs) -> Any:
+    def lower(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the program for these arguments before XLA compiles it, as `jax.jit(function).lower` does."""
         program, leaves = self._program(arguments, keywords)
         return program.lower(leaves)
@@ -85,14 +85,14 @@ class Compiled(Generic[P, T]):
         # may hold losses and what these refer to, are not among the arguments, because JAX keeps those longer.
         def program(leaves: list[Any]) -> T:
             named = jax.tree.unflatten(structure, leaves) | constants
-            bound = inspect.BoundArguments(self._signature, named)  # type: ignore[arg-type]
+            bound = inspect.BoundArguments(self._signature, named)
             return self._function(*bound.args, **bound.kwargs)
 
         program.__name__ = self.__name__  # type: ignore[attr-defined]
         return jax.jit(program, compiler_options=options)
 
 
-def compiled(*static_argnames: str) -> Callable[[Callable[P, T]], Compiled[P, T]]:
+def compiled(*static_argnames: str) -> Callable[[Callable[..., T]], Compiled[T]]:
     """Return a decorator that makes a function `Compiled`; the named arguments are compile-time constants."""
     return lambda function: Compiled(function, static_argnames)
 
@@ -113,8 +113,9 @@ def keep_programs(folder: str | Path | None = None) -> Path:
     -------
     The folder.
     """
-    if folder is None and (given := jax.config.jax_compilation_cache_dir):
-        return Path(given)
+    config: Any = jax.config  # its values are attributes that JAX does not declare
+    if folder is None and config.jax_compilation_cache_dir:
+        return Path(config.jax_compilation_cache_dir)
     path = program_folder() if folder is None else Path(folder).expanduser()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = path.stat()
@@ -124,8 +125,8 @@ def keep_programs(folder: str | Path | None = None) -> Path:
             "be run. Give a folder of your own."
         )
     _remove_oldest(path)
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    config.update("jax_compilation_cache_dir", str(path))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return path
 
 

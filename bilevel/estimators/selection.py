@@ -20,7 +20,7 @@ class Fits(NamedTuple):
 
     coef: np.ndarray  # (fits, features, outputs)
     intercept: np.ndarray  # (fits, outputs)
-    predictor: np.ndarray  # (fits, rows, outputs), of every row, fitted on or held out
+    predictor: Any  # (fits, rows, outputs), of every row, fitted on or held out
     state: Any = None  # what the model keeps for `pull_back` and for a later start
 
 

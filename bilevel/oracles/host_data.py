@@ -1,6 +1,7 @@
 """Rows that stay on the host: of arrays in memory, of memory-mapped files, or of a function of their numbers."""
 
 import copy
+import io
 import mmap
 import os
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 from numbers import Integral
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -178,7 +179,7 @@ def _table(array: np.ndarray, mapping: mmap.mmap) -> "_MappedTable":
     return _MappedTable(array, mapping) if found is None else _FileTable(array, mapping, *found)
 
 
-def _find_file(array: np.ndarray) -> tuple[BinaryIO, int] | None:
+def _find_file(array: np.ndarray) -> tuple[io.FileIO, int] | None:
     """Return the file that an array maps, opened again, and the position of the array in it; None if that is unsure.
 
     The kernel's list of mappings tells the file's present path. It is None for a private mapping (``mmap_mode="c"``),
@@ -216,7 +217,7 @@ class _MappedTable:
 class _FileTable(_MappedTable):
     """A memory-mapped array, read from its file into buffers: the pages of a mapping count as memory of the process."""
 
-    def __init__(self, array: np.ndarray, mapping: mmap.mmap, file: BinaryIO, offset: int) -> None:
+    def __init__(self, array: np.ndarray, mapping: mmap.mmap, file: io.FileIO, offset: int) -> None:
         super().__init__(array, mapping)
         self._row_bytes = array.dtype.itemsize * prod(array.shape[1:])
         self._file, self._offset, self._lock = file, offset, threading.Lock()

@@ -128,7 +128,8 @@ def in_thread(function: Callable[..., Any], *arguments: Any, gate: Semaphore | N
     def work() -> None:
         with gate or nullcontext(), suppress(InvalidStateError):  # it was cancelled or given up
             try:
-                future.done() or future.set_result(function(*arguments))
+                if not future.done():
+                    future.set_result(function(*arguments))
             except BaseException as error:
                 future.set_exception(error)
 

@@ -204,8 +204,9 @@ class IterativeExactSolver:
             v, _ = solve_adjoint(found, float(value), trees.flat(outer_grad), v, tolerance)
             point = point._replace(v=_at(start, v).inner_var)
             direction = trees.to_numpy(_direction(self._in_float64, point))
+        z_solution, v_solution = trees.to_numpy((point.inner_var, point.v))
         residuals = sqrt(norm_sq(direction.inner_var)), sqrt(norm_sq(direction.v))
-        return ExactSolution(*trees.to_numpy((point.inner_var, point.v)), float(value), direction.outer_var, *residuals)
+        return ExactSolution(z_solution, v_solution, float(value), direction.outer_var, *residuals)
 
     def _gradient(self, start: Point, z: np.ndarray) -> np.ndarray:
         return trees.flat(_inner_grad(self._in_float64, _at(start, z)))

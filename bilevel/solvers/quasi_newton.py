@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel._types import Array, Scalar
+from bilevel._types import AnyArray, Array, Scalar
 
 FORMS = ("bfgs", "sr1")
 _SMALLEST_COSINE = 1e-8  # of the angle between w and g, of SR1
@@ -25,12 +25,12 @@ _SMALLEST_COSINE = 1e-8  # of the angle between w and g, of SR1
 class Pairs(NamedTuple):
     """Moves s (of SR1: w) and changes g, a row each, oldest first, and 1/(s·g); 0 where a row is empty or refused."""
 
-    moves: Array
-    changes: Array
-    weights: Array
+    moves: AnyArray
+    changes: AnyArray
+    weights: AnyArray
 
 
-def no_pairs(memory: int, like: Array) -> Pairs:
+def no_pairs(memory: int, like: AnyArray) -> Pairs:
     """Return room for so many pairs of vectors."""
     rows = np.zeros((memory, like.size), like.dtype)
     return Pairs(rows, rows, np.zeros(memory, like.dtype))
