@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -26,7 +26,7 @@ from bilevel._io import cache_folder
 
 MAX_PROGRAMS = 64  # of all functions together; a run has five to ten
 _programs: OrderedDict[Hashable, Any] = OrderedDict()  # jitted functions, the least recently used first
-_lock = Lock()
+_lock = RLock()
 _MAX_FOLDER_BYTES = 2**29
 T = TypeVar("T")
 
