@@ -160,10 +160,12 @@ def solve_adjoint(
     """Return v* = -H⁻¹ ∇z F and its residual; raise LinAlgError unless z, v and h are exact to the tolerance."""
     _, _, (solve, product), decrement, size = found
     v, last = v + 0 * outer_grad, inf
+    left = product(v) + outer_grad
     for _ in range(_REFINEMENTS):
-        move = solve(product(v) + outer_grad, _FORCING)
-        v, change = v - move, np.sqrt(move @ product(move))
-        v_size = np.sqrt(v @ product(v))
+        move = solve(left, _FORCING)
+        v, change = v - move, np.sqrt(left @ move)
+        image = product(v)
+        left, v_size = image + outer_grad, np.sqrt(v @ image)
         if not ROUNDING * v_size < change < last / 2:
             break
         last = change
@@ -175,7 +177,7 @@ def solve_adjoint(
         told = "the inner level was not solved exactly in float64 at this outer variable: relative errors are about "
         told += "{:.1e} of z*(x), {:.1e} of v*(x) and {:.1e} of h(x)".format(*errors)
         raise np.linalg.LinAlgError(f"{told}; {_WAY_OUT}.")
-    return v, product(v) + outer_grad
+    return v, left
 
 
 class IterativeExactSolver:
@@ -204,9 +206,9 @@ class IterativeExactSolver:
             v, _ = solve_adjoint(found, float(value), trees.flat(outer_grad), v, tolerance)
             point = point._replace(v=_at(start, v).inner_var)
             direction = trees.to_numpy(_direction(self._in_float64, point))
-        z_solution, v_solution = trees.to_numpy((point.inner_var, point.v))
         residuals = sqrt(norm_sq(direction.inner_var)), sqrt(norm_sq(direction.v))
-        return ExactSolution(z_solution, v_solution, float(value), direction.outer_var, *residuals)
+        z, v = trees.to_numpy((point.inner_var, point.v))
+        return ExactSolution(z, v, float(value), direction.outer_var, *residuals)
 
     def _gradient(self, start: Point, z: np.ndarray) -> np.ndarray:
         return trees.flat(_inner_grad(self._in_float64, _at(start, z)))

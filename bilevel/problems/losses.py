@@ -22,10 +22,9 @@ def sigmoid(margin: Array) -> Array:
 
 
 def sigmoid_and_slope(margin: Array) -> tuple[Array, Array]:
-    """Return σ(margin) and σ'(margin) by one exponential; σ (1 - σ) would cancel at large margins."""
-    small = jnp.exp(-jnp.abs(margin))
-    larger = 1 / (1 + small)
-    return jnp.where(margin > 0, larger, small * larger), small * larger**2
+    """Return σ(margin) and σ'(margin) = σ(margin) σ(-margin); 1 - σ(margin) would cancel at large margins."""
+    value = sigmoid(margin)
+    return value, value * sigmoid(-margin)
 
 
 softplus.defjvps(lambda tangent, _, margin: sigmoid(margin) * tangent)

@@ -184,8 +184,14 @@ def test_a_loss_that_changes_its_answer_is_named_by_a_run():
         ({"inner_loss": lambda z, x, s: z}, "`inner_loss` must return one real scalar"),
         ({"outer_loss": lambda z, x, s: (z[0], z[1])}, "`outer_loss` must return one real scalar"),
         ({"outer_loss": lambda z, x, s: jnp.sum(z > 0)}, "`outer_loss` must return one real scalar"),
-        ({"inner_loss": lambda z, x, s: None}, "`inner_loss` failed on one sample"),
-        ({"outer_loss": lambda z, x, s: {"loss": z[0]}}, "`outer_loss` failed on one sample"),
+        (
+            {"inner_loss": lambda z, x, s: None},
+            "`inner_loss` must return one real scalar for one sample, got a NoneType",
+        ),
+        (
+            {"outer_loss": lambda z, x, s: {"loss": z[0]}},
+            "`outer_loss` must return one real scalar for one sample, got a dict",
+        ),
         ({"outer_loss": calls_back}, "`outer_loss`: JAX cannot take its derivatives over many samples: "),
         ({"inner_loss": keeping()}, "`inner_loss` keeps an array that JAX has traced"),
         ({"inner_loss": fickle(1)}, "`inner_loss` must return one real scalar for one sample, got float"),
