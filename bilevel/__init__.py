@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     "BilevelProblem": "problems",
     "CSVLog": "engine.logs",
-    "EarlyStopping": "engine.early",
+    "EarlyStopping": "engine.driver",
     "HostData": "oracles.host_data",
     "Hypergradient": "problems.hypergradients",
     "Log": "engine.logs",
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bilevel._programs import keep_programs as keep_programs
     from bilevel._types import Point as Point
     from bilevel.bench.benchmark import benchmark as benchmark
-    from bilevel.engine.early import EarlyStopping as EarlyStopping
+    from bilevel.engine.driver import EarlyStopping as EarlyStopping
     from bilevel.engine.logs import CSVLog as CSVLog
     from bilevel.engine.logs import Log as Log
     from bilevel.engine.logs import TensorBoardLog as TensorBoardLog

@@ -44,11 +44,6 @@ class Checkpoints:
         self._keep, self._last, self._done = int(keep), time.monotonic(), -1
         self.save: Callable[[Path], None] | None = None  # given by the run
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What all processes of one run must have in common."""
-        return {"checkpoint": self.folder is not None and "a folder", "checkpoint_every": self._steps or self._seconds}
-
     def check_owner(self, resumed: Path | None = None) -> None:
         """Refuse a folder that has checkpoints, unless the last of them is what the run is resumed from."""
         found = [] if self.folder is None else written(self.folder)

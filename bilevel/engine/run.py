@@ -16,8 +16,7 @@ from bilevel._precision import arithmetic
 from bilevel._progress import Reporter, compiling_bar
 from bilevel._types import INT32_MAX, Calls, Point, is_number
 from bilevel.engine.checkpoints import Checkpoints, latest
-from bilevel.engine.driver import Budget, Driver
-from bilevel.engine.early import EarlyStopping
+from bilevel.engine.driver import Budget, Driver, EarlyStopping
 from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.metrics import inner_complaint
 from bilevel.engine.result import RunResult, Status, identify, load, write
@@ -288,7 +287,8 @@ def run(
     certifier = _check_limits(problem, budget, log)
     if tolerance is not None and not exact:
         raise ValueError("`tolerance` needs `exact=True`: it is a bound on the exact gradient.")
-    _check_agreement(problem, call="run", solver=solver, seed=seed, **vars(budget), **checkpoints.settings)
+    when = {"checkpoint": checkpoint is not None, "checkpoint_every": checkpoint_every}
+    _check_agreement(problem, call="run", solver=solver, seed=seed, **vars(budget), **when)
     with (
         compiling_bar(f"{type(solver).__name__} on {problem.name}", progress) as report,
         _interrupts(problem) as presses,
@@ -329,7 +329,8 @@ def resume(
     _check_problem(problem)
     certifier, checkpoints = _check_limits(problem, budget, log), Checkpoints(checkpoint, checkpoint_every, keep)
     checkpoints.check_owner(as_path("path", path))
-    _check_agreement(problem, call="resume", solver=solver, **vars(budget), **checkpoints.settings)
+    when = {"checkpoint": checkpoint is not None, "checkpoint_every": checkpoint_every}
+    _check_agreement(problem, call="resume", solver=solver, **vars(budget), **when)
     with compiling_bar(f"{path} on {problem.name}", progress) as report, _interrupts(problem) as presses:
         saved = Run.load(path, problem, solver=solver)
         if not has_budget:

@@ -48,21 +48,18 @@ class StepError(RuntimeError):
 
 
 class Presses:
-    """How often Ctrl-C was pressed in a run; at the limit, KeyboardInterrupt is raised."""
+    """How often Ctrl-C was pressed: once asks a run to end after its step, the limit ends it by KeyboardInterrupt."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.handled, self.received = limit, 0, 0
 
     def asked(self) -> bool:
-        """Return True if Ctrl-C was pressed, so that the run should end after its step."""
         return self.handled > 0
 
     def forced(self) -> bool:
-        """Return True if the limit is reached, so that the run should end at once."""
         return max(self.handled, self.received) >= self.limit
 
     def handle(self, *_: Any) -> None:
-        """Handle the signal."""
         self.handled += 1
         if self.forced():
             raise KeyboardInterrupt
@@ -92,7 +89,7 @@ def first_interrupt_asks(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
 
 
 def reads_can_be_interrupted(oracles: Oracles) -> AbstractContextManager[Any]:
-    """Return a context in which Ctrl-C raises KeyboardInterrupt also while rows on the host are read."""
+    """Let Ctrl-C raise KeyboardInterrupt also while a compiled program waits for rows."""
     return first_interrupt_asks(oracles, limit=1) if oracles.readers else nullcontext()
 
 

@@ -1,8 +1,7 @@
 """The contract between solvers and problems: derivatives on rows, by automatic differentiation or in closed form."""
 
-from bilevel.oracles.autodiff import AutodiffOracles
+from bilevel.oracles.autodiff import AutodiffOracles, DifferenceOracles
 from bilevel.oracles.base import Oracles, join
-from bilevel.oracles.differences import DifferenceOracles
 from bilevel.oracles.host_data import HostData
 from bilevel.oracles.host_samples import HostSamples
 from bilevel.oracles.rowwise import RowwiseOracles

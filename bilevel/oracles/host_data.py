@@ -1,12 +1,12 @@
 """Rows that stay on the host: of arrays in memory, of memory-mapped files, or of a function of their numbers."""
 
 import copy
-import io
 import mmap
 import os
 import threading
 import weakref
 from collections.abc import Callable
+from io import FileIO
 from math import prod
 from numbers import Integral
 from pathlib import Path
@@ -179,7 +179,7 @@ def _table(array: np.ndarray, mapping: mmap.mmap) -> "_MappedTable":
     return _MappedTable(array, mapping) if found is None else _FileTable(array, mapping, *found)
 
 
-def _find_file(array: np.ndarray) -> tuple[io.FileIO, int] | None:
+def _find_file(array: np.ndarray) -> tuple[FileIO, int] | None:
     """Return the file that an array maps, opened again, and the position of the array in it; None if that is unsure.
 
     The kernel's list of mappings tells the file's present path. It is None for a private mapping (``mmap_mode="c"``),
@@ -191,7 +191,7 @@ def _find_file(array: np.ndarray) -> tuple[io.FileIO, int] | None:
         for span, mode, offset, _, inode, *path in listed:
             first, last = (int(address, 16) for address in span.split(b"-"))
             if first <= begin and begin + array.nbytes <= last and mode.endswith(b"s") and path:
-                file = open(path[0], "rb", buffering=0)  # noqa: SIM115
+                file = FileIO(os.fsdecode(path[0]))
                 if os.fstat(file.fileno()).st_ino == int(inode):
                     return file, int(offset, 16) + begin - first
                 file.close()
@@ -217,7 +217,7 @@ class _MappedTable:
 class _FileTable(_MappedTable):
     """A memory-mapped array, read from its file into buffers: the pages of a mapping count as memory of the process."""
 
-    def __init__(self, array: np.ndarray, mapping: mmap.mmap, file: io.FileIO, offset: int) -> None:
+    def __init__(self, array: np.ndarray, mapping: mmap.mmap, file: FileIO, offset: int) -> None:
         super().__init__(array, mapping)
         self._row_bytes = array.dtype.itemsize * prod(array.shape[1:])
         self._file, self._offset, self._lock = file, offset, threading.Lock()
@@ -240,6 +240,5 @@ class _FileTable(_MappedTable):
             while len(view) and (count := self._file.readinto(view)):
                 view = view[count:]
         if len(view):
-            path = os.fsdecode(self._file.name)
-            raise ValueError(f"`{path}` ends before its row {stop - 1}: it is shorter than when it was opened.")
+            raise ValueError(f"`{self._file.name!s}` ends before its row {stop - 1}: it was longer when it was opened.")
         return rows
