@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
+import bilevel
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bilevel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PAPER = sorted((ROOT / "paper").rglob("*.py"))  # in a clone alone; these do not count as lines of the package
 
-MOST_MODULES = 174  # each algorithm is one of them
-MOST_LINES = 24_408
+# Without the modules that define an algorithm, of which there may be any number.
+MOST_MODULES = 133
+MOST_LINES = 21_800
 LONGEST_MODULE = 800  # above that, a module holds two concepts
 MEDIAN_FUNCTION = 8  # lines of code, less than this
 SHARED_LINES = 10  # of code, fewer than these in two places
@@ -59,9 +62,15 @@ def read(path):
     return path.read_text(encoding="utf-8")
 
 
+def defines_an_algorithm(path):
+    return path.parent.name == "solvers" and re.search(r"^@solver", read(path), re.MULTILINE) is not None
+
+
 def test_the_package_is_small():
-    assert len(MODULES) <= MOST_MODULES
-    assert sum(len(read(path).splitlines()) for path in MODULES) <= MOST_LINES
+    counted = [path for path in MODULES if not defines_an_algorithm(path)]
+    assert len(MODULES) - len(counted) >= len(bilevel.SOLVERS)
+    assert len(counted) <= MOST_MODULES
+    assert sum(len(read(path).splitlines()) for path in counted) <= MOST_LINES
 
 
 def test_no_module_is_long():
