@@ -23,9 +23,9 @@ _HOME = {
     "StepError": "engine.stopping",
     "TensorBoardLog": "engine.logs",
     "benchmark": "bench.benchmark",
-    "fuse_cpu_loops": "_cpu_loops",
+    "fuse_cpu_loops": "_process",
     "hypergradient": "problems.hypergradients",
-    "keep_programs": "_programs",
+    "keep_programs": "_process",
     "plot": "engine.show",
     "resume": "engine.run",
     "run": "engine.run",
@@ -37,8 +37,8 @@ _ROOMS = (*_MODULES, "engine", "estimators", "oracles", "solvers", "theory")
 if TYPE_CHECKING:
     from bilevel import datasets as datasets
     from bilevel import problems as problems
-    from bilevel._cpu_loops import fuse_cpu_loops as fuse_cpu_loops
-    from bilevel._programs import keep_programs as keep_programs
+    from bilevel._process import fuse_cpu_loops as fuse_cpu_loops
+    from bilevel._process import keep_programs as keep_programs
     from bilevel._types import Point as Point
     from bilevel.bench.benchmark import benchmark as benchmark
     from bilevel.engine.driver import EarlyStopping as EarlyStopping

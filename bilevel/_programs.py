@@ -1,33 +1,25 @@
-"""Compiled programs: a bounded number stays in memory, and a folder may keep them from one process to the next.
+"""Compiled programs, of which a bounded number stays in memory.
 
 A function under `jax.jit` keeps each of its programs, and the losses and shapes they were compiled for, as long as the
 function exists. For a function of a module that is the life of the process. The programs of one run take about twenty
 megabytes and some hundred memory maps, of which Linux allows a process 65 530, so a loop over problems would end in a
-crash of XLA. `compiled` therefore gives every kind of arguments a jitted function of its own, and frees the one that
+crash of XLA. `Compiled` therefore gives every kind of arguments a jitted function of its own, and frees the one that
 was not used for longest when there are too many. Programs of other libraries and of the user are never touched.
 """
 
 import functools
-import hashlib
 import inspect
-import os
-import platform
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Hashable, Sequence
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
-from bilevel._io import cache_folder
-
 MAX_PROGRAMS = 64  # of all functions together; a run has five to ten
 _programs: OrderedDict[Hashable, Any] = OrderedDict()  # jitted functions, the least recently used first
 _lock = RLock()
-_MAX_FOLDER_BYTES = 2**29
 T = TypeVar("T")
 
 
@@ -95,66 +87,3 @@ class Compiled(Generic[T]):
 def compiled(*static_argnames: str) -> Callable[[Callable[..., T]], Compiled[T]]:
     """Return a decorator that makes a function `Compiled`; the named arguments are compile-time constants."""
     return lambda function: Compiled(function, static_argnames)
-
-
-def keep_programs(folder: str | Path | None = None) -> Path:
-    """Have JAX keep compiled programs in a folder, so that the next process need not compile them again.
-
-    This changes settings of JAX for the whole process, also for programs of others, so the library never does it by
-    itself. A folder that you have given to JAX already, for example in the environment variable
-    ``JAX_COMPILATION_CACHE_DIR``, stays. The oldest programs are removed from a folder of more than 512 MB.
-
-    Parameters
-    ----------
-    folder : where to keep them; by default in the cache folder of this user, in one folder per kind of processor.
-        Programs are machine code: a folder that belongs to another user, or that others can write to, is refused
-
-    Returns
-    -------
-    The folder.
-    """
-    config: Any = jax.config  # its values are attributes that JAX does not declare
-    if folder is None and config.jax_compilation_cache_dir:
-        return Path(config.jax_compilation_cache_dir)
-    path = program_folder() if folder is None else Path(folder).expanduser()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = path.stat()
-    if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & 0o022):
-        raise PermissionError(
-            f"`folder={str(path)!r}`: belongs to another user, or others can write to it, and the programs in it would "
-            "be run. Give a folder of your own."
-        )
-    _remove_oldest(path)
-    config.update("jax_compilation_cache_dir", str(path))
-    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    return path
-
-
-def _remove_oldest(folder: Path) -> None:
-    """Remove the oldest files of a folder until it holds at most `_MAX_FOLDER_BYTES`."""
-    newest_first = sorted(((about.st_mtime, about.st_size, path) for path, about in _files(folder)), reverse=True)
-    total = 0
-    for _, size, path in newest_first:
-        total += size
-        if total > _MAX_FOLDER_BYTES:
-            path.unlink(missing_ok=True)
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process may have removed it
-            yield path, path.stat()
-
-
-def program_folder() -> Path:
-    """Return the default folder of compiled programs, for this kind of processor."""
-    return cache_folder() / "programs" / hashlib.sha256(_processor().encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    """Return what distinguishes processors that cannot run the same programs."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.startswith(("flags", "Features")):
-                return line
-    return f"{platform.machine()} {platform.processor()}"

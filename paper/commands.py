@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from bilevel._cpu_loops import fuse_cpu_loops
 from bilevel._optional import require
+from bilevel._process import fuse_cpu_loops
 from bilevel.bench import stops
 from bilevel.cli.app import EPILOG
 from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures

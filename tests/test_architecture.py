@@ -27,7 +27,8 @@ MEDIAN_FUNCTION = 8  # lines of code, less than this
 SHARED_LINES = 10  # of code, fewer than these in two places
 
 ROOMS = [
-    ["_types", "_optional", "_io", "_archives", "_cpu_loops", "_html"],
+    ["_types", "_optional", "_io", "_archives", "_html"],
+    ["_process"],
     ["_programs"],
     ["_precision", "_progress", "_threefry", "_tree"],
     ["datasets"],

@@ -4,8 +4,7 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 
-from bilevel._cpu_loops import fuse_cpu_loops
-from bilevel._programs import keep_programs
+from bilevel._process import fuse_cpu_loops, keep_programs
 
 NEEDED = ("typer", "rich", "msgspec", "pandas", "pyarrow")  # by any command but `doctor`
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import bilevel
 from bilevel._io import cache_folder
-from bilevel._programs import program_folder
+from bilevel._process import program_folder
 
 _FOR_DEVELOPERS = ("all", "docs", "dev")
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<extras>[^\]]*)\])?[^;]*(?:;.*\bextra == ['\"](?P<of>[^'\"]+))?")

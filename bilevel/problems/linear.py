@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel._cpu_loops import may_be_fused
 from bilevel._precision import arithmetic
+from bilevel._process import may_be_fused
 from bilevel._programs import compiled
 from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles import RowwiseOracles

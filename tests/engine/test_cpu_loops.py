@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._cpu_loops import may_be_fused
 from bilevel._precision import arithmetic
+from bilevel._process import may_be_fused
 from bilevel.engine.loop import COMPARED_WHEN_FUSED, IN_PLACE, compiler_options
 from bilevel.solvers import Solver
 from tests import cases
@@ -90,7 +90,7 @@ def programs():
 
 
 def dumped(function, flags, *arguments):
-    script = f"import pickle, sys; from tests.engine.test_cpu_loops import {function} as of\n"
+    script = f"import pickle, sys; from tests.engine.test_process import {function} as of\n"
     script += "pickle.dump(of(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"
     return pickle.loads(printed(script, {"XLA_FLAGS": flags}, pickle.dumps(arguments)))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _programs
+from bilevel import _process, _programs
 from bilevel._programs import Compiled, compiled
 from tests import cases
 
@@ -194,9 +194,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
 
 
 def test_the_oldest_programs_of_a_large_folder_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(_programs, "_MAX_FOLDER_BYTES", 250)
+    monkeypatch.setattr(_process, "_MAX_FOLDER_BYTES", 250)
     for age in range(4):
         (tmp_path / f"{age}-cache").write_bytes(bytes(100))
         os.utime(tmp_path / f"{age}-cache", (1e9 - age, 1e9 - age))
-    _programs._remove_oldest(tmp_path)
+    _process._remove_oldest(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-cache", "1-cache"]

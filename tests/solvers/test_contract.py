@@ -110,16 +110,20 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
             cases.assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone, rtol=ROUNDING[name])
 
 
+def n_compiled():
+    """How many programs each kind of arguments has had compiled."""
+    return {kind: program._cache_size() for kind, program in _programs._programs.items()}
+
+
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_one_compilation_serves_many_step_sizes(name):
     problem = cases.quadratic("float32")
     bilevel.run(problem, SOLVERS[name], max_steps=5)
-    programs = set(_programs._programs)
+    programs = n_compiled()
     for step_size in (0.02, 1, np.float64(0.05)):
         solver = replace(SOLVERS[name], step_size=step_size, outer_ratio=np.float32(300))
         bilevel.run(problem, solver, max_steps=9, seed=3)
-    assert set(_programs._programs) == programs
-    assert all(program._cache_size() <= 1 for kind, program in _programs._programs.items() if kind[0] is advance)
+    assert n_compiled() == programs
 
 
 @pytest.mark.parametrize(
