@@ -168,8 +168,6 @@ class Run:
         if status is Status.converged:
             reached = "The squared norm of the hypergradient, or its certified bound, fell to the tolerance."
             return self.solver.end(row) or reached
-        if status is Status.diverged:
-            return f"{status.sentence} {self.solver.advice_on_divergence()}"
         if status is Status.out_of_budget:
             return " ".join(filter(None, [status.sentence, self.solver.shortfall(row)]))
         return status.sentence

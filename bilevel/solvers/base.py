@@ -122,11 +122,6 @@ class SolverBase(ABC):
         """Return what a run that its budget ended had not reached, sentences; nothing where that is not known."""
         return ""
 
-    def advice_on_divergence(self) -> str:
-        """Return what may help after a run whose iterates became non-finite."""
-        told = "A stochastic solver needs a smaller `step_size` or a larger `outer_ratio`"
-        return f"{told}; bounds on the outer variable help any solver."
-
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
         """Return a sentence for the user when the last diagnostics call for one."""
         return None

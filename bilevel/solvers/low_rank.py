@@ -93,15 +93,14 @@ def init_low_rank(oracles: Oracles, start: Point, majorizer: Callable[[Point], P
         direction = jax.tree.map(partial(jnp.where, index == 1), coarse, fine)
         return _search(oracles, point, direction, index == 0), memory
 
-    return jax.lax.fori_loop(0, _rounds(oracles), once, (start, memory))
+    return jax.lax.fori_loop(0, _searches(oracles)[0], once, (start, memory))
 
 
-def _rounds(oracles: Oracles) -> int:
-    return _ROUNDS if oracles.diagonal_passes == 1 else _PROBED_ROUNDS
-
-
-def _lengths(oracles: Oracles) -> tuple[float, ...]:
-    return _LENGTHS if oracles.diagonal_passes == 1 else _LENGTHS + _SHORT_LENGTHS
+def _searches(oracles: Oracles) -> tuple[int, tuple[float, ...]]:
+    """Return how many searches fit z at the start, and the lengths that each of them tries."""
+    if oracles.diagonal_passes == 1:
+        return _ROUNDS, _LENGTHS
+    return _PROBED_ROUNDS, _LENGTHS + _SHORT_LENGTHS
 
 
 def _search(oracles: Oracles, point: Point, direction: PyTree, shrink: Array) -> Point:
@@ -112,7 +111,7 @@ def _search(oracles: Oracles, point: Point, direction: PyTree, shrink: Array) ->
         return point._replace(inner_var=z)
 
     dtype = jnp.result_type(*jax.tree.leaves(direction))
-    lengths = jnp.asarray(_lengths(oracles), dtype)
+    lengths = jnp.asarray(_searches(oracles)[1], dtype)
     multiples = jnp.asarray([*_MULTIPLES, *[1.0] * (len(lengths) - len(_MULTIPLES))], dtype)
     multiples, lengths = jnp.where(shrink, multiples, 1), jnp.where(shrink, 0, lengths)
     values = jax.lax.map(lambda pair: oracles.inner_value(moved(*pair)), (multiples, lengths))
@@ -123,9 +122,9 @@ def _search(oracles: Oracles, point: Point, direction: PyTree, shrink: Array) ->
 def init_calls(oracles: Oracles) -> Calls:
     """Return the cost of `init_low_rank`."""
     n, probes = oracles.n_inner, 0 if oracles.diagonal_passes == 1 else (1 + _PROBE_ROUNDS) * N_PROBES
-    rounds = _rounds(oracles)
+    rounds, lengths = _searches(oracles)
     hvp = probes * n + rounds * pass_calls(oracles).hvp
-    return Calls(inner_grad=rounds * n, hvp=hvp, inner_value=rounds * len(_lengths(oracles)) * n)
+    return Calls(inner_grad=rounds * n, hvp=hvp, inner_value=rounds * len(lengths) * n)
 
 
 def pass_calls(oracles: Oracles) -> Calls:

@@ -216,11 +216,6 @@ class RecursiveSolver(PreconditionedSolver):
         # Before, a run has hardly begun; and where the norm is the metric, z is not meant to be at a minimum.
         return self.preconditioner in (DIAGONAL, LOW_RANK) and steps > self.period
 
-    def advice_on_divergence(self) -> str:
-        if self.preconditioner is None:
-            return PreconditionedSolver.advice_on_divergence(self)
-        return "Scale the columns of the data, start nearer to a solution, or build the problem with dtype='float64'."
-
     def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
         assert self.period is not None, "resolve() fills it in"
         if diagnostics.get("x_held", 0) > _HELD and diagnostics["step"] >= _FEW_PASSES * self.period:

@@ -166,7 +166,7 @@ def test_diverging_runs_end_with_the_last_finite_point():
     solver = bilevel.SRBA(50.0, 1.0, cases.BATCH)
     result = bilevel.run(problem, solver, max_steps=1000, eval_every=1000)
     last = int(result.history["step"][-1])
-    assert result.status == "diverged" and "step_size" in result.reason
+    assert result.status == "diverged" and "step_size" in result.status.sentence
     assert all(np.all(np.isfinite(part)) for part in result.point)
     assert np.isfinite(result.history["hypergrad_norm_sq"][0])
     path = cases.trajectory(problem, solver, last + 1)

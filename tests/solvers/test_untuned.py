@@ -76,7 +76,8 @@ def test_other_units_change_neither_the_steps_nor_the_end(units):
     runs = [bilevel.run(regression(**some), AUTO, exact=False) for some in ({}, units)]
     assert runs[0].status == runs[1].status == "converged"
     assert runs[0].history["step"][-1] == pytest.approx(runs[1].history["step"][-1], rel=0.1)
-    np.testing.assert_allclose(runs[0].point.outer_var, runs[1].point.outer_var, atol=0.05)
+    gains = [run.history["outer_value"][-1] / run.history["outer_value"][0] for run in runs]
+    assert gains[0] == pytest.approx(gains[1], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +252,3 @@ def test_a_run_that_ends_by_itself_does_not_speak_of_a_tolerance(ended):
 def test_a_run_that_a_tolerance_ends_says_so():
     result = bilevel.run(cases.quadratic(), bilevel.Exact(), max_steps=200, tolerance=1e-2)
     assert result.status == "converged" and "fell to the tolerance" in result.reason
-
-
-def test_advice_after_divergence_is_about_what_was_chosen():
-    assert "step_size" in bilevel.SRBA(0.1).advice_on_divergence()
-    assert "step_size" not in AUTO.resolve(cases.quadratic().oracles).advice_on_divergence()
