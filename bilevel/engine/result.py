@@ -59,7 +59,7 @@ class Status(StrEnum):
             "converged": "The run reached a tolerance, or the solver's own criterion; `result.reason` says which.",
             "out_of_budget": "A budget was used up.",
             "diverged": "The iterates became non-finite; `point` is the last finite one. A solver with a `step_size` "
-            "needs a smaller one or a larger `outer_ratio`; for any solver scale the data, or bound the outer variable.",
+            "needs a smaller one or a larger `outer_ratio`; else scale the data, or bound the outer variable.",
             "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",
             "failed": "A loss raised, rows could not be read, or a process was lost; `point` is the last one before. "
             "Save the run, and `resume` it when the cause is removed.",
