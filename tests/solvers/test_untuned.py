@@ -172,21 +172,21 @@ def test_rows_that_teach_digits_end_below_their_start():
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
-    X, y = X[:500] / 16, y[:500]
+    X, y = X[:1500] / 16, y[:1500]
 
     def outer(z, x, sample):
         scores = sample[0] @ z
         return jax.nn.logsumexp(scores) - scores[sample[1]]
 
     def inner(z, x, sample):
-        return outer(z, x, (x[sample], sample)) + 0.02 * jnp.sum(z**2)
+        return outer(z, x, (x[sample], sample)) + 0.002 * jnp.sum(z**2)
 
     first = np.stack([X[np.flatnonzero(y == digit)[1]] for digit in range(10)])
     problem = bilevel.BilevelProblem.from_losses(
         inner, outer, np.arange(10), (X, y), np.zeros((64, 10)), first, dtype="float32", strongly_convex=True
     )
-    values = bilevel.run(problem, AUTO, max_steps=4000, eval_every=1000).history["value"]
-    assert values[-1] < 0.7 * values[0] and values[-1] <= 1.001 * values.min()
+    values = bilevel.run(problem, AUTO, max_steps=2500, eval_every=500).history["value"]
+    assert values[-1] < 0.5 * values[0] and np.all(values[1:] <= 1.01 * values[:-1])
 
 
 # Counts and powers
@@ -221,18 +221,18 @@ def test_counts_are_fitted(mean, effect, recwarn):
 
 @pytest.mark.slow
 def test_powers_of_a_column_are_followed():
-    rng = np.random.default_rng(24)
-    t = rng.uniform(0, 2.7, 200)
+    rng = np.random.default_rng(7)
+    t = rng.uniform(-1, 3, 200)
     y = np.where(np.sin(2.5 * t) + 0.8 * rng.logistic(size=200) > 0, 1.0, -1.0)
 
     def loss(score, target):
         return jax.nn.softplus(-target * score)
 
-    problem = penalized(loss, *halves(t[:, None] ** np.arange(9), y))
-    result = bilevel.run(problem, AUTO, max_steps=20_000)
+    problem = penalized(loss, *halves(t[:, None] ** np.arange(10), y))
+    result = bilevel.run(problem, AUTO, max_steps=30_000)
     values = result.history["value"]
-    assert values[-1] <= 1.001 * values.min() and values[-1] < values[0]
-    assert values[-1] <= 1.02 * least(problem, [np.zeros(9), np.full(9, -4.0), result.point.outer_var.astype(float)])
+    assert result.status == "converged" and values[-1] <= 1.0003 * values.min()
+    assert values[-1] <= 1.02 * least(problem, [np.zeros(10), np.full(10, -4.0), result.point.outer_var.astype(float)])
 
 
 # What is said
