@@ -60,7 +60,7 @@ def prepare(batch, problem):
     state = initial_state(solver, oracles, problem.start)
     arguments = solver, oracles, state, page, np.int32(0), np.int32(STEPS)
     program = advance.lower(*arguments).compile()
-    return program.memory_analysis().temp_size_in_bytes, lambda: jax.block_until_ready(program(*arguments))
+    return program.memory_analysis().temp_size_in_bytes, lambda: jax.block_until_ready(advance(*arguments))
 
 
 def main():

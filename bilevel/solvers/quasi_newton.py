@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bilevel._types import AnyArray, Array, Scalar
 
@@ -32,8 +31,8 @@ class Pairs(NamedTuple):
 
 def no_pairs(memory: int, like: AnyArray) -> Pairs:
     """Return room for so many pairs of vectors."""
-    rows = np.zeros((memory, like.size), like.dtype)
-    return Pairs(rows, rows, np.zeros(memory, like.dtype))
+    rows = jnp.zeros((memory, like.size), like.dtype)
+    return Pairs(rows, rows, jnp.zeros(memory, like.dtype))
 
 
 def put(pairs: Pairs, place: Array, pair: Pairs) -> Pairs:

@@ -24,8 +24,10 @@ of z and x, the accuracy of z.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Self
 
+import jax
 import numpy as np
 
 from bilevel._programs import Compiled
@@ -90,7 +92,8 @@ class SHINE(HostSolver):
 
     def init(self, oracles: Oracles, start: Point) -> SHINEState:
         full, unknown = FullBatch(oracles, start), np.array(np.nan)
-        pairs = no_pairs(self.n_pairs, flat(start.inner_var))
+        shapes = jax.eval_shape(partial(no_pairs, self.n_pairs), flat(start.inner_var))
+        pairs = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         return SHINEState(start, pairs, unknown, unknown, unknown, unknown, np.array(0.0), full.calls)
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:

@@ -90,7 +90,7 @@ def programs():
 
 
 def dumped(function, flags, *arguments):
-    script = f"import pickle, sys; from tests.engine.test_process import {function} as of\n"
+    script = f"import pickle, sys; from tests.engine.test_cpu_loops import {function} as of\n"
     script += "pickle.dump(of(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"
     return pickle.loads(printed(script, {"XLA_FLAGS": flags}, pickle.dumps(arguments)))
 

@@ -94,8 +94,7 @@ def steps(problem, solver):
     page = draw_page(traced, oracles, run_key(0), np.int32(0), STEPS)
     state = initial_state(traced, oracles, problem.start)
     arguments = traced, oracles, state, page, np.int32(0), np.int32(STEPS)
-    compiled = advance.lower(*arguments).compile()
-    return compiled(*arguments), page.calls, compiled.as_text()
+    return advance(*arguments), page.calls, advance.lower(*arguments).compile().as_text()
 
 
 def collectives(program):
