@@ -7,12 +7,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from traceback import format_exception_only
 from typing import Any, NamedTuple
 
 import jax
 
+from bilevel._programs import compiled
 from bilevel._types import Array, Point
 from bilevel.engine.result import RunResult
 from bilevel.engine.steps import CompiledSteps, Steps
@@ -163,6 +163,6 @@ def _failing_loss(steps: Steps) -> str | None:
     return None
 
 
-@partial(jax.jit, static_argnums=0)  # loops outside of a compiled program that fails would keep its data in memory
+@compiled("name")  # loops outside of a compiled program that fails would keep its data in memory
 def _value(name: str, oracles: Oracles, point: Point) -> Array:
     return getattr(oracles, name)(point)
