@@ -33,7 +33,7 @@ from scipy.optimize import minimize
 import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 
 SETS = FIRST_SETS | REAL_SETS | HARD_SETS
 AUTO, STARTS = "SRBA auto", "L-BFGS from four starts"

@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "reports" / "reproduction"

@@ -14,7 +14,7 @@ import shapes
 from markdown import number, table
 
 import bilevel
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 
 SETTINGS, SEEDS, EPOCHS = 25, 4, 60
 QUICK = 4, 2, 10

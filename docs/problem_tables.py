@@ -18,7 +18,7 @@ import numpy as np
 
 import bilevel
 from bilevel import problems
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 
 SECONDS = 10  # of data cleaning
 STEP_SIZES, OUTER_RATIOS = (0.25, 0.5, 1.0, 2.0), (0.03, 0.1, 0.3, 1.0)

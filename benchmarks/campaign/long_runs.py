@@ -170,7 +170,7 @@ def same_bits(quick):
 def digests(quick):
     import bilevel
     from bilevel.engine.steps import prepare
-    from bilevel.engine.sweep import sweep
+    from bilevel.engine.driver import sweep
 
     rng, n = np.random.default_rng(0), 2000 if quick else 20_000
     X = rng.standard_normal((n, 20))

@@ -21,10 +21,10 @@ import numpy as np
 from bilevel._optional import require
 from bilevel._precision import arithmetic
 from bilevel.bench.plugins import Builder, digest, find_problem, find_solver, is_foreign
+from bilevel.engine.driver import CellResult, sweep
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
 from bilevel.engine.steps import Prepared, prepare
-from bilevel.engine.sweep import CellResult, sweep
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import HostSolver, SolverBase
 

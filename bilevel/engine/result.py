@@ -2,9 +2,15 @@
 
 import json
 import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from math import inf
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,20 +23,21 @@ from bilevel._archives import read_stored_arrays
 from bilevel._io import as_path, replacing
 from bilevel._precision import arithmetic
 from bilevel._programs import Compiled
-from bilevel._types import Calls, Point, PyTree
+from bilevel._types import Calls, Point, PyTree, is_number
 from bilevel.engine import metrics, show
+from bilevel.engine.logs import warn_user
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certificate, Certifier
 from bilevel.solvers import SOLVERS
-from bilevel.solvers.base import SolverBase, State
-from bilevel.solvers.transformations import describe_transformations
+from bilevel.solvers.base import SolverBase
+from bilevel.solvers.moves import describe_transformations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FORMAT = 2  # 1 has the values of the losses at the start alone, from which other losses may not differ
+_FORMAT = 3  # 1 has the values of the losses only at the start; 2 has the untuned solver as a setting of SRBA
 _KEYS = {"solver", "parameters", "transformations", "seed", "columns", "best", "arrays"}  # that every file has
 _KEYS |= {"problem", "fingerprint", "probe"}
 # Where losses are compared: how far from the start, at first, and how often this is halved until all is finite.
@@ -93,7 +100,7 @@ class RunResult:
     seed: int
     compile_seconds: float
     problem: BilevelProblem
-    state: State
+    state: Any
     best_point: Point | None
     best_value: float
     best_row: int
@@ -260,3 +267,83 @@ def _sizes(oracles: Oracles, point: Point) -> PyTree:
 def _agree(saved: list[float], found: list[float]) -> bool:
     """Return whether numbers are the same but for rounding, whatever their sizes."""
     return len(saved) == len(found) and np.allclose(saved, found, rtol=_SAME, atol=0.0, equal_nan=True)
+
+
+# Checkpoints
+
+_NAME = re.compile(r"step-(\d{10})\.npz")
+
+
+class Checkpoints:
+    """When and where to write a run while it continues; without a folder, never.
+
+    Each file is complete or does not exist, and contains all that `bilevel.resume` needs to continue bit for bit. A
+    checkpoint evaluates nothing: the history of a run that is killed and resumed is that of an uninterrupted run.
+
+    Parameters
+    ----------
+    folder : folder of the files, such as ``step-0000001000.npz``; created if it does not exist
+    every : an integer number of steps, or a float number of seconds of the wall clock; None means only at the end
+    keep : number of files to keep, the latest ones
+    """
+
+    def __init__(self, folder: Any = None, every: Any = None, keep: Any = 3) -> None:
+        if folder is None and every is not None:
+            raise ValueError(f"`checkpoint_every={every!r}`: needs `checkpoint=`, the folder to write to.")
+        whole = is_number(every, Integral) and every >= 1
+        if not (every is None or whole or (isinstance(every, float) and 0 < every < inf)):
+            raise ValueError(f"`checkpoint_every={every!r}`: must be steps, as 1000, or seconds, as 60.0, above 0.")
+        if not is_number(keep, Integral) or keep < 1:
+            raise ValueError(f"`keep={keep!r}`: must be an integer of at least 1.")
+        self.folder = None if folder is None else as_path("checkpoint", folder)
+        self._steps: int | None = int(every) if whole else None
+        self._seconds: float | None = None if whole else every
+        self._keep, self._last, self._done = int(keep), time.monotonic(), -1
+        self.save: Callable[[Path], None] | None = None  # given by the run
+
+    def check_owner(self, resumed: Path | None = None) -> None:
+        """Raise FileExistsError if the folder has checkpoints, unless the run is resumed from the last of them."""
+        found = [] if self.folder is None else written(self.folder)
+        if found and (resumed is None or found[-1].resolve() != latest(resumed).resolve()):
+            raise FileExistsError(
+                f"`checkpoint={str(self.folder)!r}`: the folder has {found[-1].name} of another run. Continue that run "
+                "with `bilevel.resume`, delete the file, or give another folder."
+            )
+
+    def cap(self, step: int, stop: int) -> int:
+        """Return the step to stop at, which is not beyond the next checkpoint."""
+        return stop if self._steps is None else min(stop, step - step % self._steps + self._steps)
+
+    def write_if_due(self, step: int) -> None:
+        """Write the run if a checkpoint is due."""
+        due = self._steps is not None and step % self._steps == 0
+        if due or (self._seconds is not None and time.monotonic() - self._last >= self._seconds):
+            self.write(step)
+
+    def write(self, step: int) -> None:
+        """Write the run after ``step``, once. If it cannot be written, warn and continue."""
+        if self.folder is None or self.save is None or step == self._done:
+            return
+        try:
+            self.save(self.folder / f"step-{step:010d}.npz")
+            self._done = step
+            for old in written(self.folder)[: -self._keep]:
+                with suppress(FileNotFoundError):
+                    old.unlink()
+        except OSError as error:
+            warn_user(f"`checkpoint`: {error} The run continues without this one.")
+        self._last = time.monotonic()
+
+
+def written(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, the earliest first."""
+    return sorted(path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name))
+
+
+def latest(path: Path) -> Path:
+    """Return a path to a file unchanged, and for a folder its latest checkpoint."""
+    if not path.is_dir():
+        return path
+    if not (found := written(path)):
+        raise FileNotFoundError(f"`{path}` has no checkpoint; `run(…, checkpoint={str(path)!r})` writes some.")
+    return found[-1]

@@ -1,7 +1,9 @@
-"""Running a solver on a problem: to its end, by hand, or on from where a saved run stopped."""
+"""Running a solver on a problem: to its end, step by step, or from a saved run."""
 
 import json
-from contextlib import AbstractContextManager, closing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
@@ -13,30 +15,33 @@ import numpy as np
 from bilevel import _tree as trees
 from bilevel._io import as_path
 from bilevel._precision import arithmetic
-from bilevel._progress import Reporter, compiling_bar
+from bilevel._progress import compiling_bar
 from bilevel._types import INT32_MAX, Calls, Point, is_number
-from bilevel.engine.checkpoints import Checkpoints, latest
 from bilevel.engine.driver import Budget, Driver, EarlyStopping
 from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.metrics import inner_complaint
-from bilevel.engine.result import RunResult, Status, identify, load, write
+from bilevel.engine.result import Checkpoints, RunResult, Status, identify, latest, load, write
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
 from bilevel.engine.stopping import Presses, StepError, find_failure, first_interrupt_asks, reads_can_be_interrupted
 from bilevel.oracles.sharding import digest, gather_texts
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certifier
-from bilevel.solvers.base import Solver, SolverBase, State
+from bilevel.solvers import AutoSRBA
+from bilevel.solvers.base import Solver, SolverBase
 
 
 class Run:
-    """A run by hand: take steps, look, go on. Making it compiles; `bilevel.run` does all of it in one call.
+    """A run that is advanced step by step. `bilevel.run` does all of it in one call.
+
+    Creating the object compiles the program of the steps.
 
     Parameters
     ----------
-    problem, solver : what to solve, and how; ``run.solver`` has its defaults filled in
-    seed : of all random draws
-    exact : evaluate h and its gradient too, by an exact solution at each evaluation
+    problem : the problem to solve
+    solver : the solver; ``run.solver`` has its defaults filled in
+    seed : seed of all random draws
+    exact : if True, each evaluation computes h and its gradient by an exact solution of the inner problem
 
     Examples
     --------
@@ -55,25 +60,37 @@ class Run:
         _check_input(problem, solver, seed, exact=exact)
         _check_agreement(problem, solver=solver, seed=seed, exact=exact)
         if problem.oracles.is_on_host or problem.oracles.n_processes > 1:
-            problem.fingerprint()  # now: a result can then be saved where rows or other processes are lost
+            problem.fingerprint()  # now, so that a result can be saved even if rows or other processes are lost
             _check_agreement(problem, digest_of_the_problem=problem.fingerprint())
         for reader in problem.oracles.readers:
-            reader.held_back = None  # of an earlier run
+            reader.held_back = None  # from an earlier run
         with reads_can_be_interrupted(problem.oracles):
             prepared = prepare(problem, solver)
             self.problem, self.solver, self.seed, self._exact = problem, prepared.solver, seed, exact
             with arithmetic(prepared.dtype):
+                began = time.perf_counter()
                 self._steps = CompiledSteps(prepared, [seed]) if isinstance(solver, Solver) else HostSteps(prepared)
+                self._steps.advance(0, None)
+                if not problem.oracles.is_on_host:  # a pass over these rows may take minutes
+                    self._steps.evaluate({})
+                self.compile_seconds = time.perf_counter() - began
+                self._steps.begin()
                 self._driver = Driver(problem, self._steps, exact=exact)
-        self.compile_seconds = self._steps.compile_seconds
 
     @classmethod
     def load(cls, path: str | Path, problem: BilevelProblem, *, solver: SolverBase | None = None) -> Self:
-        """Return a run where a saved one stopped; parameters as for `bilevel.resume`."""
+        """Return a run at the last step of a saved run.
+
+        Parameters
+        ----------
+        path : file written by ``result.save``, or a folder of checkpoints, of which the latest is used
+        problem : the problem of the saved run; data, start and values of the losses are compared
+        solver : required only if it is not in ``bilevel.SOLVERS``, or has an optax transformation
+        """
         _check_problem(problem)
         if solver is not None:
             _check_solver(solver)
-            solver = prepare(problem, solver).solver  # saved runs know it with its defaults filled in
+            solver = prepare(problem, solver).solver  # saved runs contain it with its defaults filled in
         solver, seed, leaves, history, best, position = load(latest(as_path("path", path)), problem, solver)
         _check_agreement(problem, path=f"a run of {position[0]} steps")
         run = cls(problem, solver, seed=seed)
@@ -84,14 +101,14 @@ class Run:
         rows = [dict(zip(history, values, strict=True)) for values in zip(*columns, strict=True)]
         step, calls, seconds = position
         run._steps.position = Position(state, step, np.array([calls], np.int64), seconds)
-        if rows and np.isnan(rows[-1].get("outer_value", np.nan)):  # what failed may succeed now
+        if rows and np.isnan(rows[-1].get("outer_value", np.nan)):  # an evaluation that failed may succeed now
             run._driver.evaluates_first = bool(rows.pop())
         run._driver.rows[0][0], run._driver.best = rows, best
         return run
 
     @property
-    def state(self) -> State:
-        """The state of the solver, which holds all that the next step needs."""
+    def state(self) -> Any:
+        """The state of the solver, which contains everything that the next step needs."""
         return self._steps.position.state
 
     @property
@@ -105,7 +122,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """How many steps were taken."""
+        """The number of steps taken."""
         return self._steps.position.step
 
     @property
@@ -115,119 +132,119 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether the iterates became non-finite; the run is then at its last finite point, and stays there."""
-        return bool(self._driver.diverged[0, 0]) or self._steps.diverged
+        """True if the iterates became non-finite; the run is then at its last finite point, and stays there."""
+        self._driver.finite &= self._steps.finite
+        return self._driver.status(0, 0) is Status.diverged
 
     def restart(self) -> None:
-        """Go to the start once more, without compiling."""
+        """Return to the start, without compiling again."""
         with arithmetic(self._steps.dtype):
             self._steps.begin()
             self._driver = Driver(self.problem, self._steps, exact=self._exact)
 
     def advance(self, n_steps: int) -> None:
-        """Take ``n_steps`` steps without an evaluation; fewer where the iterates become non-finite before."""
+        """Take ``n_steps`` steps without an evaluation, or fewer if the iterates become non-finite."""
         if not is_number(n_steps, Integral) or not 0 <= n_steps <= INT32_MAX - self.step:
-            raise ValueError(f"`n_steps={n_steps!r}`: must be an integer of at least 0, for less than 2**31 in all.")
+            raise ValueError(
+                f"`n_steps={n_steps!r}`: must be an integer of at least 0, and less than 2**31 steps in total."
+            )
         stop = self.step + int(n_steps)
         with arithmetic(self._steps.dtype), reads_can_be_interrupted(self._steps.oracles):
             while self.step < stop and not self.diverged:
                 self._steps.advance(stop, None)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the point, off the clock, and return the new row of the history."""
+        """Evaluate the point, with the clock stopped, and return the new row of the history."""
         with arithmetic(self._steps.dtype), reads_can_be_interrupted(self._steps.oracles):
             self._driver.evaluate(np.ones((1, 1), bool))
         return dict(self._driver.rows[0][0][-1])
 
     def result(self) -> RunResult:
-        """Return the run as `bilevel.run` does; the point is evaluated if it is not yet."""
+        """Return the run as `bilevel.run` does; the point is evaluated if it has not been."""
         if not self._driver.failed:
             self.evaluate()
-        rows, status = self._driver.rows[0][0], self._driver.status(0, 0)
-        ended = status not in (Status.diverged, Status.failed)
-        if ended and (sentence := self.solver.warning(rows[-1], self.problem.dtype)):
+        status = self._driver.status(0, 0) or Status.out_of_budget
+        if status not in (Status.diverged, Status.failed):
+            self._warn(is_complete=status is not Status.interrupted)
+        return self._gather(status)
+
+    def _warn(self, is_complete: bool) -> None:
+        """Show the warnings of the solver, and those about z and about exact solutions."""
+        rows, monitor = self._driver.rows[0][0], self.solver.monitor
+        if sentence := monitor.warning(rows[-1], self.problem.dtype):
             warn_user(sentence)
-        if ended and status is not Status.interrupted and self.solver.may_leave_inner_behind(self.step):
+        if is_complete and monitor.checks_inner_solution(self.step):
             with arithmetic(self._steps.dtype):
                 if sentence := inner_complaint(self._steps.oracles, self._point(), rows[-1]):
                     warn_user(f"{type(self.solver).__name__}: {sentence}")
-        if ended:
-            self._driver.warn_unsolved(rows)
-        return self._gather(status)
+        self._driver.warn_unsolved(rows)
 
     def _gather(self, status: Status) -> RunResult:
         rows, best = self._driver.rows[0][0], self._driver.best
         ran = self.solver, self.seed, self.compile_seconds, self.problem, self.state
-        # A metric missing from a row is NaN there.
+        # A metric is NaN in the rows that do not have it.
         names = dict.fromkeys(name for row in rows for name in row)
         history = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         return RunResult(status, self.point, history, *ran, *best, self._reason(status, rows[-1]))
 
     def _reason(self, status: Status, row: dict[str, Any]) -> str:
-        """Return why the run ended, in the words of the solver where it has any."""
+        """Return why the run ended, as the solver explains it or else the status."""
         if status is Status.converged:
             reached = "The squared norm of the hypergradient, or its certified bound, fell to the tolerance."
-            return self.solver.end(row) or reached
+            return self.solver.monitor.end(row) or reached
         if status is Status.out_of_budget:
-            return " ".join(filter(None, [status.sentence, self.solver.shortfall(row)]))
+            return " ".join(filter(None, [status.sentence, self.solver.monitor.unfinished(row)]))
         return status.sentence
 
     def _checkpoint_to(self, checkpoints: Checkpoints) -> None:
-        """Have the driver write checkpoints; of several processes only the first does."""
+        """Make the driver write checkpoints; of several processes, only the first one writes."""
         if checkpoints.folder is None:
             return
-        identity = identify(self.problem)  # once: it takes a pass over all rows, of all processes
+        identity = identify(self.problem)  # once, since it is a pass over all rows of all processes
 
         def save(path: Path) -> None:
             _, step, calls, seconds = self._steps.position
             write(self._gather(Status.interrupted), path, identity, (step, calls[0].tolist(), seconds))
 
-        first = self._steps.oracles.n_processes == 1 or jax.process_index() == 0
-        checkpoints.save = save if first else None
+        checkpoints.save = save if self._is_first_process else None
         self._driver.checkpoints = checkpoints
 
-    def _finish(
-        self,
-        budget: Budget,
-        certifier: Certifier | None,
-        report: Reporter,
-        log: Log | None,
-        checkpoints: Checkpoints,
-        presses: Presses,
-    ) -> RunResult:
+    @property
+    def _is_first_process(self) -> bool:
+        return self._steps.oracles.n_processes == 1 or jax.process_index() == 0
+
+    @contextmanager
+    def _driven(
+        self, certifier: Certifier | None, log: Log | None, checkpoints: Checkpoints, presses: Presses
+    ) -> Iterator[Driver]:
+        """Give the driver its log and checkpoints, and turn Ctrl-C and failed steps into a result."""
         self._checkpoint_to(checkpoints)
-        driver, steps = self._driver, self._steps
+        driver, rows = self._driver, self._driver.rows[0][0]
         about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
-        log = log if steps.oracles.n_processes == 1 or jax.process_index() == 0 else None
         driver.certifier = certifier
-        rows = driver.rows[0][0]
-        with arithmetic(steps.dtype):
+        with arithmetic(self._steps.dtype):
             for row in [row for row in rows[-1:] if row["step"] == self.step]:
                 row |= driver.certified(self._point())
-            # Several processes take the same steps: none of them may end after a step of its own choice.
-            alone = steps.oracles.n_processes == 1
-            with closing(Recorder(log, about, tuple(rows))) as driver.recorder:
+            recorder = Recorder(log if self._is_first_process else None, about, tuple(rows))
+            with closing(recorder) as driver.recorder:
                 try:
-                    driver.drive(budget, report, presses.asked if alone else None)
+                    yield driver
                 except KeyboardInterrupt:
-                    if presses.forced() or not alone:
+                    if presses.forced() or self._steps.oracles.n_processes > 1:
                         raise
-                    driver.interrupted = True
                     driver.evaluate(np.ones((1, 1), bool))
+                    driver.interrupted = True
                 except Exception as error:
-                    if presses.forced() or (failure := find_failure(steps, error)) is None:
+                    if presses.forced() or (failure := find_failure(self._steps, error)) is None:
                         raise
                     driver.fail()
                     raise StepError(failure, self.step, error, self.result()) from error
                 driver.interrupted |= presses.asked()
-        result = self.result()
-        checkpoints.write(self.step)
-        return result
 
 
 def run(
     problem: BilevelProblem,
-    solver: SolverBase,
+    solver: SolverBase | None = None,
     *,
     seed: int = 0,
     max_steps: int | None = None,
@@ -245,41 +262,43 @@ def run(
     checkpoint_every: int | float | None = None,
     keep: int = 3,
 ) -> RunResult:
-    """Run a solver on a problem until a budget is used up or a tolerance is reached.
+    """Run a solver on a problem until it converges or a budget is used up.
 
-    There is a result also when the iterates diverge (status "diverged"), and after Ctrl-C (status "interrupted"), which
-    ends the run after the step that it is in; pressed twice, it raises KeyboardInterrupt at once. If a loss raises,
-    rows cannot be read or another process is lost, `bilevel.StepError` says so, and has the result so far.
+    A run whose iterates diverge returns a result with the status "diverged". Ctrl-C ends the run after the current step
+    with the status "interrupted"; pressed twice, it raises KeyboardInterrupt at once. If a loss raises, rows cannot be
+    read or another process is lost, `bilevel.StepError` is raised, which contains the result so far.
 
     Parameters
     ----------
-    problem, solver : what to solve, and how
-    seed : of all random draws
-    max_steps, max_calls, max_seconds : budgets, at least one, save for a solver that ends by itself, such as
-        ``SRBA("auto")``, after 300 000 steps at the latest. Oracle calls never exceed theirs (save by the last step
-        of a `HostSolver`, whose cost is known once it is taken). Seconds leave compilation and evaluation out,
-        and a step of a `HostSolver` that is not done by twice the limit is given up
-    tolerance : on ‖∇h‖²: stop at the first evaluation where it is at most this; needs a problem with exact solutions
-    certified_tolerance : on ‖∇h‖² too, but proved without an exact solve (:mod:`bilevel.problems.certificate`); adds
-        the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and ``certified_norm_sq``, that of ‖∇h‖². Needs a
-        problem whose constants are known
-    eval_every : evaluate each so many steps; by default four times per doubling of the calls
-    metrics_every : evaluate the problem's own metrics, as those of held-out rows, each so many steps, at the start and
-        at the end; by default at each evaluation
-    early_stopping : a :class:`bilevel.EarlyStopping`: stop where a metric has not improved for some evaluations
-    exact : evaluate h and its gradient too, by an exact solution at each evaluation, which may cost seconds
-    progress : show a bar with the time left; plain lines where there is no terminal, as in a log
-    log : gets each row of the history as soon as it is evaluated, off the clock: :class:`bilevel.CSVLog`,
-        :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. Should it fail, the run warns and goes on
-    checkpoint : folder to write the run to as it goes on, and at its end; `bilevel.resume` goes on from its last file
-    checkpoint_every : steps where it is an integer, seconds where it is a float, as 60.0
-    keep : how many of the files stay
+    problem : the problem to solve
+    solver : the solver; by default `AutoSRBA()`, which needs no tuning
+    seed : seed of all random draws
+    max_steps, max_calls, max_seconds : budgets of steps, oracle calls and seconds. At least one is required, except
+        with `AutoSRBA`, which ends by itself, after 300 000 steps at the latest. The budget of calls is never exceeded,
+        except by the last step of a `HostSolver`, whose cost is known only afterwards. Seconds do not include
+        compilation and evaluations, and a step of a `HostSolver` is given up after twice the limit
+    tolerance : stop at the first evaluation with ‖∇h‖² at most this; requires a problem with exact solutions
+    certified_tolerance : the same with a bound of ‖∇h‖² that is proved without an exact solution
+        (:mod:`bilevel.problems.certificate`); adds the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and
+        ``certified_norm_sq``, the bound of ‖∇h‖². Requires a problem with known constants
+    eval_every : number of steps between two evaluations; by default there are four per doubling of the calls
+    metrics_every : number of steps between two evaluations of the problem's own metrics, such as those of held-out
+        rows, which are also evaluated at the start and at the end; by default they are part of each evaluation
+    early_stopping : a :class:`bilevel.EarlyStopping`, to stop when a metric no longer improves
+    exact : if True, each evaluation computes h and its gradient by an exact solution, which may take seconds
+    progress : show a progress bar with the remaining time, or plain lines if there is no terminal
+    log : receives each row of the history as soon as it is evaluated: :class:`bilevel.CSVLog`,
+        :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. If it fails, the run warns and continues
+    checkpoint : folder to write the run to while it continues, and at its end; `bilevel.resume` reads its last file
+    checkpoint_every : an integer number of steps between two files, or a float number of seconds, such as 60.0
+    keep : number of files to keep
     """
+    solver = AutoSRBA() if solver is None else solver
     checkpoints = Checkpoints(checkpoint, checkpoint_every, keep)
     checkpoints.check_owner()
     _check_input(problem, solver, seed, exact=exact, progress=progress)
     if max_steps is None and max_calls is None and max_seconds is None:
-        max_steps = solver.own_max_steps()
+        max_steps = solver.monitor.max_steps
     limits = max_steps, max_calls, max_seconds, tolerance, certified_tolerance
     budget = Budget(*limits, eval_every, metrics_every, early_stopping)
     certifier = _check_limits(problem, budget, log)
@@ -292,7 +311,9 @@ def run(
         _interrupts(problem) as presses,
     ):
         begun = Run(problem, solver, seed=seed, exact=exact)
-        return begun._finish(budget, certifier, report, log, checkpoints, presses)
+        with begun._driven(certifier, log, checkpoints, presses) as driver:
+            driver.drive(budget, report, _stop_request(problem, presses))
+        return _finish(begun, checkpoints)
 
 
 def resume(
@@ -307,17 +328,22 @@ def resume(
     keep: int = 3,
     **limits: Any,
 ) -> RunResult:
-    """Go on with a saved run, as if it had never stopped.
+    """Continue a saved run as if it had never stopped.
 
     Parameters
     ----------
-    path : written by ``result.save``, or a folder of checkpoints, of which the latest counts
-    problem : the same problem; data, start and values of the losses are compared
-    solver : needed only for one that is not in ``bilevel.SOLVERS``, or that has a transformation of optax
-    progress, log : as for `run`; the log of the saved run goes on, a new one gets the rows of the saved run first
-    checkpoint, checkpoint_every, keep : as for `run`; the folder may be that of the saved run
-    **limits : budgets, tolerances, ``eval_every``, ``metrics_every``, ``early_stopping``, as for `run`; budgets count
-        the whole run. Without a budget, a solver that ends by itself continues until it does
+    path : file written by ``result.save``, or a folder of checkpoints, of which the latest is used
+    problem : the problem of the saved run; data, start and values of the losses are compared
+    solver : required only if it is not in ``bilevel.SOLVERS``, or has an optax transformation
+    progress : show a progress bar with the remaining time, or plain lines if there is no terminal
+    log : receives each row of the history; the log of the saved run is continued, and a new log first receives the
+        rows of the saved run
+    checkpoint : folder to write the run to, which may be that of the saved run
+    checkpoint_every : an integer number of steps between two files, or a float number of seconds, such as 60.0
+    keep : number of files to keep
+    **limits : budgets, tolerances, ``eval_every``, ``metrics_every`` and ``early_stopping``, which `bilevel.run`
+        describes. Budgets apply to the whole run, including its saved part. Without a budget, a run of `AutoSRBA`
+        continues until it ends by itself
     """
     unknown = limits.keys() - {field.name for field in fields(Budget)}
     if unknown:
@@ -332,13 +358,26 @@ def resume(
     with compiling_bar(f"{path} on {problem.name}", progress) as report, _interrupts(problem) as presses:
         saved = Run.load(path, problem, solver=solver)
         if not has_budget:
-            budget = replace(budget, max_steps=saved.solver.own_max_steps())
-        return saved._finish(budget, certifier, report, log, checkpoints, presses)
+            budget = replace(budget, max_steps=saved.solver.monitor.max_steps)
+        with saved._driven(certifier, log, checkpoints, presses) as driver:
+            driver.drive(budget, report, _stop_request(problem, presses))
+        return _finish(saved, checkpoints)
 
 
 def _interrupts(problem: BilevelProblem) -> AbstractContextManager[Presses]:
-    """Count presses of Ctrl-C, also while a run is compiled; of several processes none can end by itself."""
+    """Count presses of Ctrl-C, even while a program is compiled. One of several processes cannot end by itself."""
     return first_interrupt_asks(problem.oracles, 2 if problem.oracles.n_processes == 1 else 1)
+
+
+def _stop_request(problem: BilevelProblem, presses: Presses) -> Callable[[], bool] | None:
+    """Return what the driver calls to see whether to stop; several processes must all take the same steps."""
+    return presses.asked if problem.oracles.n_processes == 1 else None
+
+
+def _finish(run: Run, checkpoints: Checkpoints) -> RunResult:
+    result = run.result()
+    checkpoints.write(run.step)
+    return result
 
 
 def _check_problem(problem: Any) -> None:
@@ -362,12 +401,12 @@ def _check_input(problem: Any, solver: Any, seed: Any, **flags: Any) -> None:
 
 
 def _check_agreement(problem: BilevelProblem, /, solver: SolverBase | None = None, **given: Any) -> None:
-    """Refuse to run over several processes that were started differently; all of them refuse."""
+    """Raise ValueError in every process if the processes of one run were started with different arguments."""
     if problem.oracles.n_processes == 1:
         return
     if solver is not None:
         given |= {"solver": type(solver).__name__, **solver.parameters()}
-    if isinstance(solver, Solver):  # `parameters` leaves out what arrays hold
+    if isinstance(solver, Solver):  # `parameters` does not contain the values of arrays
         given["arrays of `solver`"] = digest(solver.cast(problem.dtype)).hex()
     everywhere = [json.loads(text) for text in gather_texts(json.dumps({name: str(given[name]) for name in given}))]
     for process, there in enumerate(everywhere):

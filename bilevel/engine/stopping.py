@@ -137,7 +137,7 @@ def find_failure(steps: Steps, error: Exception) -> Failure | None:
         here = f"in process {jax.process_index()} of {steps.oracles.n_processes}"
         hint = "" if "Callback" in text else "Another process has probably failed or ended; see what it printed. "
         return Failure(f"step {{}} failed {here}", hint=hint) if in_program else None
-    loss, aim = _failing_loss(steps), steps.aim
+    loss, aim = _failing_loss(steps), steps.target
     size = aim - steps.position.step
     compiled = size > 0 and isinstance(steps, CompiledSteps)
     while loss is None and compiled and steps.position.step < aim:
@@ -157,7 +157,9 @@ def _failing_loss(steps: Steps) -> str | None:
     """Return the loss that raises at the point where a run is, if one does."""
     for loss, value in (("inner_loss", "inner_value"), ("outer_loss", "outer_value")):
         try:
-            jax.block_until_ready(_value(value, steps.oracles, steps.solver.evaluation_point(steps.position.state)))
+            jax.block_until_ready(
+                _value(value, steps.oracles, steps.solver.monitor.evaluation_point(steps.position.state))
+            )
         except Exception:  # a loss is the user's, and may raise anything
             return loss
     return None

@@ -23,9 +23,9 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import decay, move, move_outer, split
+from bilevel.solvers.fields import positive
+from bilevel.solvers.moves import decay, move, move_outer, split
 from bilevel.solvers.neumann import NeumannDraw, NeumannSolver, hypergradient, hypergradient_calls
-from bilevel.solvers.parameters import positive
 
 
 class AdaBiOState(NamedTuple):
@@ -46,7 +46,7 @@ class AdaBiODraw(NamedTuple):
 
 
 @solver
-class AdaBiO(NeumannSolver):
+class AdaBiO(NeumannSolver[AdaBiOState, AdaBiODraw]):
     """Adaptive bilevel optimizer: normalized steps with momentum.
 
     Parameters
@@ -61,7 +61,6 @@ class AdaBiO(NeumannSolver):
     noise_scale: float = positive(default=1.0)
     slope_scale: float = positive(default=1.0)
     needs_plain_step = "its steps of z adapt by themselves"
-    table_order = 25
     complexity = Complexity("Õ(ε^-2); without noise Õ(ε^-1)", "general expectation")
 
     def init(self, oracles: Oracles, start: Point) -> AdaBiOState:

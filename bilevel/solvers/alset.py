@@ -11,8 +11,8 @@ Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d. Adaptive: nothing.
 """
 
 from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.fields import whole
 from bilevel.solvers.neumann import AlternatingSolver
-from bilevel.solvers.parameters import whole
 
 
 @solver
@@ -26,5 +26,4 @@ class ALSET(AlternatingSolver):
     """
 
     n_inner_steps: int = whole(default=10)
-    table_order = 11
     complexity = Complexity("Õ(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")

@@ -13,17 +13,16 @@ Cost (2T + 3) b. Memory 2p + d. Adaptive: nothing. With constant steps it stops 
 from typing import Any
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, PyTree
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, PointState, solver
-from bilevel.solvers.directions import move, move_outer, repeat, split
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
+from bilevel.solvers.fields import whole
+from bilevel.solvers.moves import move, move_outer, repeat, split
 from bilevel.solvers.neumann import LoopDraw, NeumannDraw, hypergradient_calls
-from bilevel.solvers.parameters import whole
-from bilevel.solvers.transformations import InnerLoopSolver
 
 
 @solver
-class AmIGO(InnerLoopSolver):
+class AmIGO(Solver[PointState, LoopDraw]):
     """Amortized implicit gradient optimization.
 
     Parameters
@@ -33,8 +32,11 @@ class AmIGO(InnerLoopSolver):
     """
 
     n_inner_steps: int = whole(default=10)
-    table_order = 5
+    needs_plain_step = None
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
         times = self.n_inner_steps
@@ -42,8 +44,8 @@ class AmIGO(InnerLoopSolver):
         return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        state = self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, self.step_size)
-        point = state.point
+        rows, times = draw.inner_loop, self.n_inner_steps
+        point, moves = self.moves.inner_steps(oracles, *state, rows, times, self.step_size)
         outer = oracles.outer(point, draw.neumann.outer)
 
         def follow_system(v: PyTree, rows: Any) -> PyTree:
@@ -51,7 +53,7 @@ class AmIGO(InnerLoopSolver):
 
         point = point._replace(v=repeat(self.n_inner_steps, draw.neumann.products, follow_system, point.v))
         grad = trees.add(oracles.cross(point, draw.neumann.cross), outer.grad_outer)
-        return state._replace(point=move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
+        return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio), moves)
 
     def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
         calls = hypergradient_calls(oracles, draw.neumann, self.n_inner_steps)

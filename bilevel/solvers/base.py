@@ -1,19 +1,18 @@
 """The contract of a solver.
 
-A solver is a frozen dataclass of its hyper-parameters and nothing else. Declared with `@solver`, it is a
-pytree: floats and bounds are traced, so many step sizes share one compiled program; the rest is static.
+A solver is a frozen dataclass of its hyperparameters. The decorator `solver` makes it a pytree: floats and bounds are
+leaves, so that settings which differ in them share one compiled program, and the other fields are static.
 
-`SolverBase` holds what all solvers share. `Solver` is the contract of those whose steps are compiled;
-:class:`bilevel.solvers.host.HostSolver` that of those whose work depends on their iterates.
+`Solver` is the contract of solvers whose steps are compiled, and `HostSolver` in :mod:`bilevel.solvers.host` that of
+solvers whose work depends on their iterates. `SolverBase` is what both have in common.
 """
 
 import dataclasses
 import difflib
 import functools
-import math
 import typing
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import numpy as np
@@ -21,11 +20,17 @@ from numpy.typing import DTypeLike
 
 from bilevel._types import Array, Calls, Point
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.parameters import bounds, document, flag, fraction, one_of, positive, transformation, whole
+from bilevel.problems import BilevelProblem
+from bilevel.solvers.fields import bounds, document, flag, fraction, one_of, positive, transformation, whole
+from bilevel.solvers.moves import Moves
+
+State = TypeVar("State", bound=Any)  # a NamedTuple with a field `point` and everything else that the next step needs
+Draw = TypeVar("Draw", bound=Any)  # all random numbers of one step
+S = TypeVar("S", bound="SolverBase[Any]")
 
 
 class Complexity(NamedTuple):
-    """Calls that suffice for ||∇h||² <= ε, and under which assumptions; "none" where nothing is proved.
+    """Oracle calls that suffice for ||∇h||² <= ε, and the assumptions; "none" if nothing is proved.
 
     C^{p,k} means p times differentiable with Lipschitz derivatives up to order k; Õ hides a factor log(1/ε). G is
     strongly convex in every case. What is not known is empty.
@@ -33,30 +38,62 @@ class Complexity(NamedTuple):
 
     calls: str
     setting: str = ""
-    outer: str = ""  # how smooth F must be
-    inner: str = ""  # and G
-
-
-State: typing.TypeAlias = Any  # a NamedTuple with a field `point` and what the next step needs
-Draw: typing.TypeAlias = Any  # all randomness of one step
-S = TypeVar("S", bound="SolverBase")
+    outer: str = ""  # smoothness of F
+    inner: str = ""  # smoothness of G
 
 
 class PointState(NamedTuple):
-    """The iterate, and the state of the transformation of its inner steps if there is one."""
+    """The iterate, and the states of the transformations that move it."""
 
     point: Point
-    inner: Any = ()
+    moves: Any = ()
+
+
+class Monitor:
+    """What a run reads from the states and the history of a solver, besides the standard metrics.
+
+    A solver that ends by itself, warns its user or has diagnostics of its own returns a subclass.
+
+    Attributes
+    ----------
+    max_steps : budget of a run that is given none; None if such a run is refused
+    """
+
+    max_steps: int | None = None
+
+    def evaluation_point(self, state: Any) -> Point:
+        """Return the point that metrics are evaluated at."""
+        return typing.cast(Point, state.point)
+
+    def diagnostics(self, state: Any) -> dict[str, Array]:
+        """Return columns of the history, by name."""
+        return {}
+
+    def end(self, row: dict[str, Any]) -> str | None:
+        """Return a sentence if the run is over by the last row of its history, else None."""
+        return None
+
+    def unfinished(self, row: dict[str, Any]) -> str:
+        """Return sentences about a run that used up its budget."""
+        return ""
+
+    def warning(self, row: dict[str, Any], dtype: DTypeLike) -> str | None:
+        """Return a warning about a finished run, or None."""
+        return None
+
+    def checks_inner_solution(self, step: int) -> bool:
+        """Return True if a run of this many steps ends with a comparison of z and z*(x)."""
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
-class SolverBase(ABC):
-    """Hyper-parameters with their checks, and what a run reads from a state.
+class SolverBase(ABC, Generic[State]):
+    """Hyperparameters with their checks, and what a run reads from a state.
 
     Parameters
     ----------
     step_size : step of the inner variable and of v
-    outer_ratio : the outer variable moves with the step of the inner one divided by this
+    outer_ratio : the step of the outer variable is the step of the inner one divided by this
     batch_size : rows per batch, on both levels unless `outer_batch_size` is given
     sampling : "blocks", "iid", "reshuffle" or "full"
     """
@@ -66,65 +103,24 @@ class SolverBase(ABC):
     batch_size: int = whole(default=64)
     sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
 
-    complexity: ClassVar[Complexity | None] = None  # what is proved; each registered solver says it
-    needs_strong_convexity: ClassVar[bool] = False  # of the inner level: is z*(x) computed to rounding?
-    table_order: ClassVar[float] = math.inf  # the place in `SOLVERS` and in tables; equals go by name
+    complexity: ClassVar[Complexity | None] = None  # required of the solvers in `SOLVERS`
 
     @abstractmethod
     def init(self, oracles: Oracles, start: Point) -> State:
         """Return the state before the first step."""
 
-    def fit_rows(self, n_inner: int, n_outer: int) -> Self:
-        """Return the solver with batches that so many rows have; as it is where they were chosen by hand."""
+    def configure(self, problem: BilevelProblem) -> Self:
+        """Return the solver with the defaults that depend on the problem filled in, or refuse the problem."""
         return self
 
-    def resolve(self, oracles: Oracles) -> Self:
-        """Return the solver with defaults that depend on the size of the problem filled in."""
-        return self
-
-    def fit_start(self, oracles: Oracles, start: Point) -> Self:
-        """Return the solver fitted to the inner level at the start; asked where nobody says that it is convex."""
-        return self
+    @property
+    def monitor(self) -> Monitor:
+        """What a run reads from the states of this solver."""
+        return Monitor()
 
     def batches(self) -> tuple[int, int]:
         """Return the rows per batch of each level."""
         return self.batch_size, self.batch_size
-
-    def check_start(self, start: Point) -> None:
-        """Refuse a start that the resolved solver cannot begin from."""
-        return None
-
-    def check_losses(self, oracles: Oracles, start: Point) -> None:
-        """Refuse losses whose values or derivatives at the start are too large or too small for the arithmetic."""
-        return None
-
-    def evaluation_point(self, state: State) -> Point:
-        """Return the point that stands for the state: the iterate, unless the solver can roll back from it."""
-        return typing.cast(Point, state.point)
-
-    def diagnostics(self, state: State) -> dict[str, Array]:
-        """Return numbers of the solver's own for the history."""
-        return {}
-
-    def may_leave_inner_behind(self, steps: int) -> bool:
-        """Tell whether after so many steps z is to be compared with z*(x), since nobody chose the steps of z."""
-        return False
-
-    def own_max_steps(self) -> int | None:
-        """Return how long a run may be that is given no budget; None where the solver does not end by itself."""
-        return None
-
-    def end(self, diagnostics: dict[str, float]) -> str | None:
-        """Return why the run is over by the last diagnostics, a sentence; None lets it go on."""
-        return None
-
-    def shortfall(self, diagnostics: dict[str, float]) -> str:
-        """Return what a run that its budget ended had not reached, sentences; nothing where that is not known."""
-        return ""
-
-    def warning(self, diagnostics: dict[str, float], dtype: DTypeLike) -> str | None:
-        """Return a sentence for the user when the last diagnostics call for one."""
-        return None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -138,11 +134,11 @@ class SolverBase(ABC):
                 raise ValueError(f"`{type(self).__name__}({field.name}={value!r})`: {complaint}")
 
     def cast(self, dtype: DTypeLike) -> Self:
-        """Return the solver with its floats as arrays of ``dtype``: 0.1, 1 and np.float64 share a trace."""
+        """Return the solver with its floats as arrays of ``dtype``, so that 0.1, 1 and np.float64 share a trace."""
         return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), self)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the hyper-parameters by name, as Python numbers and strings."""
+        """Return the hyperparameters by name, as Python numbers and strings."""
 
         def plain(value: Any) -> Any:
             return value.item() if isinstance(value, np.generic | np.ndarray) else value
@@ -152,38 +148,42 @@ class SolverBase(ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Solver(SolverBase):
-    """A solver whose steps are compiled: `init`, `draw` and `step` are traced, and costs follow from the draws.
+class Solver(SolverBase[State], Generic[State, Draw]):
+    """A solver whose methods are compiled. Costs follow from the draws.
+
+    Required are `init`, `step` and `calls`.
 
     Parameters
     ----------
     outer_batch_size : rows per batch of the outer level; None means `batch_size`. Default periods are for their mean
-    inner_optimizer : "adam" or an optax transformation, with its schedule, which moves the inner variable in the place
-        of the plain step; v keeps its step. None keeps the plain step
+    inner_optimizer : "adam" or an optax transformation, with its schedule, that moves the inner variable instead of the
+        plain step; v keeps its step. None keeps the plain step
     """
 
     outer_batch_size: int | None = whole(default=None, optional=True, hint="; use None for `batch_size`", kw_only=True)
-
     inner_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)  # noqa: RUF009
 
-    # Why z must move by the plain step; None where it may move by any transformation.
+    # Why z must move by the plain step; None if it may move by any transformation.
     needs_plain_step: ClassVar[str | None] = "its theory is of plain steps of z"
-    restarts: ClassVar[bool] = False  # does any step begin with a full-batch pass?
-    needs_finite_sum: ClassVar[bool] = False  # does it remember derivatives of rows, which must then not be random?
+    needs_finite_sum: ClassVar[bool] = False  # are derivatives of rows remembered, so that losses must not be random?
     keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
+    faster_without_cuda_graph: ClassVar[bool] = False  # measured on an H200
 
     def __post_init__(self) -> None:
         SolverBase.__post_init__(self)
         if self.inner_optimizer is not None and self.needs_plain_step is not None:
-            way = "leave it out, or take a solver such as SOBA, StocBiO or AmIGO"
-            raise ValueError(f"`{type(self).__name__}(inner_optimizer=…)`: {self.needs_plain_step}; {way}.")
+            raise ValueError(
+                f"`{type(self).__name__}(inner_optimizer=…)`: {self.needs_plain_step}; leave it out, or use a solver "
+                "such as SOBA, StocBiO or AmIGO."
+            )
+
+    @property
+    def moves(self) -> Moves:
+        """How the parameters of this solver move its variables."""
+        return Moves.of(self)
 
     def batches(self) -> tuple[int, int]:
-        """Return the rows per batch of each level."""
         return self.batch_size, self.batch_size if self.outer_batch_size is None else self.outer_batch_size
-
-    def init(self, oracles: Oracles, start: Point) -> State:
-        return PointState(start)
 
     @abstractmethod
     def step(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
@@ -194,18 +194,18 @@ class Solver(SolverBase):
         """Return the exact cost of a step, or of a refresh."""
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Draw:
-        """Draw all randomness of step ``index``; one batch on each level unless a solver says more.
+        """Return all random numbers of step ``index``; by default one batch on each level.
 
-        Traced parameters must not matter here: the settings of a sweep share their draws.
+        They must not depend on traced parameters: the settings of a sweep share their draws.
         """
-        return oracles.draw(key, index)
+        return typing.cast(Draw, oracles.draw(key, index))
 
-    def refreshes(self, index: Array, draw: Draw) -> Array:
-        """Tell whether `refresh` is taken instead of `step`; asked only where `restarts` is true."""
-        return index == 0
+    def refreshes(self, index: Array, draw: Draw) -> Array | None:
+        """Return whether `refresh` is called instead of `step`; None if it never is."""
+        return None
 
     def refresh(self, oracles: Oracles, state: State, index: Array, draw: Draw) -> State:
-        """Take a step that begins with a full-batch pass."""
+        """Return the state after a step that begins with a full-batch pass."""
         return self.step(oracles, state, index, draw)
 
     def init_calls(self, oracles: Oracles) -> Calls:
@@ -213,16 +213,16 @@ class Solver(SolverBase):
         return Calls()
 
 
-REGISTRY: dict[str, type[SolverBase]] = {}
+REGISTRY: dict[str, type[SolverBase[Any]]] = {}  # the solvers of this package by name
 
 
 @typing.dataclass_transform(
     frozen_default=True, field_specifiers=(positive, whole, one_of, fraction, flag, transformation, bounds)
 )
 def solver(cls: type[S]) -> type[S]:
-    """Make a class a solver: a frozen dataclass and a pytree, strict about its keywords and fully documented.
+    """Make a class a solver: a frozen dataclass and a pytree with strict keywords and a complete docstring.
 
-    Solvers of this package are registered in `bilevel.SOLVERS` under their names, which no other solver may take.
+    Solvers of this package are listed in `bilevel.SOLVERS` under their names, which no other solver may have.
     """
     known = REGISTRY.get(cls.__name__)
     if known is not None and known.__module__ != cls.__module__:
@@ -237,7 +237,7 @@ def solver(cls: type[S]) -> type[S]:
 
 
 def _register_pytree(cls: type[S]) -> None:
-    # Not by jax.tree_util.register_dataclass: it calls __init__, whose checks no tracer would pass.
+    # jax.tree_util.register_dataclass would call __init__, whose checks fail on tracers.
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     floats = [name for name, hint in hints.items() if float in (hint, *typing.get_args(hint))]

@@ -14,15 +14,15 @@ is of the order of (1 - α mu_G)^T.
 import jax.numpy as jnp
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
-from bilevel.solvers.directions import inner_descent, move, move_outer
-from bilevel.solvers.parameters import one_of, positive, whole
+from bilevel.solvers.fields import one_of, positive, whole
+from bilevel.solvers.moves import inner_descent, move, move_outer
 
 
 @solver
-class BOME(Solver):
+class BOME(Solver[PointState, object]):
     """Bilevel optimization made easy.
 
     Parameters
@@ -37,8 +37,10 @@ class BOME(Solver):
     n_inner_steps: int = whole(default=10)
     barrier: float = positive(default=0.5)
     sampling: str = one_of(("full",), default="full", kw_only=True)
-    table_order = 14
     complexity = Complexity("Õ((n+m) ε^-4)", "full batches; of the squared KKT residual")
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start)
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: object) -> PointState:
         point = state.point

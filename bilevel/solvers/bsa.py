@@ -11,14 +11,24 @@ is what is done in practice; it is then the same algorithm as ALSET.
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d. Adaptive: nothing.
 """
 
+from typing import Any, NamedTuple
+
 import jax
 
-from bilevel._types import Array, Point
+from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import LoopState, batch, decay, move
+from bilevel.solvers.base import Complexity, PointState, solver
+from bilevel.solvers.fields import flag, whole
+from bilevel.solvers.moves import batch, decay, move
 from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
-from bilevel.solvers.parameters import flag, whole
+
+
+class BSAState(NamedTuple):
+    """The iterate, the states of transformations, and the first inner variable, where a cold start begins."""
+
+    point: Point
+    moves: Any
+    first_inner_var: PyTree
 
 
 @solver
@@ -33,25 +43,26 @@ class BSA(AlternatingSolver):
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
-    table_order = 9
     complexity = Complexity("O(ε^-3)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def __post_init__(self) -> None:
-        AlternatingSolver.__post_init__(self)
+        super().__post_init__()
         if self.inner_optimizer is not None and not self.warm_start:
             raise ValueError(
                 "`BSA(inner_optimizer=…, warm_start=False)`: a cold start has steps step_size / s; leave one out."
             )
 
-    def init(self, oracles: Oracles, start: Point) -> LoopState:
-        return LoopState(start, start.inner_var, self.init_inner(start))
+    def init(self, oracles: Oracles, start: Point) -> BSAState:  # type: ignore[override]
+        return BSAState(start, self.moves.init(start), start.inner_var)
 
-    def inner_loop(self, oracles: Oracles, state: LoopState, index: Array, draw: LoopDraw) -> LoopState:
+    def step(self, oracles: Oracles, state: BSAState, index: Array, draw: LoopDraw) -> BSAState:  # type: ignore[override]
         def cold(i: Array, point: Point) -> Point:
             grad = oracles.inner_grad(point, batch(draw.inner_loop, i))
             return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, i, 1.0)))
 
         if self.warm_start:
-            return AlternatingSolver.inner_loop(self, oracles, state, index, draw)
+            warm = AlternatingSolver.step(self, oracles, PointState(state.point, state.moves), index, draw)
+            return BSAState(*warm, state.first_inner_var)
         first = state.point._replace(inner_var=state.first_inner_var)
-        return state._replace(point=jax.lax.fori_loop(0, self.n_inner_steps, cold, first))
+        point = jax.lax.fori_loop(0, self.n_inner_steps, cold, first)
+        return state._replace(point=self.outer_move(oracles, point, index, draw))

@@ -29,9 +29,9 @@ from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, OuterPass, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import move, move_outer
+from bilevel.solvers.fields import positive, whole
 from bilevel.solvers.host import FullBatch, HostSolver
-from bilevel.solvers.parameters import positive, whole
+from bilevel.solvers.moves import move, move_outer
 
 _PIECE = 100  # steps of a loop between two looks at the clock
 _PARTS = {"inner_grad": "inner_var", "hvp": "v"}  # what descends along which kind of derivative
@@ -46,7 +46,7 @@ class DTFBOState(NamedTuple):
 
 
 @solver
-class DTFBO(HostSolver):
+class DTFBO(HostSolver[DTFBOState]):
     """Double-loop tuning-free bilevel optimizer.
 
     It works in float64 whatever the dtype of the problem, by full-batch passes; `batch_size` has no effect. What a step
@@ -63,7 +63,6 @@ class DTFBO(HostSolver):
     step_size: float = positive(default=1.0)
     inner_tolerance: float = positive(default=1e-3)
     max_inner_steps: int = whole(default=10_000)
-    table_order = 24
     complexity = Complexity("O((n+m) ε^-2)", "full batches")
 
     def init(self, oracles: Oracles, start: Point) -> DTFBOState:

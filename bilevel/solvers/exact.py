@@ -24,6 +24,7 @@ import numpy as np
 from bilevel._tree import flat
 from bilevel._types import Point
 from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
 from bilevel.problems.exact import System, newton, solve_adjoint
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver
@@ -55,7 +56,7 @@ class Evaluation(NamedTuple):
 
 
 @solver
-class Exact(HostSolver):
+class Exact(HostSolver[ExactState]):
     """L-BFGS with exact hypergradients.
 
     It works in float64 whatever the dtype of the problem, by full-batch passes: `step_size`, `outer_ratio` and
@@ -65,11 +66,14 @@ class Exact(HostSolver):
     """
 
     asks = ("inner_grad",), OUTER, ("cross",)
-    needs_strong_convexity = True
-    table_order = 18
     complexity = Complexity("none")
 
-    def resolve(self, oracles: Oracles) -> Self:
+    def configure(self, problem: BilevelProblem) -> Self:
+        if problem.exact_solver is None:
+            raise ValueError(
+                "`Exact` needs a strongly convex inner level; if the inner loss is, build the problem with "
+                "`strongly_convex=True`."
+            )
         return replace(self, **UNUSED)  # settings that do the same are one
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:

@@ -22,8 +22,8 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import batch, decay, move, move_outer, split
-from bilevel.solvers.parameters import flag, one_of, positive, whole
+from bilevel.solvers.fields import flag, one_of, positive, whole
+from bilevel.solvers.moves import batch, decay, move, move_outer, split
 
 
 class F2SAState(NamedTuple):
@@ -46,7 +46,7 @@ class F2SADraw(NamedTuple):
 
 
 @solver
-class F2SA(Solver):
+class F2SA(Solver[F2SAState, F2SADraw]):
     """Fully first-order stochastic approximation.
 
     Parameters
@@ -66,7 +66,7 @@ class F2SA(Solver):
     delta_0: float = positive(default=0.1, off=True)
     shared_batch: bool = flag(default=True)
     schedule: str = one_of(("corrected", "printed"), default="corrected")
-    table_order = 8
+    faster_without_cuda_graph = True
     complexity = Complexity("O(ε^-7/2)", "general expectation", "C^{2,2}", "C^{2,2}")
 
     def init(self, oracles: Oracles, start: Point) -> F2SAState:

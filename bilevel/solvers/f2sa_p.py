@@ -29,8 +29,8 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import batch, inner_descent, move, move_outer, split
-from bilevel.solvers.parameters import flag, positive, whole
+from bilevel.solvers.fields import flag, positive, whole
+from bilevel.solvers.moves import batch, inner_descent, move, move_outer, split
 
 
 class F2SApState(NamedTuple):
@@ -51,7 +51,7 @@ class F2SApDraw(NamedTuple):
 
 
 @solver
-class F2SAp(Solver):
+class F2SAp(Solver[F2SApState, F2SApDraw]):
     """Fully first-order method with differences of higher order.
 
     Parameters
@@ -67,7 +67,6 @@ class F2SAp(Solver):
     order: int = whole(default=2)
     perturbation: float = positive(default=0.1)
     normalized: bool = flag(default=True)
-    table_order = 21
     complexity = Complexity("Õ(p ε^-2-1/p)", "general expectation, derivatives of order p in z")
 
     @property

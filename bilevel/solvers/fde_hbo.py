@@ -24,19 +24,18 @@ from typing import Any, NamedTuple
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import decay, decay_share, split, storm
-from bilevel.solvers.parameters import fraction, positive
-from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.fields import bounds, fraction, positive, transformation
+from bilevel.solvers.moves import MovesState, decay, decay_share, split, storm
 
 
 class FdeHBOState(NamedTuple):
-    """The iterate, the one before it, d, and the state of the transformation of d_x if there is one."""
+    """The iterate, the one before it, d, and the states of transformations."""
 
     point: Point
     previous: Point
     estimate: Point
-    preconditioning: Preconditioning = Preconditioning()
+    moves: MovesState
 
 
 class FdeHBODraw(NamedTuple):
@@ -48,7 +47,7 @@ class FdeHBODraw(NamedTuple):
 
 
 @solver
-class FdeHBO(PreconditionedSolver):
+class FdeHBO(Solver[FdeHBOState, FdeHBODraw]):
     """Finite-difference enabled Hessian-free bilevel optimizer.
 
     Parameters
@@ -58,19 +57,24 @@ class FdeHBO(PreconditionedSolver):
     perturbation : δ, gradients are taken at z ± δ v
     """
 
+    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
+    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     momentum: float = fraction(default=0.5)
     perturbation: float = positive(default=1e-3)
-    table_order = 30
     complexity = Complexity("Õ(ε^-3/2)", "general expectation")
-    restarts = True
+    needs_plain_step = None
 
     def init(self, oracles: Oracles, start: Point) -> FdeHBOState:
-        return FdeHBOState(start, start, trees.zeros_like(start), self.init_preconditioning(start))
+        return FdeHBOState(start, start, trees.zeros_like(start), self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> FdeHBODraw:
         inner, v_inner, x_inner = split(oracles.draw_inner(key, index, 3), None, None, None)
         v_outer, x_outer = split(oracles.draw_outer(key, index, 2), None, None)
         return FdeHBODraw(inner, Rows(v_inner, v_outer), Rows(x_inner, x_outer))
+
+    def refreshes(self, index: Array, draw: FdeHBODraw) -> Array:
+        return index == 0
 
     def refresh(self, oracles: Oracles, state: FdeHBOState, index: Array, draw: FdeHBODraw) -> FdeHBOState:
         return self.step(oracles, state, index, draw, first=True)
@@ -82,8 +86,9 @@ class FdeHBO(PreconditionedSolver):
         if not first:
             there = self._directions(oracles, state.previous, draw)
             estimate = storm(decay_share(self.momentum, index - 1, 2 / 3), estimate, state.estimate, there)
-        moved = self.descend(oracles, state, estimate, decay(self.step_size, index, 1 / 3))
-        return moved._replace(previous=state.point, estimate=estimate)
+        step = decay(self.step_size, index, 1 / 3)
+        point, moves = self.moves.apply(oracles, state.point, state.moves, estimate, step, step / self.outer_ratio)
+        return FdeHBOState(point, state.point, estimate, moves)
 
     def _directions(self, oracles: Oracles, point: Point, draw: FdeHBODraw) -> Point:
         """Return D from gradients alone."""

@@ -17,8 +17,8 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import decay, decay_share, move, move_outer, split, storm
-from bilevel.solvers.parameters import fraction
+from bilevel.solvers.fields import fraction
+from bilevel.solvers.moves import decay, decay_share, move, move_outer, split, storm
 
 
 class FSLAState(NamedTuple):
@@ -38,7 +38,7 @@ class FSLADraw(NamedTuple):
 
 
 @solver
-class FSLA(Solver):
+class FSLA(Solver[FSLAState, FSLADraw]):
     """Fully single-loop algorithm.
 
     Parameters
@@ -48,9 +48,7 @@ class FSLA(Solver):
     """
 
     momentum: float = fraction(default=0.5)
-    table_order = 13
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
-    restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> FSLAState:
         return FSLAState(start, start, trees.zeros_like(start.outer_var))
@@ -59,6 +57,9 @@ class FSLA(Solver):
         inner, v_inner, x_inner = split(oracles.draw_inner(key, index, 3), None, None, None)
         v_outer, x_outer = split(oracles.draw_outer(key, index, 2), None, None)
         return FSLADraw(inner, Rows(v_inner, v_outer), Rows(x_inner, x_outer))
+
+    def refreshes(self, index: Array, draw: FSLADraw) -> Array:
+        return index == 0
 
     def refresh(self, oracles: Oracles, state: FSLAState, index: Array, draw: FSLADraw) -> FSLAState:
         return self.step(oracles, state, index, draw, first=True)

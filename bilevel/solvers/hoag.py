@@ -24,10 +24,11 @@ import numpy as np
 from bilevel._tree import flat
 from bilevel._types import Point
 from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
 from bilevel.problems.exact import lbfgs
 from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.fields import fraction, one_of, positive
 from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver
-from bilevel.solvers.parameters import fraction, one_of, positive
 
 _SEQUENCES = {"exponential": lambda k: 0.1 * 0.9**k, "quadratic": lambda k: 0.1 / k**2, "cubic": lambda k: 0.1 / k**3}
 _INNER = ("inner_value", "inner_grad")
@@ -47,7 +48,7 @@ class HOAGState(NamedTuple):
 
 
 @solver
-class HOAG(HostSolver):
+class HOAG(HostSolver[HOAGState]):
     """Hyperparameter optimization with approximate gradients.
 
     It works in float64 whatever the dtype of the problem, by full-batch passes, and finds its own step: `step_size`,
@@ -68,10 +69,9 @@ class HOAG(HostSolver):
     lipschitz: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     asks = _INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)
-    table_order = 17
     complexity = Complexity("converges, no rate", "full batches, summable tolerances", "C^{1,1}", "C^{2,2}")
 
-    def resolve(self, oracles: Oracles) -> Self:
+    def configure(self, problem: BilevelProblem) -> Self:
         return replace(self, **UNUSED)  # settings that do the same are one
 
     def init(self, oracles: Oracles, start: Point) -> HOAGState:

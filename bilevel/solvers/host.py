@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from bilevel._types import Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems.exact import hessian, unflatten
 from bilevel.solvers.base import SolverBase, State
-from bilevel.solvers.parameters import one_of
+from bilevel.solvers.fields import one_of
 
 _END: ContextVar[float] = ContextVar("end", default=math.inf)  # of the step being taken, by the clock
 OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
@@ -43,7 +43,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostSolver(SolverBase):
+class HostSolver(SolverBase[State], Generic[State]):
     """A solver that `run` steps from Python, with oracles and start in float64 whatever the dtype of the problem.
 
     Its state is of NumPy arrays and has a field ``calls``: the oracle calls so far, by kind.

@@ -13,18 +13,27 @@ Cost (3T + 1) b. Memory (T + 2) p + d. Adaptive: nothing. The bias is of the ord
 series with η = α.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import LoopState, batch, move, move_outer
-from bilevel.solvers.parameters import flag, whole
+from bilevel.solvers.fields import flag, whole
+from bilevel.solvers.moves import batch, move, move_outer
+
+
+class ITDState(NamedTuple):
+    """The iterate, and the first inner variable, where a cold start begins."""
+
+    point: Point
+    first_inner_var: PyTree
 
 
 @solver
-class ITD(Solver):
+class ITD(Solver[ITDState, Rows]):
     """Iterative differentiation.
 
     Parameters
@@ -34,17 +43,16 @@ class ITD(Solver):
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
-    table_order = 16
     needs_plain_step = "it differentiates through plain steps of z"
     complexity = Complexity("Õ((n+m) ε^-1)", "full batches, T like log(1/ε)", "C^{1,1}", "C^{2,2}")
 
-    def init(self, oracles: Oracles, start: Point) -> LoopState:
-        return LoopState(start, start.inner_var)
+    def init(self, oracles: Oracles, start: Point) -> ITDState:
+        return ITDState(start, start.inner_var)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
         return Rows(oracles.draw_inner(key, index, self.n_inner_steps), oracles.draw_outer(key, index))
 
-    def step(self, oracles: Oracles, state: LoopState, index: Array, draw: Rows) -> LoopState:
+    def step(self, oracles: Oracles, state: ITDState, index: Array, draw: Rows) -> ITDState:
         start = state.point if self.warm_start else state.point._replace(inner_var=state.first_inner_var)
         point, grad = self.unroll(oracles, start, draw)
         return state._replace(point=move_outer(oracles, point, grad, self.step_size / self.outer_ratio))

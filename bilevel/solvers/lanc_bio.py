@@ -27,11 +27,10 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, OuterPass, Point, PyTree
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import move, move_outer, split
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.fields import flag, one_of, whole
+from bilevel.solvers.moves import MovesState, move, move_outer, split
 from bilevel.solvers.neumann import LoopDraw, NeumannDraw, hypergradient_calls
-from bilevel.solvers.parameters import flag, one_of, whole
-from bilevel.solvers.transformations import InnerLoopSolver
 
 
 class Subspace(NamedTuple):
@@ -44,17 +43,17 @@ class Subspace(NamedTuple):
 
 
 class LancBiOState(NamedTuple):
-    """The iterate, v̄, w, the subspace, and the state of the transformation of inner steps if there is one."""
+    """The iterate, the states of transformations, v̄, w and the subspace."""
 
     point: Point
+    moves: MovesState
     base: PyTree
     product: PyTree
     subspace: Subspace
-    inner: Any = ()
 
 
 @solver
-class LancBiO(InnerLoopSolver):
+class LancBiO(Solver[LancBiOState, LoopDraw]):
     """Lanczos-aided bilevel optimizer.
 
     Parameters
@@ -69,13 +68,12 @@ class LancBiO(InnerLoopSolver):
     n_inner_steps: int = whole(default=10)
     period: int = whole(default=10)
     warm_start: bool = flag(default=True)
-    table_order = 31
     complexity = Complexity("O((n+m) ε^-1)", "full batches")
-    restarts = True
+    needs_plain_step = None
 
     def init(self, oracles: Oracles, start: Point) -> LancBiOState:
         zero = trees.zeros_like(start.v)
-        return LancBiOState(start, zero, zero, self._restarted(zero), self.init_inner(start))
+        return LancBiOState(start, self.moves.init(start), zero, zero, self._restarted(zero))
 
     def _restarted(self, remainder: PyTree) -> Subspace:
         basis = jax.tree.map(lambda leaf: jnp.zeros((self.period, *leaf.shape), leaf.dtype), remainder)
@@ -103,8 +101,9 @@ class LancBiO(InnerLoopSolver):
         return self._finish(oracles, state, outer, index, draw)
 
     def _begin(self, oracles: Oracles, state: LancBiOState, draw: LoopDraw) -> tuple[LancBiOState, OuterPass]:
-        state = self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, self.step_size)
-        return state, oracles.outer(state.point, draw.neumann.outer)
+        rows, times = draw.inner_loop, self.n_inner_steps
+        point, moves = self.moves.inner_steps(oracles, state.point, state.moves, rows, times, self.step_size)
+        return state._replace(point=point, moves=moves), oracles.outer(point, draw.neumann.outer)
 
     def _finish(
         self, oracles: Oracles, state: LancBiOState, outer: OuterPass, index: Array, draw: LoopDraw

@@ -9,29 +9,28 @@ JMLR 25(151), 2024, arXiv 2306.12067. Confidence: medium; the method is well kno
 Cost 5b. Memory 2p + 2d. Adaptive: nothing.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import decay, decay_share, descend, direction_calls, move
-from bilevel.solvers.parameters import fraction
-from bilevel.solvers.transformations import InnerLoopSolver, find_move, inner_transformation
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.fields import fraction
+from bilevel.solvers.moves import MovesState, decay, decay_share, direction_calls
 
 
 class MASOBAState(NamedTuple):
-    """The iterate, the average of D_x, and the state of the transformation of inner steps if there is one."""
+    """The iterate, the average of D_x, and the state of the transformation of z."""
 
     point: Point
     average: PyTree
-    inner: Any = ()
+    moves: MovesState
 
 
 @solver
-class MASOBA(InnerLoopSolver):
+class MASOBA(Solver[MASOBAState, Rows]):
     """SOBA with a moving average of the outer direction.
 
     Parameters
@@ -41,25 +40,20 @@ class MASOBA(InnerLoopSolver):
     """
 
     momentum: float = fraction(default=1.0)
-    table_order = 19
+    needs_plain_step = None
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def init(self, oracles: Oracles, start: Point) -> MASOBAState:
-        return MASOBAState(start, trees.zeros_like(start.outer_var), self.init_inner(start))
+        return MASOBAState(start, trees.zeros_like(start.outer_var), self.moves.init(start))
 
     def step(self, oracles: Oracles, state: MASOBAState, index: Array, draw: Rows) -> MASOBAState:
         direction = oracles.direction(state.point, draw)
         step = decay(self.step_size, index, 0.5)
         averaged = direction._replace(outer_var=state.average)
-        point = descend(oracles, state.point, averaged, step, step / self.outer_ratio)
-        inner = state.inner
-        if self.inner_optimizer is not None:
-            z = state.point.inner_var
-            change, inner = find_move(inner_transformation(self), direction.inner_var, inner, z)
-            point = point._replace(inner_var=move(z, change, 1))
+        point, moves = self.moves.apply(oracles, state.point, state.moves, averaged, step, step / self.outer_ratio)
         share = decay_share(self.momentum, index, 0.5)
         average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, state.average, direction.outer_var)
-        return MASOBAState(point, average, inner)
+        return MASOBAState(point, average, moves)
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

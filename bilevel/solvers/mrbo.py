@@ -20,8 +20,8 @@ from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import decay, decay_share, move, move_outer, split, storm
-from bilevel.solvers.parameters import fraction
+from bilevel.solvers.fields import fraction
+from bilevel.solvers.moves import decay, decay_share, move, move_outer, split, storm
 
 
 class StormState(NamedTuple):
@@ -41,7 +41,7 @@ class StormDraw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StormSolver(neumann.NeumannSolver):
+class StormSolver(neumann.NeumannSolver[StormState, StormDraw]):
     """MRBO and SUSTAIN but for what they draw.
 
     Parameters
@@ -52,10 +52,12 @@ class StormSolver(neumann.NeumannSolver):
 
     momentum: float = fraction(default=0.5)
     needs_plain_step = "its momentum is for plain steps of z"
-    restarts = True
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
         return StormState(start, start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
+
+    def refreshes(self, index: Array, draw: StormDraw) -> Array:
+        return index == 0
 
     def refresh(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
         return self.step(oracles, state, index, draw, first=True)
@@ -89,7 +91,7 @@ class StormSolver(neumann.NeumannSolver):
 class MRBO(StormSolver):
     """Momentum-based recursive bilevel optimizer."""
 
-    table_order = 6
+    faster_without_cuda_graph = True
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:

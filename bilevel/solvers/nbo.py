@@ -21,8 +21,8 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
-from bilevel.solvers.directions import move, move_outer, repeat, split
-from bilevel.solvers.parameters import whole
+from bilevel.solvers.fields import whole
+from bilevel.solvers.moves import move, move_outer, repeat, split
 
 
 class NBODraw(NamedTuple):
@@ -37,7 +37,7 @@ class NBODraw(NamedTuple):
 
 
 @solver
-class NBO(Solver):
+class NBO(Solver[PointState, NBODraw]):
     """Newton-based bilevel optimization.
 
     Parameters
@@ -48,8 +48,10 @@ class NBO(Solver):
 
     n_inner_steps: int = whole(default=10)
     needs_plain_step = "z moves by inexact Newton steps"
-    table_order = 27
     complexity = Complexity("a rate, not confirmed", "full batches")
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> NBODraw:
         times = self.n_inner_steps

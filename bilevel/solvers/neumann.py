@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Self
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Solver, State
-from bilevel.solvers.directions import decay, draw_below, move, move_outer, repeat, split
-from bilevel.solvers.parameters import positive, whole
-from bilevel.solvers.transformations import InnerLoopSolver
+from bilevel.problems import BilevelProblem
+from bilevel.solvers.base import Draw, PointState, Solver, State
+from bilevel.solvers.fields import positive, whole
+from bilevel.solvers.moves import decay, draw_below, move, move_outer, repeat, split
 
 
 class NeumannDraw(NamedTuple):
@@ -30,12 +30,14 @@ class NeumannDraw(NamedTuple):
     length: Array | None = None
 
 
-def check_step(solver: Solver, step: float, oracles: Oracles) -> None:
-    """Refuse a step with which the series cannot converge, where the curvature is known."""
-    curvature = oracles.largest_curvature
+def check_step(solver: Solver[Any, Any], step: float, problem: BilevelProblem) -> None:
+    """Raise ValueError if the series cannot converge with this step, as far as the curvature is known."""
+    curvature = problem.oracles.largest_curvature
     if curvature is not None and not step < 2 / curvature:
-        told = f"`{type(solver).__name__}(neumann_step={step:g})`: the largest curvature L is {curvature:.3g}, so the"
-        raise ValueError(f"{told} Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}.")
+        raise ValueError(
+            f"`{type(solver).__name__}(neumann_step={step:g})`: the largest curvature L is {curvature:.3g}, so the "
+            f"Neumann series diverges unless neumann_step < 2/L = {2 / curvature:.3g}."
+        )
 
 
 def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
@@ -75,19 +77,19 @@ class LoopDraw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NeumannSolver(InnerLoopSolver):
+class NeumannSolver(Solver[State, Draw]):
     """A solver with a Neumann series."""
 
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
 
-    def resolve(self, oracles: Oracles) -> Self:
-        check_step(self, self.neumann_step, oracles)
+    def configure(self, problem: BilevelProblem) -> Self:
+        check_step(self, self.neumann_step, problem)
         return self
 
 
 @dataclass(frozen=True)
-class AlternatingSolver(NeumannSolver):
+class AlternatingSolver(NeumannSolver[PointState, LoopDraw]):
     """Inner steps, then a move along a hypergradient of random length: BSA, ALSET and TTSA but for their schedules.
 
     Parameters
@@ -96,7 +98,11 @@ class AlternatingSolver(NeumannSolver):
     """
 
     n_inner_steps = 1  # unless a solver makes it a parameter
-    inner_power = outer_power = 0.5  # of t, by which steps decrease
+    inner_power = outer_power = 0.5  # steps decrease like t to minus these powers
+    needs_plain_step = None
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
         times, length = self.n_inner_steps, draw_below(key, index, self.n_neumann)
@@ -104,17 +110,16 @@ class AlternatingSolver(NeumannSolver):
         inner_loop, products, cross = split(rows, times, self.n_neumann - 1, None)
         return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index), length))
 
-    def step(self, oracles: Oracles, state: State, index: Array, draw: LoopDraw) -> State:
-        state = self.inner_loop(oracles, state, index, draw)
-        point = state.point
+    def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
+        step = decay(self.step_size, index, self.inner_power)
+        point, moves = self.moves.inner_steps(oracles, *state, draw.inner_loop, self.n_inner_steps, step)
+        return PointState(self.outer_move(oracles, point, index, draw), moves)
+
+    def outer_move(self, oracles: Oracles, point: Point, index: Array, draw: LoopDraw) -> Point:
+        """Return the point after the inner steps with x moved along the hypergradient."""
         _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
         step = decay(self.step_size / self.outer_ratio, index, self.outer_power)
-        return state._replace(point=move_outer(oracles, point._replace(v=v), grad, step))
-
-    def inner_loop(self, oracles: Oracles, state: State, index: Array, draw: LoopDraw) -> State:
-        """Return the state after the inner steps."""
-        step = decay(self.step_size, index, self.inner_power)
-        return self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, step)
+        return move_outer(oracles, point._replace(v=v), grad, step)
 
     def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
         hyper = hypergradient_calls(oracles, draw.neumann, self.n_neumann)

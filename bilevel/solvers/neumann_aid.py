@@ -17,17 +17,16 @@ Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is rebuilt at every step.
 
 import jax.numpy as jnp
 
-from bilevel._types import Array, Calls
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, PointState, solver
-from bilevel.solvers.directions import move_outer, split
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
+from bilevel.solvers.fields import whole
+from bilevel.solvers.moves import move_outer, split
 from bilevel.solvers.neumann import LoopDraw, NeumannDraw, hypergradient, hypergradient_calls
-from bilevel.solvers.parameters import whole
-from bilevel.solvers.transformations import InnerLoopSolver
 
 
 @solver
-class NeumannAID(InnerLoopSolver):
+class NeumannAID(Solver[PointState, LoopDraw]):
     """Approximate implicit differentiation by a Neumann series.
 
     Parameters
@@ -37,8 +36,11 @@ class NeumannAID(InnerLoopSolver):
 
     n_inner_steps: int = whole(default=10)
     n_neumann: int = whole(default=10)
-    table_order = 29
+    needs_plain_step = None
     complexity = Complexity("none")
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
         inner_loop, one = split(oracles.draw_inner(key, index, self.n_inner_steps + 1), self.n_inner_steps, None)
@@ -46,11 +48,11 @@ class NeumannAID(InnerLoopSolver):
         return LoopDraw(inner_loop, NeumannDraw(products, one, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        state = self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, self.step_size)
-        point = state.point
+        rows, times = draw.inner_loop, self.n_inner_steps
+        point, moves = self.moves.inner_steps(oracles, *state, rows, times, self.step_size)
         _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.step_size)
         point = move_outer(oracles, point._replace(v=v), grad, self.step_size / self.outer_ratio)
-        return state._replace(point=point)
+        return PointState(point, moves)
 
     def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
         calls = hypergradient_calls(oracles, draw.neumann, self.n_neumann)

@@ -30,8 +30,8 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import SAMPLINGS, Oracles
-from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import draw_below
+from bilevel.problems import BilevelProblem
+from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.estimates import (
     ESTIMATORS,
     RECUR,
@@ -45,8 +45,8 @@ from bilevel.solvers.estimates import (
     remember_nothing,
     total,
 )
-from bilevel.solvers.parameters import fraction, one_of, positive, whole
-from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning
+from bilevel.solvers.fields import bounds, fraction, one_of, positive, transformation, whole
+from bilevel.solvers.moves import MovesState, draw_below
 
 _UNBIASED = ("sgd", "saga")
 _AVERAGE = 0.1  # the authors' code has 0.1 and 0.2
@@ -60,7 +60,7 @@ class PnPBOState(NamedTuple):
     estimate: Point
     memory: Memory
     average: PyTree
-    preconditioning: Preconditioning = Preconditioning()
+    moves: MovesState
 
 
 class PnPBODraw(NamedTuple):
@@ -72,7 +72,7 @@ class PnPBODraw(NamedTuple):
 
 
 @solver
-class PnPBO(PreconditionedSolver):
+class PnPBO(Solver[PnPBOState, PnPBODraw]):
     """Plug-and-play bilevel optimization: a single loop with an estimator for each variable.
 
     Parameters
@@ -89,6 +89,9 @@ class PnPBO(PreconditionedSolver):
     sampling : "blocks" only, for "saga" and "zerosarah": a table belongs to a fixed partition of the rows
     """
 
+    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
+    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     inner_estimator: str = one_of(ESTIMATORS, default="zerosarah")
     v_estimator: str = one_of(ESTIMATORS, default="zerosarah")
     outer_estimator: str = one_of(ESTIMATORS, default="zerosarah")
@@ -97,10 +100,8 @@ class PnPBO(PreconditionedSolver):
     momentum: float | None = fraction(default=None, optional=True)
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
     sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
-    table_order = 22
     complexity = Complexity("O((n+m)^1/2 ε^-1)", "finite sum, ZeroSARAH or PAGE")
-    restarts = needs_finite_sum = True
-    keeps_tables = True
+    needs_plain_step, needs_finite_sum, keeps_tables = None, True, True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,8 +117,8 @@ class PnPBO(PreconditionedSolver):
         """Return the variables whose estimator is one of these."""
         return [part for part, name in self._estimators._asdict().items() if name in names]
 
-    def resolve(self, oracles: Oracles) -> Self:
-        rows = oracles.n_inner + oracles.n_outer
+    def configure(self, problem: BilevelProblem) -> Self:
+        rows = problem.n_inner + problem.n_outer
         momentum = _AVERAGE if self.outer_estimator in _UNBIASED else None
         return replace(
             self,
@@ -131,17 +132,14 @@ class PnPBO(PreconditionedSolver):
         estimate = trees.zeros_like(keep(start, recurring))
         memory = remember_nothing(oracles, start, self._parts(*REMEMBER))
         average = () if self.momentum is None else trees.zeros_like(start.outer_var)
-        preconditioning = self.init_preconditioning(start)
-        return PnPBOState(start, start if recurring else (), estimate, memory, average, preconditioning)
+        return PnPBOState(start, start if recurring else (), estimate, memory, average, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PnPBODraw:
-        assert self.period is not None, "resolve() fills it in"
         return PnPBODraw(*oracles.draw(key, index), draw_below(key, index, self.period) == 0)
 
     def refreshes(self, index: Array, draw: PnPBODraw) -> Array:
         if self._parts("page"):
             return (index == 0) | draw.coin
-        assert self.period is not None, "resolve() fills it in"
         return (index % self.period == 0) & (index > 0)
 
     def refresh(self, oracles: Oracles, state: PnPBOState, index: Array, draw: PnPBODraw) -> PnPBOState:
@@ -161,10 +159,11 @@ class PnPBO(PreconditionedSolver):
             share = self.momentum
             average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, average, estimates.outer_var)
             direction = direction._replace(outer_var=average)
-        moved = self.descend(oracles, state, direction, self.step_size)
+        steps = self.step_size, self.step_size / self.outer_ratio
+        point, moves = self.moves.apply(oracles, state.point, state.moves, direction, *steps)
         recurring = self._parts(*RECUR)
-        kept = {"previous": state.point if recurring else (), "estimate": keep(estimates, recurring)}
-        return moved._replace(**kept, memory=memory, average=average)
+        previous = state.point if recurring else ()
+        return PnPBOState(point, previous, keep(estimates, recurring), memory, average, moves)
 
     def _estimate(
         self, oracles: Oracles, state: PnPBOState, index: Array, draw: PnPBODraw, full: list[str]
@@ -175,7 +174,6 @@ class PnPBO(PreconditionedSolver):
         reduced, memory = reduce(oracles, state.memory, terms, rows, self._parts(*REMEMBER))
         new, exact = total(terms), total(read(oracles, point, Rows(), full))
         old = total(read(oracles, state.previous, rows, recurring)) if recurring else new
-        assert self.mixing is not None, "resolve() fills it in"
         share = jnp.where(index == 0, 1, self.mixing)  # at first there is nothing to recur from
 
         def estimate(part: str, name: str) -> PyTree:

@@ -16,11 +16,11 @@ import jax
 
 from bilevel import _threefry
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, PyTree
+from bilevel._types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
-from bilevel.solvers.directions import inner_descent, move_outer
-from bilevel.solvers.parameters import positive, whole
+from bilevel.solvers.fields import positive, whole
+from bilevel.solvers.moves import inner_descent, move_outer
 
 
 class PZOBODraw(NamedTuple):
@@ -32,7 +32,7 @@ class PZOBODraw(NamedTuple):
 
 
 @solver
-class PZOBO(Solver):
+class PZOBO(Solver[PointState, PZOBODraw]):
     """Partial zeroth-order bilevel optimizer.
 
     Parameters
@@ -46,8 +46,10 @@ class PZOBO(Solver):
     n_directions: int = whole(default=1)
     smoothing: float = positive(default=0.01)
     needs_plain_step = "it compares loops of plain steps of z"
-    table_order = 15
     complexity = Complexity("a rate, not confirmed")
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
         gaussian_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)  # batches take the streams 0 and 1

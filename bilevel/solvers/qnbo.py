@@ -27,11 +27,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Rows
+from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
-from bilevel.solvers.directions import move, move_outer, repeat
-from bilevel.solvers.parameters import flag, fraction, one_of, positive, whole
+from bilevel.solvers.fields import flag, fraction, one_of, positive, whole
+from bilevel.solvers.moves import move, move_outer, repeat
 from bilevel.solvers.quasi_newton import FORMS, InverseHessian, Pairs, no_pairs, put
 
 
@@ -45,7 +45,7 @@ class _Solve(NamedTuple):
 
 
 @solver
-class QNBO(Solver):
+class QNBO(Solver[PointState, Rows]):
     """Quasi-Newton bilevel optimization.
 
     Parameters
@@ -70,8 +70,10 @@ class QNBO(Solver):
     difference: float = positive(default=1e-3)
     sampling: str = one_of(SAMPLINGS, default="full", kw_only=True)
     needs_plain_step = "z moves by quasi-Newton steps"
-    table_order = 26
     complexity = Complexity("a rate, not confirmed", "full batches, BFGS")
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start)
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: Rows) -> PointState:
         first, unravel = ravel_pytree(state.point.inner_var)

@@ -20,8 +20,8 @@ from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import direction_calls, move, move_outer
-from bilevel.solvers.parameters import one_of, positive
+from bilevel.solvers.fields import one_of, positive
+from bilevel.solvers.moves import direction_calls, move, move_outer
 
 
 class STFBOState(NamedTuple):
@@ -34,7 +34,7 @@ class STFBOState(NamedTuple):
 
 
 @solver
-class STFBO(Solver):
+class STFBO(Solver[STFBOState, Rows]):
     """Single-loop tuning-free bilevel optimizer.
 
     Parameters
@@ -47,7 +47,6 @@ class STFBO(Solver):
     step_size: float = positive(default=1.0)
     sampling: str = one_of(SAMPLINGS, default="full", kw_only=True)
     needs_plain_step = "its steps of z adapt by themselves"
-    table_order = 23
     complexity = Complexity("Õ((n+m) ε^-1)", "full batches")
 
     def init(self, oracles: Oracles, start: Point) -> STFBOState:

@@ -34,10 +34,11 @@ from bilevel._programs import Compiled
 from bilevel._tree import flat, to_numpy
 from bilevel._types import AnyArray, Array, Point
 from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, solver
+from bilevel.solvers.fields import flag, fraction, positive, whole
 from bilevel.solvers.hoag import adapt_step, first_step
 from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver
-from bilevel.solvers.parameters import flag, fraction, positive, whole
 from bilevel.solvers.quasi_newton import InverseHessian, Pairs, no_pairs, push
 
 _INNER = ("inner_value", "inner_grad")
@@ -60,7 +61,7 @@ class SHINEState(NamedTuple):
 
 
 @solver
-class SHINE(HostSolver):
+class SHINE(HostSolver[SHINEState]):
     """Sharing the inverse estimate of the inner solver.
 
     It works in float64 whatever the dtype of the problem, by full-batch passes; `outer_ratio` and `batch_size` have no
@@ -84,10 +85,9 @@ class SHINE(HostSolver):
     refine: bool = flag(default=False)
     decrease: float = fraction(default=0.5)
     asks = _INNER, ("inner_grad",), ("outer_grad",), ("hvp",), OUTER, ("cross",)
-    table_order = 28
     complexity = Complexity("converges, no rate", "full batches")
 
-    def resolve(self, oracles: Oracles) -> Self:
+    def configure(self, problem: BilevelProblem) -> Self:
         return replace(self, **UNUSED | {"step_size": self.step_size})  # settings that do the same are one
 
     def init(self, oracles: Oracles, start: Point) -> SHINEState:

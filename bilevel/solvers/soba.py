@@ -9,24 +9,17 @@ schedule.
 Cost 5b. Memory 2p + d. Adaptive: nothing.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import decay, direction_calls
-from bilevel.solvers.preconditioning import PreconditionedSolver, Preconditioning
-
-
-class SOBAState(NamedTuple):
-    """The iterate, and the state of the transformation of D_x if there is one."""
-
-    point: Point
-    preconditioning: Preconditioning = Preconditioning()
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
+from bilevel.solvers.fields import bounds, positive, transformation
+from bilevel.solvers.moves import decay, direction_calls
 
 
 @solver
-class SOBA(PreconditionedSolver):
+class SOBA(Solver[PointState, Rows]):
     """Stochastic bilevel algorithm: plain stochastic directions, steps decreasing like t^-1/2.
 
     Parameters
@@ -34,16 +27,18 @@ class SOBA(PreconditionedSolver):
     step_size : first step of the inner variable and of v
     """
 
-    table_order = 3
+    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
+    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
+    needs_plain_step = None
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{2,2}", "C^{3,3}")
 
-    def init(self, oracles: Oracles, start: Point) -> SOBAState:
-        return SOBAState(start, self.init_preconditioning(start))
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start, self.moves.init(start))
 
-    def step(self, oracles: Oracles, state: SOBAState, index: Array, draw: Rows) -> SOBAState:
-        step = decay(self.step_size, index, 0.5)
-        direction = oracles.direction(state.point, draw)
-        return self.descend(oracles, state, direction, step)
+    def step(self, oracles: Oracles, state: PointState, index: Array, draw: Rows) -> PointState:
+        direction, step = oracles.direction(state.point, draw), decay(self.step_size, index, 0.5)
+        return PointState(*self.moves.apply(oracles, *state, direction, step, step / self.outer_ratio))
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         return direction_calls(oracles.count_inner(draw.inner), oracles.count_outer(draw.outer))

@@ -4,25 +4,29 @@ Chu, Xu, Yao, Zhang. SPABA: A Single-Loop and Probabilistic Stochastic Bilevel A
 Complexity. ICML 2024, arXiv 2405.18777.
 
 At first, and then with probability 1/q, D ← D(u) by a full-batch pass; else D ← D + D_{B,C}(u) - D_{B,C}(u_previous);
-then u ← P(u - step · D). One coin serves z, v and x. The moves are in :mod:`bilevel.solvers.recursive`.
+then u ← P(u - step · D). One coin serves z, v and x. The recursion is in :mod:`bilevel.solvers.srba`.
 
-Confidence: medium; of the text only the abstract could be had. PAGE, which it adapts, is taken as in its own paper: a
+Confidence: medium; only the abstract of the text was available. PAGE, which it adapts, is taken as in its own paper: a
 full-batch pass at first, 1/q = b/(b + n + m), constant steps. Three codes of the authors differ from that and from one
-another. None begins with a full-batch pass but by chance. One refreshes with probability 0.1; two toss one coin when
+another. None begins with a full-batch pass except by chance. One refreshes with probability 0.1; two toss one coin when
 the step is compiled and take its branch in all steps. Two clip each coordinate of v to [-1, 1], which moves the
 solution where v is larger; here P is the projection onto a ball (``v_radius``), or nothing. All give v a step of its
-own: for that take `PnPBO` with "page" for all variables and a ``v_ratio``.
+own: for that use `PnPBO` with "page" for all variables and a ``v_ratio``.
 Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d. Adaptive: nothing.
 """
 
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from bilevel._types import Array
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
-from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import draw_below
-from bilevel.solvers.recursive import RecursiveSolver
+from bilevel.problems import BilevelProblem
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.drift import Drift, DriftMonitor
+from bilevel.solvers.fields import bounds, positive, transformation, whole
+from bilevel.solvers.moves import draw_below
+from bilevel.solvers.srba import RecursiveState, move_along, recursive_calls
 
 
 class SPABADraw(NamedTuple):
@@ -34,7 +38,7 @@ class SPABADraw(NamedTuple):
 
 
 @solver
-class SPABA(RecursiveSolver):
+class SPABA(Solver[RecursiveState, SPABADraw]):
     """Single-loop probabilistic stochastic bilevel algorithm.
 
     Parameters
@@ -42,15 +46,38 @@ class SPABA(RecursiveSolver):
     period : q, mean number of steps from one full-batch pass to the next; None means 1 + (n + m) // batch_size
     """
 
-    table_order = 20
+    period: int | None = whole(default=None, optional=True, hint="; use None for the default")
+    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
+    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     complexity = Complexity("O((n+m)^1/2 ε^-1)", "finite sum")
+    needs_plain_step, needs_finite_sum = None, True
 
-    def resolve(self, oracles: Oracles) -> Self:
-        return replace(self, period=self.period or 1 + 2 * (oracles.n_inner + oracles.n_outer) // sum(self.batches()))
+    def configure(self, problem: BilevelProblem) -> Self:
+        return replace(self, period=self.period or 1 + 2 * (problem.n_inner + problem.n_outer) // sum(self.batches()))
+
+    def init(self, oracles: Oracles, start: Point) -> RecursiveState:
+        drift, moves = Drift.none(self.step_size), self.moves.init(start)
+        return RecursiveState(start, start, trees.zeros_like(start), drift, moves)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> SPABADraw:
-        assert self.period is not None, "resolve() fills it in"
         return SPABADraw(*oracles.draw(key, index), draw_below(key, index, self.period) == 0)
 
     def refreshes(self, index: Array, draw: SPABADraw) -> Array:
         return (index == 0) | draw.coin
+
+    def refresh(self, oracles: Oracles, state: RecursiveState, index: Array, draw: SPABADraw) -> RecursiveState:
+        exact = oracles.direction(state.point)
+        drift = state.drift.measure(exact, state.estimate, index)
+        return move_along(self, oracles, state._replace(drift=drift), exact)
+
+    def step(self, oracles: Oracles, state: RecursiveState, index: Array, draw: SPABADraw) -> RecursiveState:
+        estimate = trees.add(state.estimate, oracles.difference(state.point, state.previous, draw))
+        return move_along(self, oracles, state, estimate)
+
+    def calls(self, oracles: Oracles, draw: SPABADraw, refresh: bool) -> Calls:
+        return recursive_calls(oracles, draw, refresh)
+
+    @property
+    def monitor(self) -> DriftMonitor:
+        return DriftMonitor(self)

@@ -11,17 +11,17 @@ Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is rebuilt at every step.
 
 from typing import Self
 
-from bilevel._types import Array, Calls
+from bilevel._types import Array, Calls, Point
 from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
 from bilevel.solvers import neumann
-from bilevel.solvers.base import Complexity, PointState, solver
-from bilevel.solvers.directions import move_outer, split
-from bilevel.solvers.parameters import positive, whole
-from bilevel.solvers.transformations import InnerLoopSolver
+from bilevel.solvers.base import Complexity, PointState, Solver, solver
+from bilevel.solvers.fields import positive, whole
+from bilevel.solvers.moves import move_outer, split
 
 
 @solver
-class StocBiO(InnerLoopSolver):
+class StocBiO(Solver[PointState, neumann.LoopDraw]):
     """Stochastic bilevel optimizer.
 
     Parameters
@@ -32,12 +32,15 @@ class StocBiO(InnerLoopSolver):
     n_inner_steps: int = whole(default=10)
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
-    table_order = 4
+    needs_plain_step = None
     complexity = Complexity("Õ(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
-    def resolve(self, oracles: Oracles) -> Self:
-        neumann.check_step(self, self.neumann_step, oracles)
+    def configure(self, problem: BilevelProblem) -> Self:
+        neumann.check_step(self, self.neumann_step, problem)
         return self
+
+    def init(self, oracles: Oracles, start: Point) -> PointState:
+        return PointState(start, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> neumann.LoopDraw:
         rows = oracles.draw_inner(key, index, self.n_inner_steps + self.n_neumann + 1)
@@ -45,11 +48,11 @@ class StocBiO(InnerLoopSolver):
         return neumann.LoopDraw(inner_loop, neumann.NeumannDraw(products, cross, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: neumann.LoopDraw) -> PointState:
-        state = self.inner_steps(oracles, state, draw.inner_loop, self.n_inner_steps, self.step_size)
-        point = state.point
+        rows, times = draw.inner_loop, self.n_inner_steps
+        point, moves = self.moves.inner_steps(oracles, *state, rows, times, self.step_size)
         _, grad, v = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
         point = move_outer(oracles, point._replace(v=v), grad, self.step_size / self.outer_ratio)
-        return state._replace(point=point)
+        return PointState(point, moves)
 
     def calls(self, oracles: Oracles, draw: neumann.LoopDraw, refresh: bool) -> Calls:
         calls = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)

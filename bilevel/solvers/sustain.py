@@ -11,7 +11,7 @@ Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d
 from bilevel._types import Array
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.directions import draw_below, split
+from bilevel.solvers.moves import draw_below, split
 from bilevel.solvers.mrbo import StormDraw, StormSolver
 from bilevel.solvers.neumann import NeumannDraw
 
@@ -25,7 +25,6 @@ class SUSTAIN(StormSolver):
     n_neumann : Q; the Neumann series takes P products, uniform in 0, …, Q - 1
     """
 
-    table_order = 12
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:

@@ -26,5 +26,4 @@ class TTSA(AlternatingSolver):
     """
 
     inner_power, outer_power = 2 / 5, 3 / 5
-    table_order = 10
     complexity = Complexity("Õ(ε^-5/2)", "general expectation", "C^{1,1}", "C^{2,2}")

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.directions import batch, move, move_outer, split
-from bilevel.solvers.parameters import positive, whole
+from bilevel.solvers.fields import positive, whole
+from bilevel.solvers.moves import batch, move, move_outer, split
 
 
 class VRBOState(NamedTuple):
@@ -36,7 +37,7 @@ class VRBOState(NamedTuple):
 
 
 @solver
-class VRBO(Solver):
+class VRBO(Solver[VRBOState, Rows]):
     """Variance-reduced bilevel optimizer.
 
     Parameters
@@ -49,14 +50,12 @@ class VRBO(Solver):
     n_inner_steps: int = whole(default=10)
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
-    table_order = 7
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
-    restarts = needs_finite_sum = True
+    needs_finite_sum = faster_without_cuda_graph = True
 
-    def resolve(self, oracles: Oracles) -> Self:
-        neumann.check_step(self, self.neumann_step, oracles)
-        rows = oracles.n_inner + oracles.n_outer
-        return replace(self, period=self.period or max(1, rows // sum(self.batches())))
+    def configure(self, problem: BilevelProblem) -> Self:
+        neumann.check_step(self, self.neumann_step, problem)
+        return replace(self, period=self.period or max(1, (problem.n_inner + problem.n_outer) // sum(self.batches())))
 
     def init(self, oracles: Oracles, start: Point) -> VRBOState:
         return VRBOState(start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
@@ -69,7 +68,6 @@ class VRBO(Solver):
         return Rows(inner, oracles.draw_outer(key, index, differences))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        assert self.period is not None, "resolve() fills it in"
         return index % self.period == 0
 
     def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:

@@ -16,7 +16,7 @@ from bilevel.bench.config import ConfigError, load_config
 from bilevel.bench.select import select
 from bilevel.bench.store import Store
 from bilevel.cli.app import app
-from bilevel.solvers.parameters import fraction
+from bilevel.solvers.fields import fraction
 from tests.bench import tiny
 
 MODULE = '''
@@ -24,7 +24,7 @@ MODULE = '''
 
 import bilevel
 from bilevel.solvers import Solver, solver
-from bilevel.solvers.parameters import flag, fraction, one_of
+from bilevel.solvers.fields import flag, fraction, one_of
 
 IMPORTED = print("imported")
 

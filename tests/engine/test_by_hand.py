@@ -9,7 +9,7 @@ import pytest
 from jax.tree_util import Partial
 
 import bilevel
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 from tests import cases
 
 SRBA = cases.SOLVERS["SRBA"]

@@ -15,7 +15,7 @@ import bilevel
 from bilevel._types import Calls
 from bilevel.engine import steps as runner
 from bilevel.engine.driver import Budget
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 from tests import cases
 
 SOLVERS = cases.SOLVERS

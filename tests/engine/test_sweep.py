@@ -13,7 +13,7 @@ from bilevel._precision import arithmetic
 from bilevel._types import Calls
 from bilevel.engine import steps as module
 from bilevel.engine.metrics import cheap_metrics
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 from tests import cases
 from tests.problems import small
 

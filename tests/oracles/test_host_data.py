@@ -21,7 +21,7 @@ from bilevel import HostData
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import run_key
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 from bilevel.oracles import HostSamples, host_samples
 from bilevel.oracles.samples import PIECE
 from tests import cases
@@ -55,7 +55,7 @@ def assert_same_bits(one, other):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_has_the_bits_of_one_with_its_rows_on_the_device(way, on_device, monkeypatch):
     name, sampling = way.split()
-    monkeypatch.setattr("bilevel.engine.feed._PART_BYTES", 2**12)  # several parts
+    monkeypatch.setattr("bilevel.engine.steps._PART_BYTES", 2**12)  # several parts
     solver = replace(cases.SOLVERS[name], sampling=sampling)
     assert_same_bits(run(logistic(), solver), run(on_device, solver))
 

@@ -15,12 +15,12 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.engine.steps import PAGE_LENGTH
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 from bilevel.oracles.diagonal import probe_signs
 from bilevel.solvers import preconditioning, rollback
 from bilevel.solvers.base import Solver, solver
-from bilevel.solvers.directions import descend, direction_calls
-from bilevel.solvers.parameters import whole
+from bilevel.solvers.moves import descend, direction_calls
+from bilevel.solvers.fields import whole
 from bilevel.solvers.recursive import RecursiveState
 from tests import cases
 from tests.solvers.transcribed import start_of

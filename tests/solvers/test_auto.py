@@ -14,7 +14,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.metrics import inner_complaint, refit_outer_value
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 from bilevel.oracles import join
 from bilevel.solvers.preconditioning import metric_diagonal
 from tests import cases

@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.engine.sweep import sweep
+from bilevel.engine.driver import sweep
 from bilevel.problems import cross_validation, softmax_selection
 from bilevel.solvers import low_rank
 from bilevel.solvers.preconditioning import metric_diagonal

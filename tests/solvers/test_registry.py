@@ -11,7 +11,7 @@ import pytest
 
 import bilevel
 from bilevel.solvers import Solver, SolverBase, solver
-from bilevel.solvers.parameters import parse_meanings
+from bilevel.solvers.fields import parse_meanings
 from tests import cases
 
 

@@ -1,8 +1,9 @@
-"""Whether the inner level is convex where a run starts, by the Lanczos process, and whether its numbers are in range.
+"""Checks at the start of a run: the range of the numbers, and negative curvature of the inner loss.
 
-With H = ∇²zz G and q random signs of norm 1, k products with H give the tridiagonal matrix of H on the Krylov space of
-q. Its eigenvalues lie between those of H, and its outermost ones approach those of H first. So negative curvature that
-they show is there; what they do not show may be missed, where few directions have it.
+Curvature is measured by the Lanczos process. With H = ∇²zz G and q a vector of random signs with norm 1, k products
+with H give the tridiagonal matrix of H on the Krylov space of q. Its eigenvalues lie between those of H, and its
+extreme eigenvalues approach those of H first. Negative curvature that it shows is therefore real, and negative
+curvature of a few directions may be missed.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from bilevel.oracles import Oracles
 from bilevel.oracles.diagonal import probe_signs
 
 N_PRODUCTS = 12
-_NEGATIVE = 1e-3  # of the largest curvature: a thousand times what rounding in float32 makes of 0
+_NEGATIVE = 1e-3  # relative to the largest curvature; a thousand times the rounding errors of float32
 
 
 def check_range(oracles: Oracles, point: Point) -> None:
@@ -51,17 +52,17 @@ def _sizes(oracles: Oracles, point: Point) -> dict[str, Array]:
 
 
 def has_negative_curvature(oracles: Oracles, point: Point) -> bool:
-    """Tell whether ∇²zz G is seen to have a negative eigenvalue at a point, beyond rounding."""
+    """Return True if a few products with ∇²zz G show a negative eigenvalue beyond rounding errors."""
     diagonal, beside = (np.asarray(part, float) for part in _tridiagonal(oracles, point))
     if not (np.isfinite(diagonal).all() and np.isfinite(beside).all()):
-        return False  # a run from there will say so
+        return False  # a run from this point reports that it diverged
     curvatures = eigvalsh_tridiagonal(diagonal, beside[:-1])
     return bool(curvatures[0] < -_NEGATIVE * np.abs(curvatures).max())
 
 
 @Compiled
 def _tridiagonal(oracles: Oracles, point: Point) -> tuple[Array, Array]:
-    """Return the diagonal of the matrix, and what stands beside it."""
+    """Return the diagonal and the off-diagonal of the matrix."""
     flat, unravel = ravel_pytree(point.inner_var)
     first = probe_signs(flat.size, 0)[0].astype(flat.dtype) / flat.size**0.5
 
@@ -71,7 +72,7 @@ def _tridiagonal(oracles: Oracles, point: Point) -> tuple[Array, Array]:
         along = vector @ product
         left = product - along * vector
         length = jnp.linalg.norm(left)
-        # Where all that is left is rounding, the Krylov space is exhausted.
+        # If only rounding errors remain, the Krylov space is exhausted.
         over = length <= jnp.finfo(flat.dtype).eps ** 0.5 * jnp.abs(along)
         length = jnp.where(over, 0, length)
         return (vector, length, jnp.where(over, 0, left / length)), (along, length)

@@ -1,4 +1,4 @@
-"""Hyper-parameters that check themselves: a dataclass field with its default and its rule; and what they mean."""
+"""Validated hyperparameters: dataclass fields with a default, a rule and a description."""
 
 import inspect
 import math
@@ -13,41 +13,44 @@ import numpy as np
 
 from bilevel._types import INT32_MAX, as_float, is_number
 
-# Parameters that several solvers declare, with what they mean unless the docstring of a class says otherwise.
-SHARED_MEANINGS = {
+# Descriptions of parameters that several solvers declare; the docstring of a class takes precedence.
+SHARED_DESCRIPTIONS = {
     "n_inner_steps": "T, inner steps per outer step",
     "n_neumann": "Q, products of the Neumann series",
     "neumann_step": "η, step of the Neumann series; below 2/L of the batches' Hessians",
-    "warm_start": "go on from the last inner variable; False restarts from the first",
-    "preconditioner": """"diagonal" divides the moves of z and v by the diagonal of ∇²zz G, taken with each full-batch
-    pass (n calls more, 8n where it is estimated); None leaves them as they are""",
+    "warm_start": "continue from the last inner variable; False restarts from the first one",
+    "v_radius": "radius of the ball that v is projected onto; None means no projection",
+    "outer_optimizer": """"adam" or an optax transformation of D_x that moves the outer variable instead of the step
+    divided by `outer_ratio`; None keeps that step""",
+    "outer_bounds": """(lower, upper) bounds of the outer variable besides those of the problem: numbers, or arrays like
+    the outer variable; None means no others""",
 }
 _HEADING = "\n\nParameters\n----------\n"
 _ITEM = re.compile(r"(\w+(?:, \w+)*) : (.+(?:\n +.+)*)")
 
 _OFF = ", or 0 to turn it off"
 
-Rule = Callable[[Any], str | None]  # the complaint, or None
+Rule = Callable[[Any], str | None]  # returns what is wrong with a value, or None
 
 
-def parse_meanings(text: str) -> dict[str, str]:
-    """Return what the "Parameters" of a docstring say, by name."""
+def parse_descriptions(text: str) -> dict[str, str]:
+    """Return the descriptions in the section "Parameters" of a docstring, by name."""
     items = _ITEM.findall(inspect.cleandoc(text).partition(_HEADING)[2])
     return {name: meaning for names, meaning in items for name in names.split(", ")}
 
 
 def document(cls: type) -> None:
-    """Complete the "Parameters" of a solver's docstring by those of its bases, in the order of its signature."""
-    meanings = dict(SHARED_MEANINGS)
+    """Add the parameters of its bases to the docstring of a solver, in the order of its signature."""
+    descriptions = dict(SHARED_DESCRIPTIONS)
     for base in reversed(cls.__mro__):
-        meanings |= parse_meanings(base.__doc__ or "")
+        descriptions |= parse_descriptions(base.__doc__ or "")
     head = inspect.cleandoc(cls.__doc__ or "").partition(_HEADING)[0]
-    items = [f"{name} : {meanings[name]}\n" for name in inspect.signature(cls).parameters if name in meanings]
+    items = [f"{name} : {descriptions[name]}\n" for name in inspect.signature(cls).parameters if name in descriptions]
     cls.__doc__ = "".join([head, _HEADING, *items])
 
 
 def parameter(default: Any, rule: Rule, *, optional: bool = False, kw_only: bool = False, **more: Any) -> Any:
-    """Declare a hyper-parameter; ``optional`` lets None through, ``more`` is for `SolverBase` and the decorator."""
+    """Declare a hyperparameter; ``optional`` allows None, ``more`` is metadata for `SolverBase` and `solver`."""
     return field(default=default, metadata={"rule": rule, "optional": optional, **more}, kw_only=kw_only)
 
 
@@ -59,36 +62,32 @@ def _is_off(value: Any, off: bool) -> bool:
     return off and isinstance(value, float) and value == 0
 
 
-def positive(
-    *, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False, word: str = "", off: bool = False
-) -> Any:
-    """Declare a finite number above 0; a ``word`` may stand in its place, and 0 where that means ``off``."""
+def positive(*, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False, off: bool = False) -> Any:
+    """Declare a finite number above 0; with ``off``, 0 is allowed and turns the feature off."""
 
     def holds(value: Any) -> bool:
-        is_word = isinstance(value, str) and word != "" and value == word
-        return is_word or (isinstance(value, float) and 0 < value < math.inf) or _is_off(value, off)
+        return (isinstance(value, float) and 0 < value < math.inf) or _is_off(value, off)
 
-    instead = word and f" The word {word!r} stands for a setting that needs no tuning."
-    rule = _must(holds, f"must be a finite number above 0{_OFF * off}{hint}.{instead}")
+    rule = _must(holds, f"must be a finite number above 0{_OFF * off}{hint}.")
     return parameter(default, rule, optional=optional, kw_only=kw_only, convert=as_float)
 
 
 def whole(*, default: Any, optional: bool = False, hint: str = "", least: int = 1, kw_only: bool = False) -> Any:
-    """Declare an integer of at least 1, or another least one, which steps, counted in 32 bits, can reach."""
+    """Declare an integer from ``least`` to 2**31 - 1, since steps are counted in 32 bits."""
 
     def rule(value: Any) -> str | None:
         if not is_number(value, Integral) or value < least:
             return f"must be an integer of at least {least}{hint}."
         return None if value <= INT32_MAX else f"must be below 2**31{hint}."
 
-    def convert(value: Any) -> Any:  # NumPy's integers wrap around where Python's do not
+    def convert(value: Any) -> Any:  # integers of NumPy overflow where those of Python do not
         return int(value) if is_number(value, Integral) else value
 
     return parameter(default, rule, optional=optional, kw_only=kw_only, convert=convert)
 
 
 def fraction(*, default: float | None, optional: bool = False, off: bool = False) -> Any:
-    """Declare a number in (0, 1], or 0 where that means ``off``."""
+    """Declare a number in (0, 1]; with ``off``, 0 is allowed and turns the feature off."""
 
     def holds(value: Any) -> bool:
         return (isinstance(value, float) and 0 < value <= 1) or _is_off(value, off)
@@ -109,7 +108,7 @@ def one_of(names: tuple[str, ...], *, default: str | None, optional: bool = Fals
     return parameter(default, rule, optional=optional, kw_only=kw_only)
 
 
-def transformation(names: tuple[str, ...], *, default: None, kw_only: bool) -> Any:
+def transformation(names: tuple[str, ...], *, default: str | None, kw_only: bool, optional: bool = True) -> Any:
     """Declare an optax transformation, or the name of one, or None."""
 
     def holds(value: Any) -> bool:
@@ -120,20 +119,21 @@ def transformation(names: tuple[str, ...], *, default: None, kw_only: bool) -> A
         return isinstance(value, optax.GradientTransformation)
 
     def text(value: Any) -> Any:
-        # A transformation is named by the function of optax that made it.
+        # A transformation is represented by the function of optax that made it.
         is_name = value is None or isinstance(value, str)
         return value if is_name else f"optax {value.init.__qualname__.partition('.')[0]}"
 
-    rule = _must(holds, f"must be None, {', '.join(map(repr, names))} or an optax GradientTransformation.")
-    return parameter(default, rule, optional=True, kw_only=kw_only, text=text)
+    listed = ", ".join(map(repr, (None, *names) if optional else names))
+    rule = _must(holds, f"must be {listed} or an optax GradientTransformation.")
+    return parameter(default, rule, optional=optional, kw_only=kw_only, text=text)
 
 
 def bounds(*, default: None, kw_only: bool) -> Any:
     """Declare (lower, upper), each None, a number or a pytree like the outer variable; or None for both.
 
-    A text such as "(-5, 5)" may stand in the place of two numbers: configs and stores hold texts.
+    Two numbers may also be given as text such as "(-5, 5)", which is what configs and stores contain.
     """
-    more = {"convert": _parse_bounds, "text": _bounds_text, "traced": True}
+    more = {"convert": _parse_bounds, "text": bounds_text, "traced": True}
     return parameter(default, _bounds_complaint, optional=True, kw_only=kw_only, **more)
 
 
@@ -161,7 +161,7 @@ def _bounds_complaint(value: Any) -> str | None:
     return None
 
 
-def _bounds_text(value: Any) -> str | None:
+def bounds_text(value: Any) -> str | None:
     if value is None:
         return None
     finite = (side if math.isfinite(side) else None for side in value)

@@ -1,0 +1,282 @@
+"""AutoSRBA: the solver that needs no tuning.
+
+Its estimate of D = (D_z, D_v, D_x) is the recursive estimate of :mod:`bilevel.solvers.srba`. The rest is made to work
+without a choice of step sizes, and has no convergence theory:
+
+- moves of z and v are divided by a metric M (:mod:`bilevel.solvers.auto.metric`), and x moves by Adam:
+  z ← z - ρ M^-1 D_z,   v ← v - ρ M^-1 D_v,   x ← P(x + Adam(D_x));
+- a full-batch pass at which the iterates have grown is rolled back, with smaller steps
+  (:mod:`bilevel.solvers.auto.rollback`);
+- x is frozen while z or v is far behind, returns to its best pass if h rises, and the run ends when h no longer
+  decreases (:mod:`bilevel.solvers.auto.progress`).
+
+Cost of a step: 10 b; of a pass, every q steps: 3n + 2m, and the products of the metric, 9n in closed form and 16n
+otherwise, and m values of F. Memory: four more copies of the iterate than SRBA, and 17 vectors like z.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from numpy.typing import DTypeLike
+
+from bilevel import _tree as trees
+from bilevel._types import Array, Calls, Point, PyTree, Rows, Scalar
+from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
+from bilevel.solvers.auto.metric import (
+    DIAGONAL,
+    KINDS,
+    LOW_RANK,
+    NORM,
+    Metric,
+    init_calls,
+    init_metric,
+    metric_calls,
+    update_metric,
+)
+from bilevel.solvers.auto.progress import (
+    QUIET_WINDOWS,
+    Progress,
+    check_following,
+    check_progress,
+    init_progress,
+    return_to_best,
+)
+from bilevel.solvers.auto.rollback import Rollback, check_pass, init_rollback, measure, point_to_evaluate
+from bilevel.solvers.auto.start import check_range, has_negative_curvature
+from bilevel.solvers.base import Complexity, Solver, solver
+from bilevel.solvers.drift import Drift, DriftMonitor
+from bilevel.solvers.fields import bounds, one_of, positive, transformation, whole
+from bilevel.solvers.moves import MovesState, as_inner, as_outer, move, transform
+from bilevel.solvers.srba import recursive_calls
+
+_MAX_STEPS = 300_000  # of a run without a budget
+_LEAST_PROGRESS = 3e-5  # if the gap decreases as t^-½, it is then 3e-4 of h
+_FULL_BATCH_LIMIT = 1024  # below this many rows, full batches cost about as much as batches of 64
+_SHORTEST_PERIOD = 20  # a full-batch pass also builds the metric, so it costs more than one step
+_LONGEST_PERIOD = 300  # the metric must not become outdated: log penalties move by up to 1e-2 per step
+_FIRST_WINDOW = 1000  # steps, in which Adam can move x by 10
+_STATIONARY_GAIN, _SMALL_LAG = 0.01, 0.01  # relative to h
+_LARGE_HELD_SHARE, _FEW_PASSES = 0.5, 20
+
+
+class AutoState(NamedTuple):
+    """The iterate, the one before it, the estimate of D, and the states of the parts of the method."""
+
+    point: Point
+    previous: Point
+    estimate: Point
+    drift: Drift
+    metric: Metric
+    moves: MovesState
+    rollback: Rollback
+    progress: Progress | None  # None unless the metric is of low rank
+
+
+@solver
+class AutoSRBA(Solver[AutoState, Rows]):
+    """SRBA without tuning: preconditioned moves, Adam for x, rollback, and a stopping rule.
+
+    Defaults suit most problems. If the data have fewer rows than a batch, full batches or smaller ones are used.
+
+    Parameters
+    ----------
+    step_size : ρ, the step of z and v in the metric; rollbacks reduce it if it is too large
+    outer_ratio : not used, since x moves by `outer_optimizer`
+    period : q, steps from one full-batch pass to the next; None means (n + m) // batch_size, but 20 to 300
+    outer_optimizer : "adam", with steps 0.01 (1 + t/1000)^-½, or an optax transformation of D_x
+    outer_bounds : (lower, upper) bounds of the outer variable besides those of the problem: numbers, or arrays like
+        the outer variable; None means wide bounds if the problem knows any
+    preconditioner : the metric of z and v: "low_rank" is a diagonal and eight directions, and x is frozen while z is far
+        behind; "diagonal" is cheaper; "norm" is one number, for inner losses that are not convex. None means
+        "low_rank", or "norm" with ``inner_optimizer="adam"`` if a few products with ∇²zz G at the start show negative
+        curvature, as for a neural network
+    least_progress : the run ends when h changes by at most this fraction from one window of full-batch passes to the
+        next, twice in a row; requires "low_rank", for which None means 3e-5. A smaller value runs longer
+    """
+
+    period: int | None = whole(default=None, optional=True, hint="; use None for the default")
+    v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
+    outer_optimizer: str | Any = transformation(("adam",), default="adam", kw_only=True, optional=False)
+    outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
+    preconditioner: str | None = one_of(KINDS, default=None, optional=True, kw_only=True)
+    least_progress: float | None = positive(
+        default=None, optional=True, hint="; use None for the default", kw_only=True
+    )
+    complexity = Complexity("none")
+    needs_plain_step, needs_finite_sum = None, True
+
+    def configure(self, problem: BilevelProblem) -> Self:
+        if self.least_progress is not None and self.preconditioner not in (None, LOW_RANK):
+            raise ValueError(
+                f"`AutoSRBA(least_progress={self.least_progress})`: needs preconditioner='low_rank', which measures the "
+                "progress; leave one of them out."
+            )
+        fitted = self._fit_rows(problem.n_inner, problem.n_outer)._choose_preconditioner(problem)
+        rows, low_rank = problem.n_inner + problem.n_outer, fitted.preconditioner == LOW_RANK
+        if low_rank and not problem.oracles.is_on_host:
+            check_range(problem.oracles, problem.start)
+        return replace(
+            fitted,
+            outer_bounds=problem.oracles.wide_bounds if self.outer_bounds is None else self.outer_bounds,
+            period=self.period or max(_SHORTEST_PERIOD, min(_LONGEST_PERIOD, 2 * rows // sum(fitted.batches()))),
+            least_progress=self.least_progress or (_LEAST_PROGRESS if low_rank else None),
+        )
+
+    def _fit_rows(self, n_inner: int, n_outer: int) -> Self:
+        """Return the solver with full batches if there are few rows, and batches no larger than their levels."""
+        inner, outer = self.batches()
+        if self.sampling == "full" or (inner <= n_inner and outer <= n_outer):
+            return self
+        if n_inner + n_outer <= _FULL_BATCH_LIMIT:
+            return replace(self, sampling="full")
+        if self.outer_batch_size is None:
+            return replace(self, batch_size=min(n_inner, n_outer))
+        return replace(self, batch_size=min(inner, n_inner), outer_batch_size=min(outer, n_outer))
+
+    def _choose_preconditioner(self, problem: BilevelProblem) -> Self:
+        if self.preconditioner is not None:
+            return self
+        may_be_nonconvex = problem.exact_solver is None and problem.oracles.diagonal_passes > 1
+        if may_be_nonconvex and has_negative_curvature(problem.oracles, problem.start):
+            return replace(self, preconditioner=NORM, inner_optimizer=self.inner_optimizer or "adam")
+        return replace(self, preconditioner=LOW_RANK)
+
+    def init(self, oracles: Oracles, start: Point) -> AutoState:
+        moves = self.moves.init(start)
+        start, metric = init_metric(self.preconditioner, oracles, start)
+        rollback, drift, progress = (
+            init_rollback(start, metric, moves, self.step_size),
+            Drift.none(self.step_size),
+            None,
+        )
+        if self.preconditioner == LOW_RANK:
+            progress = init_progress(drift.norm, max(1, _FIRST_WINDOW // self.period), rollback)
+        return AutoState(start, start, trees.zeros_like(start), drift, metric, moves, rollback, progress)
+
+    def refreshes(self, index: Array, draw: Rows) -> Array:
+        return index % self.period == 0
+
+    def refresh(self, oracles: Oracles, state: AutoState, index: Array, draw: Rows) -> AutoState:
+        exact = oracles.direction(state.point)
+        drift = state.drift.measure(exact, state.estimate, index)
+        metric = update_metric(self.preconditioner, oracles, state.point, index, state.metric)
+        here = check_pass(state.rollback, state.point, exact, metric, state.moves, self.step_size, index == 0)
+        progress = state.progress
+        if progress is not None:
+            progress, here = self._measure(oracles, progress, here)
+        accepted = {"point": here.point, "metric": here.metric, "moves": here.moves, "rollback": here}
+        return self._move(oracles, state._replace(**accepted, drift=drift, progress=progress), here.estimate)
+
+    def step(self, oracles: Oracles, state: AutoState, index: Array, draw: Rows) -> AutoState:
+        change = oracles.difference(state.point, state.previous, draw)
+        return self._move(oracles, state, trees.add(state.estimate, change))
+
+    def _move(self, oracles: Oracles, state: AutoState, estimate: Point) -> AutoState:
+        """Return the state with all variables moved, or all except a frozen x."""
+        (z, x, v), scale, progress = state.point, state.rollback.scale, state.progress
+        step = scale * self.step_size
+        change, outer = transform(as_outer(self.outer_optimizer), estimate.outer_var, state.moves.outer, x)
+        moved_x = oracles.project(move(x, change, scale if progress is None else scale * progress.pace))
+        moved_z, inner = self._move_inner(state, estimate.inner_var, step)
+        moved_v = move(v, state.metric.solve(estimate.v), step)
+        point, moves = self.moves.project(Point(moved_z, moved_x, moved_v)), MovesState(inner, outer)
+        if progress is not None:
+            kept = partial(jnp.where, progress.x_moves)
+            point = point._replace(outer_var=jax.tree.map(kept, point.outer_var, x))
+            moves = moves._replace(outer=jax.tree.map(kept, moves.outer, state.moves.outer))
+        return state._replace(point=point, previous=state.point, estimate=estimate, moves=moves)
+
+    def _move_inner(self, state: AutoState, direction: PyTree, step: Scalar) -> tuple[PyTree, Any]:
+        z = state.point.inner_var
+        if self.inner_optimizer is None:
+            return move(z, state.metric.solve(direction), step), state.moves.inner
+        change, inner = transform(as_inner(self.inner_optimizer), direction, state.moves.inner, z)
+        return move(z, change, state.rollback.scale), inner
+
+    def _measure(self, oracles: Oracles, progress: Progress, here: Rollback) -> tuple[Progress, Rollback]:
+        """Return the measurements at a full-batch pass, and the pass to continue from: the best one if h has risen."""
+        point, exact = here.point, here.estimate
+        lengths, moves = measure(point, exact, here.metric)
+        farther = oracles.project(trees.subtract(point.outer_var, jax.tree.map(jnp.sign, exact.outer_var)))
+        within = self.moves.project(point._replace(outer_var=farther)).outer_var
+        gain = trees.dot(exact.outer_var, trees.subtract(point.outer_var, within))
+        progress = check_progress(progress, here, oracles.outer_value(point), gain, moves, self.least_progress)
+        return return_to_best(check_following(progress, lengths, moves, here), here)
+
+    def init_calls(self, oracles: Oracles) -> Calls:
+        return init_calls(self.preconditioner, oracles)
+
+    def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
+        cost = recursive_calls(oracles, draw, refresh)
+        if not refresh:
+            return cost
+        values = oracles.n_outer if self.preconditioner == LOW_RANK else 0
+        return trees.add(cost, metric_calls(self.preconditioner, oracles)._replace(outer_value=values))
+
+    @property
+    def monitor(self) -> "AutoMonitor":
+        return AutoMonitor(self)
+
+
+class AutoMonitor(DriftMonitor):
+    """The diagnostics of `AutoSRBA`, its stopping rule and its warnings."""
+
+    solver: AutoSRBA
+    max_steps = _MAX_STEPS
+
+    def evaluation_point(self, state: AutoState) -> Point:
+        if state.progress is not None:
+            return state.progress.best.point
+        return point_to_evaluate(state.rollback, state.point)
+
+    def diagnostics(self, state: AutoState) -> dict[str, Array]:
+        found = {"drift": state.drift.relative}
+        found |= {"rollbacks": state.rollback.rollbacks, "step_scale": state.rollback.scale}
+        if (progress := state.progress) is None:
+            return found
+        best = progress.best_reading
+        found |= {"h_change": progress.change, "h_lag": best.lag, "h_gradient": best.gradient}
+        return found | {"quiet_windows": progress.quiet, "x_held": progress.held_share, "outer_scale": progress.pace}
+
+    def end(self, row: dict[str, Any]) -> str | None:
+        if self.solver.least_progress is None or not row["quiet_windows"] >= QUIET_WINDOWS:
+            return None
+        return f"h has stopped decreasing: {_describe(row)} {_stationarity(row)}"
+
+    def unfinished(self, row: dict[str, Any]) -> str:
+        if self.solver.least_progress is None:
+            return ""
+        return f"h was still decreasing: {_describe(row)} Continue with `resume`."
+
+    def checks_inner_solution(self, step: int) -> bool:
+        # With "norm" z is not expected to be at a minimum, and before the second pass a run has hardly begun.
+        return self.solver.preconditioner in (DIAGONAL, LOW_RANK) and step > (self.solver.period or 0)
+
+    def warning(self, row: dict[str, Any], dtype: DTypeLike) -> str | None:
+        if row.get("x_held", 0) > _LARGE_HELD_SHARE and row["step"] >= _FEW_PASSES * (self.solver.period or 0):
+            return (
+                f"AutoSRBA: x was frozen in {row['x_held']:.0%} of the run, since z was far from z*(x). Scale the "
+                "columns of the data or start at a larger penalty; if the inner level is a neural network, use "
+                "preconditioner='norm' and inner_optimizer='adam'."
+            )
+        if self.solver.least_progress is not None and row["h_lag"] <= _SMALL_LAG:
+            return None  # D itself is close to 0, so that its rounding errors do not matter
+        return super().warning(row, dtype)
+
+
+def _describe(row: dict[str, Any]) -> str:
+    change, lag, gain = (row[name] for name in ("h_change", "h_lag", "h_gradient"))
+    return (
+        f"by its own full-batch passes, the mean of h over the last fifth of them changed by {change:.2g} of h, F "
+        f"differs from h by {lag:.2g} of h, and moving each number of x by 1 would gain {gain:.2g} of h to first order."
+    )
+
+
+def _stationarity(row: dict[str, Any]) -> str:
+    if row["h_gradient"] > _STATIONARY_GAIN:
+        return "So x is not stationary: a smaller `least_progress` runs longer, and another start may end lower."
+    return "So x is nearly stationary; h is not convex, and another start or seed may end lower."
