@@ -3,7 +3,7 @@
     python -m benchmarks.adversarial [names of problems] [--seconds 20] [--folder results/adversarial]
 
 Counts, units, few rows, wide scales, polynomial columns, distillation, and other losses of one's own, most of them in
-float32. Each run of ``SRBA("auto")`` has a limit of time and leaves a JSON file; a problem with a file is not run
+float32. Each run of ``AutoSRBA()`` has a limit of time and leaves a JSON file; a problem with a file is not run
 again. The truth comes from code that shares nothing with the solvers: dense Newton steps for z in float64, the implicit
 gradient by a dense solve, and L-BFGS-B over x from several starts, one of them the end of the untuned run. The table
 is written to reports/adversarial.md after each problem.
@@ -345,7 +345,7 @@ def measure(name, seconds):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            result = bilevel.run(problem, bilevel.SRBA("auto"), max_steps=300_000, max_seconds=seconds, exact=False)
+            result = bilevel.run(problem, bilevel.AutoSRBA(), max_steps=300_000, max_seconds=seconds, exact=False)
         except ValueError as error:
             return {"name": name, "status": "refused", "said": str(error), "seconds": 0.0, "steps": 0}
     said = " ".join([result.reason, *(str(one.message) for one in caught)])

@@ -70,7 +70,7 @@ def one_run(problem, title, found):
     if title in TUNED:
         return timed(problem, tuned(problem, TUNED[title], calls_of_auto(found)), SECONDS[title])
     if title == AUTO:
-        return timed(problem, bilevel.SRBA("auto"), SECONDS[title])
+        return timed(problem, bilevel.AutoSRBA(), SECONDS[title])
     batch = min(BATCH, problem.n_inner, problem.n_outer)
     return timed(problem, FREE[title](batch_size=batch), SECONDS[title])
 
@@ -140,8 +140,7 @@ def tuned(problem, cls, calls):
     curvature = largest_curvature(problem)
     with arithmetic(problem.dtype):
         batch = min(BATCH, problem.n_inner, problem.n_outer)
-        oracles = problem.oracles.with_batches(batch, "blocks")
-        settings = [cls(step / curvature, ratio, batch).resolve(oracles) for step, ratio in product(STEPS, RATIOS)]
+        settings = [cls(step / curvature, ratio, batch).configure(problem) for step, ratio in product(STEPS, RATIOS)]
     (cells,) = sweep(problem, settings, [0], calls)
     values = [cell.rows[-1].get("value", np.nan) if cell.status != "diverged" else np.nan for cell in cells]
     return None if np.isnan(values).all() else settings[int(np.nanargmin(values))]

@@ -87,8 +87,8 @@ def main():
     steps = parser.parse_args().steps
     print("| problem | solver | validation loss | test error | it says |\n| --- | --- | --- | --- | --- |")
     for problem, batch, others in list_problems(steps):
-        auto = {f'SRBA("auto"{more})': kind for more, kind in METRICS.items()}
-        solvers = {name: bilevel.SRBA("auto", batch_size=batch, **kind) for name, kind in auto.items()} | others
+        auto = {f"AutoSRBA({more})": kind for more, kind in METRICS.items()}
+        solvers = {name: bilevel.AutoSRBA(batch_size=batch, **kind) for name, kind in auto.items()} | others
         for name, solver in solvers.items():
             print(f"| {problem.name} | `{name}` | {describe(problem, solver, steps)} |", flush=True)
 

@@ -63,11 +63,11 @@ def our_steps(problem, solver, steps):
     import jax
 
     from bilevel._precision import arithmetic
-    from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+    from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(64, "blocks")
-        solver = solver.resolve(oracles).cast(problem.dtype)
+        solver = solver.configure(problem).cast(problem.dtype)
         start = initial_state(solver, oracles, problem.start)
 
     def take(times):
@@ -75,7 +75,7 @@ def our_steps(problem, solver, steps):
         with arithmetic(problem.dtype):
             for i in range(times):
                 page = draw_page(solver, oracles, run_key(0), np.int32(i * steps), steps)
-                state = advance(solver, oracles, state, page, np.int32(0), np.int32(steps))
+                state = advance(solver, for_one_run(oracles), state, page, np.int32(0), np.int32(steps))
             jax.block_until_ready(state)
         if not np.all(np.isfinite(jax.tree.leaves(state.point)[0])):
             raise RuntimeError(f"{solver!r} diverged on {problem.name}: a time of NaN would be worth nothing.")

@@ -38,7 +38,7 @@ KEPT = "runs.parquet"
 SELECTING = ("value_gap", "value")  # the metrics of the experiments
 VERSIONS = ("python", "jax", "bilevel", "revision")
 TUNED = "tuned"
-UNTUNED = {"untuned": ', "auto"', "untuned diagonal": ', "auto", diagonal'}
+UNTUNED = {"untuned diagonal": ", diagonal"}
 TEXT = """# Equal oracle calls, equal tuning
 
 h of every solver after the same number of oracle calls, on random quadratics, penalty selection on IJCNN1 and data
@@ -49,7 +49,7 @@ runs what is not kept yet, and writes this page:
 
 Numbers are the median over {seeds} seeds of the batches, and in brackets the best of them, at the best setting of the
 solver; h is exact: the inner problem is solved anew at the last x. Solvers are in the order of their mean rank. The
-last column counts the runs that diverged, of all settings and seeds, on each problem. `SRBA`, "auto" has a single
+last column counts the runs that diverged, of all settings and seeds, on each problem. `AutoSRBA` has a single
 setting. It fits z first, by 76 n calls and more, which is most of these budgets or all of them; it is meant for longer
 runs. With `preconditioner="diagonal"` x moves at once. A step of `Exact`, `HOAG` or `DTFBO` costs what it costs: what
 counts is where they were before the budget was passed, which may be the start.

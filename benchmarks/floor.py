@@ -41,7 +41,7 @@ def floor_seconds(shape, solver, speed):
     """Seconds per step, full-batch passes spread over the steps between them."""
     with arithmetic(shape.problem.dtype):
         oracles = shape.problem.oracles.with_batches(solver.batch_size, solver.sampling)
-        solver = solver.resolve(oracles).cast(shape.problem.dtype)
+        solver = solver.configure(shape.problem).cast(shape.problem.dtype)
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         state = jax.eval_shape(initial_state, solver, oracles, shape.problem.start)
         drawn = CountedDraws(oracles)

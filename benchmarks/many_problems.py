@@ -62,7 +62,7 @@ def main():
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.solver == "auto":
-        solver = bilevel.SRBA("auto")
+        solver = bilevel.AutoSRBA()
     else:
         solver = bilevel.SOLVERS[options.solver](step_size=0.05, outer_ratio=1.0, batch_size=8)
     traces, began = [], time.perf_counter()

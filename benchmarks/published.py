@@ -20,7 +20,7 @@ from studies import tables as write_tables
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 
 sys.path.append(str(ROOT / "examples"))
 import published_differences as published
@@ -185,14 +185,14 @@ def clock(problem, steps, rounds):
     batch = 24 if problem.n_inner < 1000 else 64
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(batch, "blocks")
-        solver = bilevel.SRBA(0.05, 1.0, batch).resolve(oracles).cast(problem.dtype)
+        solver = bilevel.SRBA(0.05, 1.0, batch).configure(problem).cast(problem.dtype)
         page = draw_page(solver, oracles, run_key(0), np.int32(0), steps)
         state = initial_state(solver, oracles, problem.start)
         limits, seconds = (np.int32(0), np.int32(steps)), []
-        jax.block_until_ready(advance(solver, oracles, state, page, *limits))
+        jax.block_until_ready(advance(solver, for_one_run(oracles), state, page, *limits))
         for _ in range(rounds):
             began = time.perf_counter()
-            later = advance(solver, oracles, state, page, *limits)
+            later = advance(solver, for_one_run(oracles), state, page, *limits)
             handed_over = time.perf_counter()
             jax.block_until_ready(later)
             seconds.append((time.perf_counter() - began, handed_over - began))

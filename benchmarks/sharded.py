@@ -15,7 +15,7 @@ import numpy as np
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 
 SOLVERS = {"SOBA": bilevel.SOBA, "SRBA": bilevel.SRBA}
 
@@ -46,13 +46,13 @@ def best_seconds(work, repeats):
 def step_seconds(problem, solver, steps, repeats):
     """Of one step between two passes over all rows."""
     oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
-    traced = solver.resolve(oracles).cast(problem.dtype)
+    traced = solver.configure(problem).cast(problem.dtype)
     page = draw_page(traced, oracles, run_key(0), np.int32(0), steps + 1)
     state = initial_state(traced, oracles, problem.start)
     # SRBA's first step is a pass.
-    state = advance(traced, oracles, state, page, np.int32(0), np.int32(1))
+    state = advance(traced, for_one_run(oracles), state, page, np.int32(0), np.int32(1))
     positions = np.int32(1), np.int32(steps + 1)
-    return best_seconds(lambda: advance(traced, oracles, state, page, *positions), repeats) / steps
+    return best_seconds(lambda: advance(traced, for_one_run(oracles), state, page, *positions), repeats) / steps
 
 
 @jax.jit

@@ -118,7 +118,7 @@ def solver_of(name, shape, batch):
 
 def period_of(shape, solver):
     """Steps from one full-batch pass to the next; 1 where there is none."""
-    resolved = solver.resolve(shape.problem.oracles.with_batches(solver.batch_size, solver.sampling))
+    resolved = solver.configure(shape.problem)
     return resolved.parameters().get("period") or 1
 
 

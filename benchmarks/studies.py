@@ -128,10 +128,8 @@ def watched(problem):
 
 def run_cells(problem, solvers, seeds, calls):
     """Run settings of one class side by side; (solver, seed, cell) of each."""
-    batches = solvers[0].batch_size, solvers[0].sampling
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.with_batches(*batches)
-        solvers = [solver.resolve(oracles) for solver in solvers]
+        solvers = [solver.configure(problem) for solver in solvers]
     found = sweep(problem, solvers, seeds, calls)
     return [
         (solver, seed, cell)

@@ -23,7 +23,7 @@ SOLVERS = (
     Question("Are second derivatives out of reach?", "F2SA, F2SAp, FdeHBO", "gradients alone"),
     Question(
         "Is the inner level a network, or not convex?",
-        'SRBA("auto")',
+        "AutoSRBA",
         "with exact=False; read F, and held-out errors",
     ),
     Question("Is a Hessian over all rows cheap?", "Exact", "a few dozen exact steps"),
@@ -47,7 +47,7 @@ ESTIMATORS = (
     ),
 )
 PICTURES = {
-    "which-solver.svg": ("Which solver?", SOLVERS, Question("", 'SRBA("auto")', "no tuning; begin here if unsure")),
+    "which-solver.svg": ("Which solver?", SOLVERS, Question("", "AutoSRBA", "no tuning; begin here if unsure")),
     "which-estimator.svg": ("Which estimator?", ESTIMATORS, Question("", "BilevelRidge", "one target or thousands")),
 }
 WIDTH, ROW, TOP = 860, 74, 56

@@ -3,7 +3,7 @@
 python docs/problem_tables.py ijcnn1           solvers on IJCNN1, tuned, then run for 5e8 calls
 python docs/problem_tables.py cleaning         data cleaning on MNIST, 10 seconds, against plain fits
 python docs/problem_tables.py exact_solutions  time of an exact solution between two evaluations of a run
-python docs/problem_tables.py folds            cross-validation of many rows, by SRBA("auto") and by exact fits
+python docs/problem_tables.py folds            cross-validation of many rows, by AutoSRBA() and by exact fits
 python docs/problem_tables.py memory           peak memory of each problem, each in a process of its own
 """
 
@@ -48,7 +48,7 @@ KEYS = ("calls", "value", "hypergrad_norm_sq", "largest_x")
 
 def tune(problem, kind):
     """The setting with the least h after the calls of the tuning; a diverged one is the worst."""
-    settings = [kind(step, ratio, 64).resolve(problem.oracles) for step, ratio in product(STEP_SIZES, OUTER_RATIOS)]
+    settings = [kind(step, ratio, 64).configure(problem) for step, ratio in product(STEP_SIZES, OUTER_RATIOS)]
     (cells,) = sweep(problem, settings, [0], TUNING_CALLS)
     values = [np.inf if cell.status == "diverged" else cell.rows[-1]["value"] for cell in cells]
     return settings[int(np.nanargmin(values))]
@@ -117,7 +117,7 @@ def folds():
         X, labels, fold = many_rows(n, p, n_classes)
         exact = exact_path(X, labels, fold)
         best = min(value for _, _, value in exact)
-        for name, path in (("exact fits", exact), ('SRBA("auto")', srba_path(X, labels, fold, best))):
+        for name, path in (("exact fits", exact), ("AutoSRBA()", srba_path(X, labels, fold, best))):
             reached = [next((row for row in path if row[2] <= best * (1 + gap)), None) for gap in (1e-2, 1e-3, 1e-4)]
             seconds = " | ".join("not" if row is None else f"{row[0]:.1f}" for row in reached)
             calls = f"{reached[-1][1]:.1e}" if reached[-1] and reached[-1][1] else ""
@@ -162,7 +162,7 @@ def srba_path(X, labels, fold, best):
     began = time.process_time()
     loss, y = ("logistic", 2 * labels - 1) if labels.max() == 1 else ("softmax", labels)
     problem = problems.cross_validation(X, y, fold, loss=loss, prior_scale=PRIOR_SCALE, dtype="float32")
-    run = bilevel.Run(problem, bilevel.SRBA("auto"), exact=False)
+    run = bilevel.Run(problem, bilevel.AutoSRBA(), exact=False)
     spent, solution, path = time.process_time() - began, None, []
     while not path or (path[-1][2] > best * (1 + 1e-4) and run.step < 30_000):
         began = time.process_time()

@@ -47,10 +47,10 @@ def ask(cls):
     if issubclass(cls, HostSolver):
         steps = [bilevel.run(problem, cls(), max_steps=2, exact=False).calls]
     else:
-        solver = cls().resolve(problem.oracles)
+        solver = cls().configure(problem)
         oracles = problem.oracles.with_batches(1, solver.sampling)
         draw = solver.draw(oracles, run_key(0), 0)
-        steps = [solver.calls(oracles, draw, refresh) for refresh in {False, solver.restarts}]
+        steps = [solver.calls(oracles, draw, refresh) for refresh in {False, solver.refreshes(0, draw) is not None}]
     kinds = {kind for kind in Calls._fields if any(getattr(step, kind) for step in steps)}
     parts = {"gradients": True, "HVP": "hvp" in kinds, "JVP": "cross" in kinds, "values": "outer_value" in kinds}
     parts["full batches"] = any(count >= problem.n_outer for step in steps for count in step)

@@ -82,7 +82,7 @@ def main():
         "plain fit": bilevel.SOBA(0.1, 1e12, 32),
         "SOBA": bilevel.SOBA(0.1, 2e-4, 32),
         "SRBA": bilevel.SRBA(0.1, 2e-4, 32),
-        "SRBA, auto": bilevel.SRBA("auto", batch_size=32),
+        "SRBA, auto": bilevel.AutoSRBA(batch_size=32),
     }.items():
         run = bilevel.run(problem, solver, max_steps=arguments.steps, eval_every=max(1, arguments.steps // 4))
         auc = "" if name == "plain fit" else f"   AUC of the weights {run.history['auc'][-1]:.3f}"

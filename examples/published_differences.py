@@ -28,10 +28,10 @@ from bilevel import _tree as trees
 from bilevel._types import Rows
 from bilevel.oracles.samples import permute
 from bilevel.solvers.base import solver
+from bilevel.solvers.fields import flag, fraction
 from bilevel.solvers.moves import batch, decay, decay_share, move, move_outer, split, storm
 from bilevel.solvers.mrbo import StormState
 from bilevel.solvers.neumann import NeumannDraw, hypergradient_calls
-from bilevel.solvers.fields import flag, fraction
 
 
 @solver

@@ -11,7 +11,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Rows
-from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import AutodiffOracles
 from bilevel.problems.losses import logistic
@@ -120,13 +120,13 @@ def trajectory(problem, solver, steps, seed=0, page=None):
     with arithmetic(problem.dtype):
         inner, outer = solver.batches()
         oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
-        traced = solver.resolve(oracles).cast(problem.dtype)
+        traced = solver.configure(problem).cast(problem.dtype)
         # As long as in a run, which then needs no other program.
         page = page or draw_page(traced, oracles, run_key(seed), np.int32(0), PAGE_LENGTH)
         states = [initial_state(traced, oracles, problem.start)]
         for position in range(steps):
             at = np.int32(position), np.int32(position + 1)
-            states.append(advance(traced, oracles, states[-1], page, *at))
+            states.append(advance(traced, for_one_run(oracles), states[-1], page, *at))
         on_host = jax.tree.map(_numpy_unless_keys, page.draws)
         draws = [jax.tree.map(lambda leaf, i=i: leaf[i], on_host) for i in range(steps)]
     return SimpleNamespace(oracles=oracles, solver=traced, page=page, states=states[1:], draws=draws)
@@ -136,7 +136,7 @@ def lowered_steps(problem, solver, oracles):
     """The loop of a solver, lowered; nothing else is compiled."""
     page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH))
     state = jax.eval_shape(initial_state, solver, oracles, problem.start)
-    arguments = solver, oracles, state, page, np.int32(0), np.int32(9)
+    arguments = solver, for_one_run(oracles), state, page, np.int32(0), np.int32(9)
     return advance.lower(*arguments)
 
 

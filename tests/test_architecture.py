@@ -20,8 +20,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 PAPER = sorted((ROOT / "paper").rglob("*.py"))  # in a clone alone; these do not count as lines of the package
 
 # Without the modules that define an algorithm, of which there may be any number.
-MOST_MODULES = 133
-MOST_LINES = 21_800
+MOST_MODULES = 124
+MOST_LINES = 21_000
 LONGEST_MODULE = 800  # above that, a module holds two concepts
 MEDIAN_FUNCTION = 8  # lines of code, less than this
 SHARED_LINES = 10  # of code, fewer than these in two places
@@ -64,7 +64,9 @@ def read(path):
 
 
 def defines_an_algorithm(path):
-    return path.parent.name == "solvers" and re.search(r"^@solver", read(path), re.MULTILINE) is not None
+    """One file per algorithm; all of `solvers/auto` is one algorithm."""
+    in_a_file = path.parent.name == "solvers" and re.search(r"^@solver", read(path), re.MULTILINE) is not None
+    return in_a_file or path.parent == PACKAGE / "solvers" / "auto"
 
 
 def test_the_package_is_small():

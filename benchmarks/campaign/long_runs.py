@@ -169,14 +169,14 @@ def same_bits(quick):
 
 def digests(quick):
     import bilevel
-    from bilevel.engine.steps import prepare
     from bilevel.engine.driver import sweep
+    from bilevel.engine.steps import prepare
 
     rng, n = np.random.default_rng(0), 2000 if quick else 20_000
     X = rng.standard_normal((n, 20))
     y = np.sign(X @ rng.standard_normal(20) + rng.logistic(size=n))
     problem = bilevel.problems.logistic_selection(X[::2], y[::2], X[1::2], y[1::2], dtype="float32")
-    solvers = {"SRBA": bilevel.SRBA(0.05, 5.0), "auto": bilevel.SRBA("auto"), "Exact": bilevel.Exact()}
+    solvers = {"SRBA": bilevel.SRBA(0.05, 5.0), "auto": bilevel.AutoSRBA(), "Exact": bilevel.Exact()}
     if not quick:
         solvers |= {"SABA": bilevel.SABA(0.05, 5.0), "full batch": bilevel.SOBA(0.05, 5.0, sampling="full")}
     found = {}

@@ -148,10 +148,8 @@ def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Tas
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
         solver = find_solver(cell.solver)(**dict(cell.parameters))
-        # What is static, and which traced parameters are None, is in the structure of the solver; a word such as "auto"
-        # in the place of a number stands for static ones too.
-        words = tuple(leaf if isinstance(leaf, str) else None for leaf in jax.tree.leaves(solver))
-        kind = cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver), words
+        # The structure of a solver contains its static parameters, and which of the traced ones are None.
+        kind = cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver)
         apart = cell.parameters if isinstance(solver, HostSolver) else None if seeds_together else cell.seed
         groups.setdefault((kind, apart), []).append(cell)
     return [Task(tuple(part)) for group in groups.values() for part in _split(group)]

@@ -367,21 +367,20 @@ def sweep(
 ) -> list[list[CellResult]]:
     """Run every setting with every seed until its calls are used up; results by seed, then by setting.
 
-    All settings step together in one program, and rows are drawn once per seed. The solvers are of one class, have
-    their defaults filled in, and differ only in traced numbers. Only the last row has exact metrics, or no row if
+    All settings step together in one program, and rows are drawn once per seed. The solvers are of one class
+    and differ only in traced numbers. Only the last row has exact metrics, or no row if
     ``exact`` is false. Rows have no seconds, since the time of a program of many runs cannot be attributed to one of
     them. With ``together`` all seeds step in one program too, which is faster on a GPU; all rows except the last are
     then at the steps where the first seed is evaluated.
     """
     prepared = prepare(problem, solvers[0])
-    for solver in solvers[1:]:
-        configure(problem, solver)
+    solvers = [cast(Solver, prepared.solver), *(cast(Solver, configure(problem, solver)) for solver in solvers[1:])]
     results = []
     with arithmetic(prepared.dtype):
         if together:  # all seeds must have their full-batch passes at the same steps, which random passes do not
             first = solvers[0].cast(prepared.dtype), prepared.oracles
             drawn = [draw_page(*first, run_key(seed), np.int32(0), PAGE_LENGTH).refreshes for seed in seeds]
-            together = all(np.array_equal(refreshes, drawn[0]) for refreshes in drawn)
+            together = all(np.array_equal(np.asarray(refreshes), np.asarray(drawn[0])) for refreshes in drawn)
         groups, programs = ([seeds], SEEDS_AND_SETTINGS) if together else ([[seed] for seed in seeds], SETTINGS)
         for group in groups:
             driver = Driver(problem, CompiledSteps(prepared, group, solvers, programs), exact=False)

@@ -78,6 +78,11 @@ def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length
     return Page(first, draws, calls, refreshes, jnp.append(at_or_after[1:], jnp.int32(length)), keys, rows)
 
 
+def for_one_run(oracles: Oracles) -> Oracles:
+    """Return the oracles for steps of a single run, which no ``vmap`` batches."""
+    return oracles.for_one_run() if get_backend().platform == "cpu" else oracles
+
+
 def take_steps(
     solver: Solver,
     oracles: Oracles,
@@ -194,7 +199,7 @@ PAGE_AXES = Page(first=None, draws=0, calls=0, refreshes=None, next_refresh=None
 @compiled("length")
 def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first: Array, length: int) -> Page:
     pages = jax.vmap(lambda key: draw_page(solver, oracles, key, first, length))(jnp.stack(keys))
-    if pages.refreshes is None:
+    if pages.refreshes is None or pages.next_refresh is None:
         return pages._replace(first=first)
     return pages._replace(first=first, refreshes=pages.refreshes[0], next_refresh=pages.next_refresh[0])
 

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.backend import get_backend
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Point, Rows
-from bilevel.engine.loop import ON_HOST, ONE_RUN, Evaluation, Page, Programs, State, run_key
+from bilevel.engine.loop import ON_HOST, ONE_RUN, Evaluation, Page, Programs, State, for_one_run, run_key
 from bilevel.engine.metrics import check_metrics
 from bilevel.oracles import HostSamples, Oracles, Samples
 from bilevel.oracles.host_samples import in_thread
@@ -283,8 +282,7 @@ class CompiledSteps(Steps):
             prepared = prepared._replace(solver=self._traced)
         self._page_length = _page_length(prepared, len(seeds))
         self._page: _OpenPage | None = None
-        is_single_on_cpu = programs.axes == 0 and get_backend().platform == "cpu"
-        self._oracles_of_steps = prepared.oracles.for_one_run() if is_single_on_cpu else prepared.oracles
+        self._oracles_of_steps = for_one_run(prepared.oracles) if programs.axes == 0 else prepared.oracles
         # Sharded rows are requested by each device itself.
         is_fed = prepared.oracles.is_on_host and not prepared.oracles.is_sharded
         self._feed = Feed(self._oracles_of_steps, prepared.dtype, self._page_length) if is_fed else None
@@ -312,9 +310,9 @@ class CompiledSteps(Steps):
             evaluation = page.first + due(before.step, int(before.calls[0].sum()), page.first, page.totals[0])
         self.target = stop = min(stop, page.last, evaluation)
         state, began = before.state, time.perf_counter()
-        for oracles, *positions in self._parts(before.step - page.first, stop - page.first):
-            previous, positions = state, [np.int32(position) for position in positions]
-            state = self.programs.advance(self._settings, oracles, state, page.draws, *positions)
+        for part in self._parts(before.step - page.first, stop - page.first):
+            previous, positions = state, (np.int32(part.start), np.int32(part.stop))
+            state = self.programs.advance(self._settings, part.oracles, state, page.draws, *positions)
             jax.block_until_ready(previous)  # the rows of at most two parts are on the device
         self._read(state)
         elapsed = time.perf_counter() - began

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import field
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ _ITEM = re.compile(r"(\w+(?:, \w+)*) : (.+(?:\n +.+)*)")
 
 _OFF = ", or 0 to turn it off"
 
+T = TypeVar("T")
 Rule = Callable[[Any], str | None]  # returns what is wrong with a value, or None
 
 
@@ -52,6 +53,12 @@ def document(cls: type) -> None:
 def parameter(default: Any, rule: Rule, *, optional: bool = False, kw_only: bool = False, **more: Any) -> Any:
     """Declare a hyperparameter; ``optional`` allows None, ``more`` is metadata for `SolverBase` and `solver`."""
     return field(default=default, metadata={"rule": rule, "optional": optional, **more}, kw_only=kw_only)
+
+
+def given(value: T | None) -> T:
+    """Return an optional parameter, which `Solver.configure` has filled in."""
+    assert value is not None
+    return value
 
 
 def _must(holds: Callable[[Any], bool], complaint: str) -> Rule:
@@ -162,6 +169,7 @@ def _bounds_complaint(value: Any) -> str | None:
 
 
 def bounds_text(value: Any) -> str | None:
+    """Return bounds as text, which `bounds` parses; arrays are described."""
     if value is None:
         return None
     finite = (side if math.isfinite(side) else None for side in value)

@@ -45,7 +45,7 @@ from bilevel.solvers.estimates import (
     remember_nothing,
     total,
 )
-from bilevel.solvers.fields import bounds, fraction, one_of, positive, transformation, whole
+from bilevel.solvers.fields import bounds, fraction, given, one_of, positive, transformation, whole
 from bilevel.solvers.moves import MovesState, draw_below
 
 _UNBIASED = ("sgd", "saga")
@@ -135,12 +135,12 @@ class PnPBO(Solver[PnPBOState, PnPBODraw]):
         return PnPBOState(start, start if recurring else (), estimate, memory, average, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PnPBODraw:
-        return PnPBODraw(*oracles.draw(key, index), draw_below(key, index, self.period) == 0)
+        return PnPBODraw(*oracles.draw(key, index), draw_below(key, index, given(self.period)) == 0)
 
     def refreshes(self, index: Array, draw: PnPBODraw) -> Array:
         if self._parts("page"):
             return (index == 0) | draw.coin
-        return (index % self.period == 0) & (index > 0)
+        return (index % given(self.period) == 0) & (index > 0)
 
     def refresh(self, oracles: Oracles, state: PnPBOState, index: Array, draw: PnPBODraw) -> PnPBOState:
         state = state._replace(memory=rebuild(oracles, state.memory, state.point))
@@ -174,7 +174,7 @@ class PnPBO(Solver[PnPBOState, PnPBODraw]):
         reduced, memory = reduce(oracles, state.memory, terms, rows, self._parts(*REMEMBER))
         new, exact = total(terms), total(read(oracles, point, Rows(), full))
         old = total(read(oracles, state.previous, rows, recurring)) if recurring else new
-        share = jnp.where(index == 0, 1, self.mixing)  # at first there is nothing to recur from
+        share = jnp.where(index == 0, 1, given(self.mixing))  # at first there is nothing to recur from
 
         def estimate(part: str, name: str) -> PyTree:
             if part in full:

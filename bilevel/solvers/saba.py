@@ -21,7 +21,7 @@ from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles, RowwiseOracles, join
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.fields import bounds, one_of, positive, transformation, whole
+from bilevel.solvers.fields import bounds, given, one_of, positive, transformation, whole
 from bilevel.solvers.moves import MovesState, direction_calls
 from bilevel.solvers.saga_memory import TABLES, Level
 
@@ -83,7 +83,7 @@ class SABA(Solver[SABAState, Rows]):
         return direction_calls(oracles.n_inner, oracles.n_outer) if self.tables == "full" else Calls()
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        return (index % self.rebuild_every == 0) & (index > 0)
+        return (index % given(self.rebuild_every) == 0) & (index > 0)
 
     def refresh(self, oracles: Oracles, state: SABAState, index: Array, draw: Rows) -> SABAState:
         inner = state.inner.rebuild(Level.of(oracles, "inner"), state.point)

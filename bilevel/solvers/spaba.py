@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point
+from bilevel._types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.drift import Drift, DriftMonitor
-from bilevel.solvers.fields import bounds, positive, transformation, whole
+from bilevel.solvers.fields import bounds, given, positive, transformation, whole
 from bilevel.solvers.moves import draw_below
 from bilevel.solvers.srba import RecursiveState, move_along, recursive_calls
 
@@ -61,7 +61,7 @@ class SPABA(Solver[RecursiveState, SPABADraw]):
         return RecursiveState(start, start, trees.zeros_like(start), drift, moves)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> SPABADraw:
-        return SPABADraw(*oracles.draw(key, index), draw_below(key, index, self.period) == 0)
+        return SPABADraw(*oracles.draw(key, index), draw_below(key, index, given(self.period)) == 0)
 
     def refreshes(self, index: Array, draw: SPABADraw) -> Array:
         return (index == 0) | draw.coin
@@ -72,8 +72,8 @@ class SPABA(Solver[RecursiveState, SPABADraw]):
         return move_along(self, oracles, state._replace(drift=drift), exact)
 
     def step(self, oracles: Oracles, state: RecursiveState, index: Array, draw: SPABADraw) -> RecursiveState:
-        estimate = trees.add(state.estimate, oracles.difference(state.point, state.previous, draw))
-        return move_along(self, oracles, state, estimate)
+        change = oracles.difference(state.point, state.previous, Rows(draw.inner, draw.outer))
+        return move_along(self, oracles, state, trees.add(state.estimate, change))
 
     def calls(self, oracles: Oracles, draw: SPABADraw, refresh: bool) -> Calls:
         return recursive_calls(oracles, draw, refresh)

@@ -20,7 +20,7 @@ from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.drift import Drift, DriftMonitor
-from bilevel.solvers.fields import bounds, positive, transformation, whole
+from bilevel.solvers.fields import bounds, given, positive, transformation, whole
 from bilevel.solvers.moves import MovesState, direction_calls
 
 
@@ -58,7 +58,7 @@ class SRBA(Solver[RecursiveState, Rows]):
         return RecursiveState(start, start, trees.zeros_like(start), Drift.none(self.step_size), self.moves.init(start))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        return index % self.period == 0
+        return index % given(self.period) == 0
 
     def refresh(self, oracles: Oracles, state: RecursiveState, index: Array, draw: Rows) -> RecursiveState:
         exact = oracles.direction(state.point)

@@ -24,7 +24,7 @@ from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.fields import positive, whole
+from bilevel.solvers.fields import given, positive, whole
 from bilevel.solvers.moves import batch, move, move_outer, split
 
 
@@ -68,7 +68,7 @@ class VRBO(Solver[VRBOState, Rows]):
         return Rows(inner, oracles.draw_outer(key, index, differences))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
-        return index % self.period == 0
+        return index % given(self.period) == 0
 
     def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
         exact = self._gradients(oracles, state.point, None, None)

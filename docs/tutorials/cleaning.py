@@ -25,7 +25,7 @@ import bilevel
 # %config InlineBackend.figure_formats = ["svg"]
 
 problem = bilevel.problems.digits_cleaning(corruption=0.5)
-result = bilevel.run(problem, bilevel.SRBA(step_size="auto"), max_steps=3_000)
+result = bilevel.run(problem, bilevel.AutoSRBA(), max_steps=3_000)
 print(result.summary())
 
 # %% [markdown]

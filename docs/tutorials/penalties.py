@@ -69,14 +69,14 @@ problem.check()
 # the exact inner solution. `outer_bounds` keeps the penalties between exp(-12) and exp(12): one of no use would grow
 # without end.
 #
-# `SRBA(step_size="auto")` needs no tuning ([how](../auto.md)).
+# `AutoSRBA` needs no tuning ([how](../auto.md)).
 
 # %%
-result = bilevel.run(problem, bilevel.SRBA(step_size="auto"), max_steps=5_000)
+result = bilevel.run(problem, bilevel.AutoSRBA(), max_steps=5_000)
 print(result.summary())
 
 # %% [markdown]
-# Read it from the top: the solver with what "auto" stood for; how the run ended; steps and the seconds of stepping
+# Read it from the top: the solver with the parameters that it chose; how the run ended; steps and the seconds of stepping
 # alone; calls, which are rows read, by kind of derivative. Then each metric at the start and at the end: `value` is
 # the validation loss h of the exactly fitted model, `hypergrad_norm_sq` the squared norm of its gradient with respect
 # to the penalties.
@@ -99,12 +99,12 @@ ready = bilevel.problems.logistic_selection(
     outer_var=np.full(30, -2.0),
     outer_bounds=(-12.0, 12.0),
 )
-per_feature = bilevel.run(ready, bilevel.SRBA(step_size="auto"), max_steps=5_000)
+per_feature = bilevel.run(ready, bilevel.AutoSRBA(), max_steps=5_000)
 for name, run in {"own losses": result, "ready": per_feature}.items():
     print(f"{name:<10}  h = {run.history['value'][-1]:.5f}  in {run.history['seconds'][-1]:.3f} s of stepping")
 
 # %% [markdown]
-# The two runs are not the same: rows are shuffled otherwise, and in closed form "auto" need not estimate curvatures.
+# The two runs differ: rows are shuffled differently, and the closed form gives curvatures that the first run estimates.
 #
 # ## One penalty instead
 #
@@ -121,7 +121,7 @@ shared = bilevel.problems.logistic_selection(
     outer_var=np.full(1, -2.0),
     outer_bounds=(-12.0, 12.0),
 )
-one = bilevel.run(shared, bilevel.SRBA(step_size="auto"), max_steps=5_000)
+one = bilevel.run(shared, bilevel.AutoSRBA(), max_steps=5_000)
 
 
 def report(name, run):
@@ -173,7 +173,7 @@ def select(groups, n_penalties):
     problem = bilevel.problems.logistic_selection(
         X[train], y[train], X[val], y[val], groups=groups, outer_bounds=(-12.0, 12.0), dtype="float64", **start
     )
-    return bilevel.run(problem, bilevel.SRBA(step_size="auto"), max_steps=5_000)
+    return bilevel.run(problem, bilevel.AutoSRBA(), max_steps=5_000)
 
 
 one, per_feature = select(np.zeros(100, int), 1), select(None, 100)

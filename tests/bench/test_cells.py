@@ -210,8 +210,7 @@ period = PERIOD
 
 def test_a_default_and_the_number_it_comes_to_are_one_cell(tmp_path):
     problem = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, dtype="float64")
-    oracles = problem.oracles.with_batches(8, "blocks")
-    period = bilevel.SRBA(0.05, 1.0, 8).resolve(oracles).period
+    period = bilevel.SRBA(0.05, 1.0, 8).configure(problem).period
     counts = []
     for number in (period, period + 1):
         text = DEFAULT_AND_THE_SAME.replace("PERIOD", str(number))

@@ -7,8 +7,8 @@ import numpy as np
 from bilevel._types import Calls
 from bilevel.bench.cells import make_rows
 from bilevel.bench.config import load_config
-from bilevel.engine.result import Status
 from bilevel.engine.driver import CellResult
+from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
 from tests.cases import N_INNER, N_OUTER
 

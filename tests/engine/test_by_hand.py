@@ -153,7 +153,7 @@ def fail(point):
 def test_a_metric_that_raises_costs_its_column_and_nothing_else():
     problem = cases.quadratic("float32")
     metrics = {"broken": fail, "first": lambda point: point.outer_var[0]}
-    with pytest.warns(RuntimeWarning, match=r"`metrics`: 'broken' failed.*no such thing.*the run goes on") as caught:
+    with pytest.warns(RuntimeWarning, match=r"`metrics`: 'broken' failed.*no such thing.*the run continues") as caught:
         result = bilevel.run(replace(problem, metrics=metrics), SRBA, max_steps=50, eval_every=10)
     assert [warning.filename for warning in caught] == [__file__], "one warning, at the line of the user"
     whole = bilevel.run(problem, SRBA, max_steps=50, eval_every=10)

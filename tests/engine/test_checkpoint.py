@@ -188,9 +188,9 @@ def test_a_damaged_or_foreign_file_is_refused(saved, tmp_path):
 
 
 def test_a_file_of_another_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("bilevel.engine.result._FORMAT", 3)
+    monkeypatch.setattr("bilevel.engine.result._FORMAT", 4)
     told = (
-        "has format 2, of another version of bilevel; this one reads format 3. Resume it with the version that wrote it"
+        "has format 3, of another version of bilevel; this one reads format 4. Resume it with the version that wrote it"
     )
     with pytest.raises(ValueError, match=told):
         bilevel.resume(saved, cases.quadratic("float32"), max_steps=5)

@@ -13,7 +13,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._process import may_be_fused
-from bilevel.engine.loop import COMPARED_WHEN_FUSED, IN_PLACE, compiler_options
+from bilevel.engine.loop import IN_PLACE, compiler_options
 from bilevel.solvers import Solver
 from tests import cases
 
@@ -84,7 +84,7 @@ def programs():
     for name in ("SRBA", "SABA", "SOBA"):
         with arithmetic(problem.dtype):
             oracles = problem.oracles.with_batches(64, "blocks")
-            solver = bilevel.SOLVERS[name]().resolve(oracles).cast(problem.dtype)
+            solver = bilevel.SOLVERS[name]().configure(problem).cast(problem.dtype)
             found[name] = cases.lowered_steps(problem, solver, oracles).compile().as_text()
     return found
 
@@ -103,7 +103,7 @@ def test_fused_steps_of_a_linear_model_run_as_one_kernel():
 SETTINGS = cases.SOLVERS | {
     "PZOBO, two directions": cases.short(bilevel.PZOBO, 0.05, 20.0, cases.BATCH, n_directions=2),
     "SABA, full tables": bilevel.SABA(0.05, 20.0, cases.BATCH, tables="full", rebuild_every=7),
-    "SRBA, auto": bilevel.SRBA("auto", batch_size=cases.BATCH, period=6),
+    "AutoSRBA, as by default": bilevel.AutoSRBA(batch_size=cases.BATCH, period=6),
     "PnPBO, page and saga": bilevel.PnPBO(
         0.05, 20.0, cases.BATCH, v_estimator="page", outer_estimator="saga", period=5
     ),
@@ -160,7 +160,7 @@ def test_every_solver_is_compared():
     compared = {type(solver) for solver in SETTINGS.values()}
     compiled = {cls for cls in bilevel.SOLVERS.values() if issubclass(cls, Solver)}
     assert compared == compiled
-    assert set(COMPARED_WHEN_FUSED) == {cls for cls in compiled if cls.keeps_tables}
+    assert {type(CASES[case]) for case in CASES if case[0] == "logistic"} == {c for c in compiled if c.keeps_tables}
 
 
 def test_fused_loops_of_a_solver_that_was_not_compared_are_compiled_without_the_copy_analysis(monkeypatch):

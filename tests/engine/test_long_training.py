@@ -65,7 +65,9 @@ def test_checkpoints_do_not_change_a_run(tmp_path):
 
 def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path):
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, checkpoint=tmp_path)
-    with pytest.raises(FileExistsError, match=r"has step-0000000005.npz of another run. `bilevel.resume` goes on"):
+    with pytest.raises(
+        FileExistsError, match=r"has step-0000000005.npz of another run. Continue that run with `bilevel.resume`"
+    ):
         bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, checkpoint=tmp_path)
     saved = tmp_path.parent / "saved.npz"
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=3).save(saved)
@@ -80,7 +82,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.warns(RuntimeWarning, match=r"`checkpoint`: .*No space left.* The run goes on without this one"):
+    with pytest.warns(RuntimeWarning, match=r"`checkpoint`: .*No space left.* The run continues without this one"):
         result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=25, checkpoint=tmp_path, checkpoint_every=10)
     assert result.history["step"][-1] == 25 and names(tmp_path) == []
 

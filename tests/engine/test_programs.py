@@ -129,7 +129,7 @@ for number in range(int(sys.argv[2])):
         problem = own_problem(number)
     else:
         problem = bilevel.problems.quadratic(40 + number, 30, 3 + number % 9, 2 + number % 7, dtype="float32")
-    solver = bilevel.SRBA("auto") if sys.argv[3] == "untuned" else bilevel.SOBA(0.01, 1.0, 8)
+    solver = bilevel.AutoSRBA() if sys.argv[3] == "untuned" else bilevel.SOBA(0.01, 1.0, 8)
     bilevel.run(problem, solver, max_steps=5)
     maps.append(Path("/proc/self/maps").read_bytes().count(b"\\n"))
 print(json.dumps(maps))

@@ -14,8 +14,7 @@ import pytest
 import bilevel
 from bilevel._types import Calls
 from bilevel.engine import steps as runner
-from bilevel.engine.driver import Budget
-from bilevel.engine.driver import sweep
+from bilevel.engine.driver import Budget, sweep
 from tests import cases
 
 SOLVERS = cases.SOLVERS
@@ -123,7 +122,7 @@ def test_seconds_are_a_budget_and_leave_compilation_and_evaluation_out():
 
 @pytest.fixture
 def clock_of_waits(monkeypatch):
-    """A clock that stands still, but for a second whenever results are waited for."""
+    """A clock that advances by one second whenever a result is waited for."""
     clock, wait = SimpleNamespace(now=0.0), jax.block_until_ready
 
     def count_and_wait(tree):
@@ -136,8 +135,8 @@ def clock_of_waits(monkeypatch):
 
 def test_the_clock_waits_for_the_start_for_draws_and_for_steps(clock_of_waits):
     history = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=2, eval_every=1).history
-    # A second for the start, one for the draws, one for each step.
-    assert history["seconds"].tolist() == [1, 3, 4]
+    # One second for the start, one for the draws, and two for each step: its state and the one before.
+    assert history["seconds"].tolist() == [1, 4, 6]
 
 
 def test_seconds_of_steps_in_python_add_up(monkeypatch):
@@ -148,9 +147,9 @@ def test_seconds_of_steps_in_python_add_up(monkeypatch):
 
 
 def test_a_run_looks_at_the_clock_often_enough_to_end_in_time(clock_of_waits):
-    """Two seconds for start and draws; then each look takes one, so that a look may last no longer than a step."""
-    history = bilevel.run(cases.quadratic("float32"), SRBA, max_seconds=5, eval_every=1000).history
-    assert (history["seconds"][-1], history["step"][-1]) == (5, 3)
+    """Start and draws take two seconds, and each step two more: the clock is read after each of them."""
+    history = bilevel.run(cases.quadratic("float32"), SRBA, max_seconds=6, eval_every=1000).history
+    assert (history["seconds"][-1], history["step"][-1]) == (6, 2)
 
 
 def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():

@@ -248,9 +248,9 @@ def test_ctrl_c_during_compilation_gives_the_result_at_the_start():
 
 def test_an_untuned_run_is_resumed_without_a_budget(tmp_path):
     problem = cases.quadratic("float64")
-    bilevel.run(problem, bilevel.SRBA("auto"), max_steps=50).save(tmp_path / "run.npz")
+    bilevel.run(problem, bilevel.AutoSRBA(), max_steps=50).save(tmp_path / "run.npz")
     resumed = bilevel.resume(tmp_path / "run.npz", problem)
-    whole = bilevel.run(problem, bilevel.SRBA("auto"))
+    whole = bilevel.run(problem, bilevel.AutoSRBA())
     assert resumed.status == whole.status == "converged"
     cases.assert_trees_equal(resumed.point, whole.point)
 

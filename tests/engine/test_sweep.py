@@ -12,8 +12,8 @@ import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
 from bilevel.engine import steps as module
-from bilevel.engine.metrics import cheap_metrics
 from bilevel.engine.driver import sweep
+from bilevel.engine.metrics import cheap_metrics
 from tests import cases
 from tests.problems import small
 
@@ -31,7 +31,7 @@ def problem_of(name):
 
 def grid(name, *step_sizes):
     problem, solver = problem_of("quadratic"), cases.SOLVERS[name]
-    resolved = solver.resolve(problem.oracles.with_batches(solver.batch_size, solver.sampling))
+    resolved = solver.configure(problem)
     return [replace(resolved, step_size=step_size) for step_size in step_sizes]
 
 

@@ -21,7 +21,7 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Rows
-from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.solvers import HostSolver
 from tests import cases
 from tests.problems import small
@@ -90,10 +90,10 @@ def oracles_case(problem, sharded, sampling):
 def steps(problem, solver):
     """The state after some steps, their oracle calls, and the compiled program."""
     oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
-    traced = solver.resolve(oracles).cast(problem.dtype)
+    traced = solver.configure(problem).cast(problem.dtype)
     page = draw_page(traced, oracles, run_key(0), np.int32(0), STEPS)
     state = initial_state(traced, oracles, problem.start)
-    arguments = traced, oracles, state, page, np.int32(0), np.int32(STEPS)
+    arguments = traced, for_one_run(oracles), state, page, np.int32(0), np.int32(STEPS)
     return advance(*arguments), page.calls, advance.lower(*arguments).compile().as_text()
 
 

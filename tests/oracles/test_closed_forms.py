@@ -8,7 +8,7 @@ import pytest
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
-from bilevel.engine.loop import advance, draw_page, initial_state, run_key, take_steps
+from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from tests import cases
 from tests.solvers.transcribed import KIND_NAMES
 
@@ -98,11 +98,12 @@ def test_steps_of_one_run_have_no_small_products_and_those_that_a_sweep_batches_
     with arithmetic("float64"):
         problem = bilevel.problems.logistic_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
         oracles = problem.oracles.with_batches(32, "blocks")
-        solver = bilevel.SOBA(0.1, 1.0, 32).resolve(oracles).cast(problem.dtype)
+        solver = bilevel.SOBA(0.1, 1.0, 32).configure(problem).cast(problem.dtype)
         page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), 9))
         state = jax.eval_shape(initial_state, solver, oracles, problem.start)
-        arguments = solver, oracles, state, page, np.int32(0), np.int32(9)
-        programs = [lower(*arguments).as_text() for lower in (advance.lower, jax.jit(take_steps).lower)]
+        positions = np.int32(0), np.int32(9)
+        both = for_one_run(oracles), oracles
+        programs = [advance.lower(solver, some, state, page, *positions).as_text() for some in both]
         assert ["dot_general" in program for program in programs] == [False, True]
 
 

@@ -20,8 +20,8 @@ import bilevel
 from bilevel import HostData
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import run_key
 from bilevel.engine.driver import sweep
+from bilevel.engine.loop import run_key
 from bilevel.oracles import HostSamples, host_samples
 from bilevel.oracles.samples import PIECE
 from tests import cases
@@ -429,7 +429,7 @@ def test_bad_input_is_refused_in_a_sentence(name):
 
 def test_tables_beyond_memory_are_refused():
     many = HostData(lambda numbers: (ROWS[numbers % N], TARGETS[numbers % N]), length=2**31 - 1, shuffle=False)
-    with pytest.raises(ValueError, match="take larger batches, or a solver without tables"):
+    with pytest.raises(ValueError, match="use larger batches, or a solver without tables"):
         run(network(many, many), bilevel.SABA(0.1, 1.0, 4))
 
 

@@ -157,7 +157,7 @@ def test_random_losses_of_a_batch_get_one_key():
 
 def test_random_losses_are_refused_where_they_are_remembered_or_solved():
     for solver in (bilevel.SABA(), bilevel.SRBA(), bilevel.SPABA(), bilevel.VRBO(), bilevel.PnPBO(), bilevel.SHINE()):
-        with pytest.raises(ValueError, match=r": it remembers what rows gave, and these losses take a `key`"):
+        with pytest.raises(ValueError, match=r": it remembers derivatives of rows, and these losses take a `key`"):
             bilevel.run(made(noisy), replace(solver, batch_size=8), max_steps=1)
     with pytest.raises(ValueError, match=r"`strongly_convex=True`: a loss that takes a `key` is random"):
         made(noisy, strongly_convex=True)

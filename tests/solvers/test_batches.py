@@ -57,11 +57,11 @@ def test_equal_sizes_compile_the_same_program():
 
 
 def test_default_periods_count_both_sizes():
-    oracles = cases.quadratic().oracles
+    problem = cases.quadratic()
     rows = cases.N_INNER + cases.N_OUTER
-    assert bilevel.SRBA(batch_size=8, outer_batch_size=4).resolve(oracles).period == rows // 12
-    assert bilevel.SRBA(batch_size=8).resolve(oracles).period == rows // 16
-    assert bilevel.VRBO(batch_size=8, outer_batch_size=4).resolve(oracles).period == rows // 12
+    assert bilevel.SRBA(batch_size=8, outer_batch_size=4).configure(problem).period == rows // 12
+    assert bilevel.SRBA(batch_size=8).configure(problem).period == rows // 16
+    assert bilevel.VRBO(batch_size=8, outer_batch_size=4).configure(problem).period == rows // 12
 
 
 def test_batches_larger_than_their_level_are_refused():

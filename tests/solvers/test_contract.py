@@ -70,7 +70,7 @@ def test_declared_cost_equals_counted_cost(name, sampling):
         pytest.skip(f"{name} does not draw {sampling}")
     with arithmetic("float64"):
         oracles = problem.oracles.with_batches(cases.BATCH, sampling)
-        solver = solver.resolve(oracles).cast("float64")
+        solver = solver.configure(problem).cast("float64")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         counting = CountingOracles(oracles)
         with jax.disable_jit():
@@ -82,7 +82,8 @@ def test_declared_cost_equals_counted_cost(name, sampling):
             for position in range(STEPS):
                 before = dict(counting.counted)
                 draw = jax.tree.map(lambda leaf, i=position: leaf[i], page.draws)
-                take = solver.refresh if bool(page.refreshes[position]) else solver.step
+                refreshes = page.refreshes is not None and bool(page.refreshes[position])
+                take = solver.refresh if refreshes else solver.step
                 state = take(counting, state, np.int32(position), draw)
                 for kind in Calls._fields:
                     declared = int(getattr(page.calls, kind)[position])
@@ -95,7 +96,7 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
     steps = np.array([0.01, 0.03, 0.05])
     with arithmetic("float64"):
         oracles = problem.oracles.with_batches(cases.BATCH, SOLVERS[name].sampling)
-        solver = SOLVERS[name].resolve(oracles).cast("float64")
+        solver = SOLVERS[name].configure(problem).cast("float64")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
 
         def final_point(step_size):
@@ -185,7 +186,7 @@ def test_sabas_tables_are_not_copied_in_the_loop(memory, table):
     problem = bilevel.problems.logistic_selection(*data, dtype="float32")
     with arithmetic("float32"):
         oracles = problem.oracles.with_batches(5, "blocks")
-        solver = bilevel.SABA(batch_size=5, memory=memory).resolve(oracles).cast("float32")
+        solver = bilevel.SABA(batch_size=5, memory=memory).configure(problem).cast("float32")
         program = cases.lowered_steps(problem, solver, oracles).compile().as_text()
     hot_bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and table in text]
     loops = [text for text in hot_bodies if "while/body/while/body" in text and "ROOT" in text]
@@ -199,7 +200,7 @@ def test_draws_do_not_depend_on_traced_parameters(name):
     problem, solver = cases.quadratic(), cases.SOLVERS[name]
     with arithmetic("float64"):
         oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
-        resolved = solver.resolve(oracles).cast("float64")
+        resolved = solver.configure(problem).cast("float64")
         leaves, structure = jax.tree.flatten(resolved)
         other = jax.tree.unflatten(structure, [0.7 * leaf for leaf in leaves])
         pages = [draw_page(setting, oracles, run_key(0), np.int32(0), PAGE_LENGTH) for setting in (resolved, other)]

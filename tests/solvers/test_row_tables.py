@@ -127,7 +127,7 @@ def table_bytes(memory):
     )
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(64, "blocks")
-        solver = bilevel.SABA(0.1, 1.0, 64, memory=memory).resolve(oracles).cast(problem.dtype)
+        solver = bilevel.SABA(0.1, 1.0, 64, memory=memory).configure(problem).cast(problem.dtype)
         state = jax.eval_shape(initial_state, solver, oracles, problem.start)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.inner.table, state.outer.table)))
 

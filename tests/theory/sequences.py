@@ -104,7 +104,7 @@ def widen(problem: BilevelProblem, batch_size: int, sampling: str) -> tuple[Orac
 
 def prepare(problem: BilevelProblem, solver: S) -> tuple[Oracles, Point, S]:
     oracles, start = widen(problem, solver.batch_size, solver.sampling)
-    return oracles, start, solver.resolve(oracles).cast(np.float64)
+    return oracles, start, solver.configure(problem).cast(np.float64)
 
 
 def at_step(rows: Any, step: int) -> Any:

@@ -12,7 +12,7 @@ from benchmarks.campaign.bad_input import values
 from benchmarks.campaign.bad_input.judge import Case
 
 PLAUSIBLE = {
-    "step_size": [0.1, 1, "auto"],
+    "step_size": [0.1, 1],
     "outer_ratio": [1.0, 10],
     "batch_size": [1, 8, 64],
     "sampling": ["iid", "full", "reshuffle"],
@@ -49,8 +49,7 @@ def _complaint(solver):
             return f"{name} is {value}"
         if value is not None and not isinstance(value, int | float | str):
             return f"{name} is of type {type(value).__name__}"
-    texts = [value for value in vars(solver).values() if value == "auto"]  # which a problem turns into numbers
-    leaves = [] if texts else jax.tree.leaves(solver.cast("float64"))
+    leaves = jax.tree.leaves(solver.cast("float64"))
     if any(leaf.dtype != "float64" for leaf in leaves):
         return "a traced parameter is no float"
     named = {k: v for k, v in solver.parameters().items() if not str(v).startswith(("optax", "like the outer"))}

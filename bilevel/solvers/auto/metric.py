@@ -8,7 +8,8 @@ so that d h bounds the mean square of a batch's diagonal, apart from terms that 
 is small except for features that few rows have: a batch that contains such a row has a large curvature there, the other
 batches have none, and without the term a step would overshoot.
 
-**"norm"**: one number, an estimate of the Frobenius norm of H. It has no directions, so negative curvature does no harm.
+**"norm"**: one number, an estimate of the Frobenius norm of H. It has no directions, so negative curvature does not
+matter.
 
 **"low_rank"**: a diagonal plus a few directions. In scaled coordinates, with C = T H T, a few products W = V C with
 orthonormal rows V give the Nyström approximation, and a diagonal approximates the residual:
@@ -54,9 +55,8 @@ _LENGTHS = (0.0, *(4.0**power for power in range(-1, 7)))
 _SHORT_LENGTHS = tuple(4.0**power for power in range(-9, -1))
 _MULTIPLES = (1.0, *(4.0**-power for power in range(1, 8)), 0.0)
 _PROBE_ROUNDS = 6  # reduce a ratio of 1e8 between coordinates to 1.3
-_EVEN = (
-    6.4  # mean square over squared mean of the curvatures of rows; above it they are uneven (3 for Gaussian columns)
-)
+# Mean square over squared mean of the curvatures of rows, above which they are uneven; 3 for Gaussian columns.
+_EVEN = 6.4
 _NOISE = 32  # values below this many units of rounding are treated as zero
 _RESIDUAL_FLOOR = 1e-9  # of C, in any arithmetic, since R^-½ amplifies rounding errors
 _LARGEST_CHANGE = 4.0  # of a probed scale from one pass to the next

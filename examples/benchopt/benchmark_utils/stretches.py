@@ -33,7 +33,7 @@ class StretchSolver(BaseSolver):
         run = self.bilevel_run
         return {
             # In the arithmetic of the solver, which may be finer than the problem's.
-            "point": jax.tree.map(np.asarray, run.solver.evaluation_point(run.state)),
+            "point": jax.tree.map(np.asarray, run.solver.monitor.evaluation_point(run.state)),
             "diverged": run.diverged,
             "steps": run.step,
             "calls": sum(run.calls),
