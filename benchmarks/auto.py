@@ -36,7 +36,7 @@ from bilevel._precision import arithmetic
 from bilevel.engine.driver import sweep
 
 SETS = FIRST_SETS | REAL_SETS | HARD_SETS
-AUTO, STARTS = "SRBA auto", "L-BFGS from four starts"
+AUTO, STARTS = "AutoSRBA", "L-BFGS from four starts"
 TUNED = {"SRBA tuned": bilevel.SRBA, "SABA tuned": bilevel.SABA, "AmIGO tuned": bilevel.AmIGO}
 FREE = {"Exact": bilevel.Exact, "D-TFBO": bilevel.DTFBO, "S-TFBO": bilevel.STFBO, "Ada-BiO": bilevel.AdaBiO}
 BASELINES = (*TUNED, *FREE)

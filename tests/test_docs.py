@@ -115,7 +115,7 @@ def test_a_solver_is_one_file_and_its_name(tmp_path):
     name = 'from bilevel.solvers.heavy_ball import HeavyBall\nSOLVERS["HeavyBall"] = HeavyBall\n'
     added = {"bilevel/solvers/heavy_ball.py": file, "bilevel/solvers/__init__.py": name}
     shown = in_a_copy_of_the_package(tmp_path, added, program)
-    assert shown.strip().split("\n")[-1].startswith("| `HeavyBall` | SOBA with a heavy ball")
+    assert shown.strip().split("\n")[-1].startswith("| `HeavyBall` | SOBA with momentum on the outer variable")
 
 
 def test_a_model_family_is_one_file_and_one_line(tmp_path):

@@ -76,8 +76,8 @@ result = bilevel.run(problem, bilevel.AutoSRBA(), max_steps=5_000)
 print(result.summary())
 
 # %% [markdown]
-# Read it from the top: the solver with the parameters that it chose; how the run ended; steps and the seconds of stepping
-# alone; calls, which are rows read, by kind of derivative. Then each metric at the start and at the end: `value` is
+# Read it from the top: the solver with the parameters that it chose; how the run ended; steps and the seconds that they
+# took; calls, which are rows read, by kind of derivative. Then each metric at the start and at the end: `value` is
 # the validation loss h of the exactly fitted model, `hypergrad_norm_sq` the squared norm of its gradient with respect
 # to the penalties.
 

@@ -51,7 +51,7 @@ def section(part, ends, wider=None, untuned=0.1):
                 rows += evaluations(solver, 0.3, seed, "sweep", wider[solver], "wider")
                 rows += evaluations(solver, 0.3, seed, "timing", wider[solver], "wider")
     for phase in ("sweep", "timing"):
-        rows += evaluations("SRBA", 0.7, 0, phase, untuned, "untuned")
+        rows += evaluations("AutoSRBA", 0.7, 0, phase, untuned, "untuned")
     (made,) = make_sections(pd.DataFrame(rows), METRICS[part])
     return made
 
@@ -132,7 +132,7 @@ def test_a_table_has_a_row_for_each_contender_best_first():
 @pytest.mark.parametrize("name", PARTS)
 def test_the_quick_form_has_every_published_solver_once(name):
     little = shrink(load_config(name), PARTS[name].little)
-    assert [setting.solver for setting in little.settings] == [*PAPER, "SRBA"]
+    assert [setting.solver for setting in little.settings] == [*PAPER, "AutoSRBA"]
     assert little.seeds == (0, 1)
 
 

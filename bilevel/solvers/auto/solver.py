@@ -12,8 +12,8 @@ without a choice of step sizes, and has no convergence theory:
 - x is frozen while z or v is far behind, returns to its best pass if h rises, and the run ends when h no longer
   decreases (:mod:`bilevel.solvers.auto.progress`).
 
-Cost per period: 3n + 2m + 10 b (q - 1), the products of the metric, 9n in closed form and 16n otherwise, and m values of
-F. Memory: four more copies of the iterate than SRBA, and 17 vectors like z. Adaptive: the metric, the length of steps,
+Cost per period: 3n + 2m + 10 b (q - 1), products of the metric (9n in closed form, 16n otherwise) and m values of F.
+Memory: four more copies of the iterate than SRBA, and 17 vectors like z. Adaptive: the metric, the length of steps and
 the end.
 """
 
