@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # would compile them again, which takes longer than to import them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo reproduce audit test test-slow campaign campaign-quick lint docs serve bench constraints clean
+.PHONY: install demo reproduce audit test test-slow test-solver coverage campaign campaign-quick lint docs serve bench constraints clean
 
 install: $(STAMP)
 
@@ -54,6 +54,12 @@ test-slow: install  ## every solver through every shared test, and their floors;
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow --ignore=$(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m slow $(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(BOTH_MODES_SLOW)
+
+test-solver: install  ## one solver through all shared tests: make test-solver S=StocBiO
+	JAX_ENABLE_X64=1 $(PYTEST) --solver "$(S)" tests/solvers tests/engine tests/oracles
+
+coverage: install  ## line coverage of both sets of tests, by module
+	JAX_ENABLE_X64=1 $(PYTEST) --cov=bilevel --cov-report=term --ignore=$(AS_USERS)
 
 lint: install
 	$(BIN)/ruff check .

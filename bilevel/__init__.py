@@ -1,10 +1,11 @@
 """Stochastic bilevel optimization on JAX.
 
-Names are imported when they are used, so that `bilevel.estimators` does not wait for JAX.
+Names are imported when they are used, so that `bilevel.estimators` does not wait for JAX. `__init__.pyi` lists them for
+editors and type checkers.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -33,31 +34,6 @@ _HOME = {
 _OF_EXTRAS = ("benchmark",)  # not imported by `from bilevel import *`, which must work without
 _MODULES = ("datasets", "problems")
 _ROOMS = (*_MODULES, "engine", "estimators", "oracles", "solvers", "theory")
-
-if TYPE_CHECKING:
-    from bilevel import datasets as datasets
-    from bilevel import problems as problems
-    from bilevel._process import fuse_cpu_loops as fuse_cpu_loops
-    from bilevel._process import keep_programs as keep_programs
-    from bilevel._types import Point as Point
-    from bilevel.bench.benchmark import benchmark as benchmark
-    from bilevel.engine.driver import EarlyStopping as EarlyStopping
-    from bilevel.engine.logs import CSVLog as CSVLog
-    from bilevel.engine.logs import Log as Log
-    from bilevel.engine.logs import TensorBoardLog as TensorBoardLog
-    from bilevel.engine.result import RunResult as RunResult
-    from bilevel.engine.result import Status as Status
-    from bilevel.engine.run import Run as Run
-    from bilevel.engine.run import resume as resume
-    from bilevel.engine.run import run as run
-    from bilevel.engine.show import plot as plot
-    from bilevel.engine.stopping import StepError as StepError
-    from bilevel.oracles.host_data import HostData as HostData
-    from bilevel.problems import BilevelProblem as BilevelProblem
-    from bilevel.problems.hypergradients import Hypergradient as Hypergradient
-    from bilevel.problems.hypergradients import hypergradient as hypergradient
-    from bilevel.solvers import SOLVERS as SOLVERS
-
 
 def __getattr__(name: str) -> Any:
     """Import a public name, or a solver, when it is first asked for."""

@@ -35,9 +35,13 @@ def short(cls, *args, **kwargs):
 SOLVERS = {name: short(cls, 0.05, 20.0, BATCH) for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver)}
 
 
-def marked(names, quick=("SRBA", "SABA", "SOBA")):
-    """The names as test parameters, those of the rivals marked slow: each solver is a compilation of its own."""
-    return [name if name.split()[0] in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+QUICK = ("SRBA", "SABA", "SOBA")
+
+
+def marked(names, quick=QUICK):
+    """The names as test parameters; those that are not quick, nor begin with a quick solver, are marked slow."""
+    slow = [name for name in names if name not in quick and name.split()[0] not in QUICK]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def quadratic(dtype="float64", **kwargs):

@@ -24,8 +24,22 @@ _LONG = ("test_audit.py", "test_cpu_loops.py", "test_sharded.py", "test_wheel.py
 _MAPS = Path("/proc/self/maps")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--solver", help="run only the shared tests of this solver")
+
+
+def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path.name not in _LONG)
+    if name := config.getoption("solver"):
+        chosen = [item for item in items if name in _names(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+def _names(item):
+    """The first words of the parameters of a test, such as "SRBA" of the case "SRBA q=5"."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return {value.split()[0] for value in parameters if isinstance(value, str) and value.strip()}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -109,7 +109,7 @@ def assert_same_path(run, expected):
             assert np.linalg.norm(actual - wanted) <= 1e-10 * np.linalg.norm(wanted), (t, part)
 
 
-@pytest.mark.parametrize("case", cases.marked(SETTINGS))
+@pytest.mark.parametrize("case", cases.marked(SETTINGS, quick=TRANSCRIBED))
 def test_first_iterates_on_quadratics_equal_the_transcription(case):
     run, expected, _ = both("quadratic", SETTINGS[case])
     assert_same_path(run, expected)
