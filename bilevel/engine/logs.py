@@ -1,4 +1,4 @@
-"""Logs get each row of a run as soon as it is evaluated: a table in a text file, event files, or one's own."""
+"""Logs receive each row of a run as soon as it is evaluated: a CSV file, TensorBoard events, or an own log."""
 
 import contextlib
 import csv
@@ -16,12 +16,12 @@ from bilevel._io import as_path, replacing
 from bilevel._optional import require
 
 _PACKAGE = str(Path(__file__).parents[1])
-_GO_ON = "; a run that was saved goes on in its own by `bilevel.resume(..., log=...)`."
-Row: TypeAlias = Mapping[str, float]  # what `result.history` holds of one evaluation, by name of the column
+_RESUME = "; the log of a saved run is continued by `bilevel.resume(..., log=...)`."
+Row: TypeAlias = Mapping[str, float]  # one evaluation of `result.history`, by column
 
 
 class About(NamedTuple):
-    """What a log is of."""
+    """The run that a log belongs to."""
 
     problem: str
     solver: str
@@ -30,34 +30,34 @@ class About(NamedTuple):
 
 
 class OtherFileError(FileExistsError, ValueError):
-    """A file is there that is not the log of this run."""
+    """The file exists and is not the log of this run."""
 
 
 class Log(ABC):
-    """Base of all logs; derive from it and write `write` to have your own.
+    """Base class of logs. Derive from it and implement `write` for an own log.
 
-    A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` however it ends, all
-    off its clock; of several processes only the first does. Where one of them raises, the run warns and continues
-    without the log, and `result.history` has every row. Two errors of `open` end the run before it begins:
-    FileExistsError, because the log of another run is there, and ImportError, because a package is missing.
-    After Ctrl-C in the midst of `write`, the same row is handed over once more.
+    A run calls `open` before its first step, `write` as soon as a row is evaluated, and `close` when it ends for any
+    reason. These calls are not timed, and only the first of several processes makes them. If one of them raises, the
+    run warns and continues without the log; `result.history` has every row. Two errors of `open` end the run before it
+    begins: FileExistsError, if the log of another run exists, and ImportError, if a package is missing. After Ctrl-C
+    during `write`, the same row is written again.
     """
 
     def open(self, about: About, past: Sequence[Row]) -> None:
-        """Make ready for the rows of what `about` tells; a resumed run begins with the rows ``past``."""
+        """Prepare for the rows of a run; ``past`` are the rows of a run that is resumed."""
         return None
 
     @abstractmethod
     def write(self, row: Row) -> None:
-        """Take a row; its columns may be others than those of the last one."""
+        """Write a row. Its columns may differ from those of the row before."""
 
     def close(self) -> None:
-        """Let go of what `open` took."""
+        """Release the resources of `open`."""
         return None
 
 
 class Recorder:
-    """Hands the rows of a history to a log, each once, and lets go of a log that fails."""
+    """Writes each row of a history to a log once, and drops a log that fails."""
 
     def __init__(self, log: Log | None = None, about: About | None = None, past: Sequence[Row] = ()) -> None:
         self._log, self._done = log, len(past)
@@ -67,7 +67,7 @@ class Recorder:
             except (FileExistsError, ImportError):
                 raise
             except Exception as error:
-                self._let_go(log, error)
+                self._drop(log, error)
 
     def catch_up(self, rows: Sequence[Row], *, closing: bool = False) -> None:
         log = self._log
@@ -80,21 +80,21 @@ class Recorder:
             if closing:
                 log.close()
         except Exception as error:
-            self._let_go(log, error)
+            self._drop(log, error)
 
-    def _let_go(self, log: Log, error: Exception) -> None:
+    def _drop(self, log: Log, error: Exception) -> None:
         self._log = None
         with contextlib.suppress(Exception):
             log.close()
         how = f"{type(log).__name__} failed ({error!r})"
-        warn_user(f"`log`: {how}. The run goes on without it; `result.history` has every row.")
+        warn_user(f"`log`: {how}. The run continues without it; `result.history` has every row.")
 
     def close(self) -> None:
         self.catch_up((), closing=True)
 
 
 def warn_user(sentence: str) -> None:
-    """Warn at the line of the user, outside of this package."""
+    """Warn at the line of the user's code that called the package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, contextlib.__file__)):
         level, frame = level + 1, frame.f_back
@@ -102,15 +102,15 @@ def warn_user(sentence: str) -> None:
 
 
 class CSVLog(Log):
-    """A table in a text file, the columns of ``result.history``, complete and readable whenever you look.
+    """A CSV file with the columns of ``result.history``, complete at any time.
 
-    A metric missing from a row is ``nan``. A new run refuses a file that exists. A resumed one goes on in the file of
-    the run that was saved, and refuses that of another run: rows later than the save are dropped, and those missing are
-    written, so that the file always holds the whole history.
+    A metric missing from a row is ``nan``. A new run refuses an existing file. A resumed run continues the file of the
+    saved run, and refuses the file of another run: rows later than the save are removed and missing rows are added, so
+    the file always contains the whole history.
 
     Parameters
     ----------
-    path : of the file; its folder is made
+    path : path of the file; its folder is created if it does not exist
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -140,15 +140,17 @@ class CSVLog(Log):
     def _check_owner(self, past: Sequence[Row]) -> None:
         me = f"`CSVLog({str(self.path)!r})`"
         if not past:
-            raise FileExistsError(f"{me}: the file exists. Delete it or give another path{_GO_ON}")
+            raise FileExistsError(f"{me}: the file exists. Delete it or give another path{_RESUME}")
         try:
             with self.path.open(encoding="utf-8", newline="") as file:
-                table = csv.DictReader([line for line in file if line.endswith("\n")])  # not one cut by a full disk
+                table = csv.DictReader(
+                    [line for line in file if line.endswith("\n")]
+                )  # a full disk may cut the last line
             if not {"step", "seconds"} <= set(table.fieldnames or ()):
                 raise ValueError("no columns `step` and `seconds`")
             found = [(int(row["step"]), float(row["seconds"])) for row in table]
         except (ValueError, TypeError) as error:
-            raise OtherFileError(f"{me}: the file is no log of a run; give another path.") from error
+            raise OtherFileError(f"{me}: the file is not the log of a run; give another path.") from error
         known, last = {(row["step"], row["seconds"]) for row in past}, past[-1]["step"]
         if any(step <= last and (step, seconds) not in known for step, seconds in found):
             raise OtherFileError(f"{me}: the file is the log of another run; give another path.")
@@ -161,14 +163,15 @@ def _lines(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> bytes:
 
 
 class TensorBoardLog(Log):
-    """Event files for TensorBoard: each column a scalar at its step, and what ran as a text.
+    """Event files for TensorBoard: a scalar per column and step, and a text with the solver and its parameters.
 
-    TensorBoard's relative time is the seconds of ``result.history``. A new run refuses a folder with event files. A
-    resumed one goes on in it, and hides steps later than the save; a folder without event files gets the past rows too.
+    The relative time of TensorBoard is the seconds of ``result.history``. A new run refuses a folder with event files.
+    A resumed run continues in such a folder, and hides steps later than the save; a folder without event files also
+    receives the past rows.
 
     Parameters
     ----------
-    folder : one per run; it is made
+    folder : folder of a single run; created if it does not exist
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -178,16 +181,16 @@ class TensorBoardLog(Log):
         begun = any(self.folder.glob("events.out.tfevents.*"))
         if begun and not past:
             me = f"`TensorBoardLog({str(self.folder)!r})`"
-            raise FileExistsError(f"{me}: the folder has event files. Delete them or give another folder{_GO_ON}")
+            raise FileExistsError(f"{me}: the folder has event files. Delete them or give another folder{_RESUME}")
         self._events = require("tensorboardX.proto.event_pb2", "log")
         self._summaries = require("tensorboardX.summary", "log")
         self._began = time.time() - (past[-1]["seconds"] if past else 0.0)
         self.folder.mkdir(parents=True, exist_ok=True)
-        # tensorboardX's SummaryWriter hands events to a thread: a full disk would go unseen, and block the run.
-        # It names files by the second; a run resumed at once must not write over the first part.
+        # The SummaryWriter of tensorboardX writes in a thread: a full disk would go unnoticed and block the run.
+        # It names files by the second, and a run that is resumed at once must not overwrite the first part.
         files = require("tensorboardX.event_file_writer", "log")
         self._writer = files.EventsWriter(str(self.folder / "events"), f".{uuid.uuid4().hex[:8]}")
-        if begun:  # hide what came after the save
+        if begun:  # hide the steps after the save
             restart = self._events.SessionLog(status=self._events.SessionLog.START)
             return self._add(int(past[-1]["step"]) + 1, past[-1]["seconds"], session_log=restart)
         about_rows = {"problem": about.problem, "solver": about.solver, "seed": about.seed, **about.parameters}

@@ -1,4 +1,4 @@
-"""What is measured along a run, off its clock and its count of oracle calls."""
+"""Metrics of a run, which are neither timed nor counted as oracle calls."""
 
 from collections.abc import Container, Iterable, Mapping
 from typing import Literal, NamedTuple
@@ -19,14 +19,14 @@ class Metric(NamedTuple):
     """How a metric is shown, compared and stored."""
 
     name: str  # its column in histories and stores
-    label: str  # what tables and axes call it
-    better: Literal["lower", "higher"] | None = "lower"  # None where it says nothing about quality
+    label: str  # in tables and on axes
+    better: Literal["lower", "higher"] | None = "lower"  # None if it does not measure quality
     log_scale: bool = True  # of its axis
-    of_test_rows: bool = False  # such a metric selects nothing
-    of_problem: bool = False  # measured by problems, of the library or a user's, under this name
-    selects: bool = False  # settings, where no metric is named; the first one that is known does
+    of_test_rows: bool = False  # then it must not select settings
+    of_problem: bool = False  # computed by a problem, of the library or of a user, under this name
+    selects: bool = False  # settings, if no metric is named; the first known one is used
     in_tables: bool = False  # of final values
-    in_summary: bool = False  # of a run, beside those in tables
+    in_summary: bool = False  # of a run, in addition to those in tables
     unit: str = ""
 
     @property
@@ -35,7 +35,7 @@ class Metric(NamedTuple):
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
-# In the order in which tables and figures offer them. A metric of a user's problem needs no entry.
+# In the order of tables and figures. The metric of an own problem needs no entry.
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -56,12 +56,12 @@ METRICS: dict[str, Metric] = {
         Metric("drift", "drift", better=None, log_scale=False),
         Metric("rollbacks", "rollbacks", better=None, log_scale=False),
         Metric("step_scale", "step size / initial step size", better=None),
-        Metric("outer_scale", "step of x / what it was without rises of h", better=None),
+        Metric("outer_scale", "step of x / its size without rises of h", better=None),
         Metric("h_change", "relative change of h from window to window", better=None),
         Metric("h_lag", "|F(z, x) − h(x)| / h(x), estimated", better=None),
         Metric("h_gradient", "first-order gain of moving x by 1 / h(x)", better=None),
         Metric("quiet_windows", "windows without progress", better=None, log_scale=False),
-        Metric("x_held", "share of passes after which x stood still", better=None, log_scale=False),
+        Metric("x_held", "fraction of passes after which x was frozen", better=None, log_scale=False),
         Metric("exact_inner_residual", "residual of z*(x)", better=None),
         Metric("exact_v_residual", "residual of v*(x)", better=None),
     )
@@ -69,12 +69,12 @@ METRICS: dict[str, Metric] = {
 
 
 def metric(name: str) -> Metric:
-    """Return the entry of a metric; one of the user's own is described by its name."""
+    """Return the entry of a metric; the label of an own metric is its name."""
     return METRICS.get(name, Metric(name, name.replace("_", " "), log_scale=False, in_tables=True))
 
 
 def check_metrics(names: Iterable[str]) -> None:
-    """Refuse metrics of a problem that would take the place of another column of the history."""
+    """Raise ValueError if a metric of a problem has the name of another column of the history."""
     columns = {"step", "seconds", "calls", *(f"calls_{kind}" for kind in Calls._fields), "epochs"}
     columns |= {name for name, entry in METRICS.items() if not entry.of_problem}
     if taken := sorted(columns.intersection(names)):
@@ -82,7 +82,7 @@ def check_metrics(names: Iterable[str]) -> None:
 
 
 def default_metric(known: Container[str]) -> Metric:
-    """Return what a figure or a progress bar shows of a run unless asked otherwise: ‖∇h‖², else F."""
+    """Return the metric that figures and progress bars show by default: ‖∇h‖² if it is known, otherwise F."""
     return METRICS["hypergrad_norm_sq" if "hypergrad_norm_sq" in known else "outer_value"]
 
 
@@ -99,24 +99,24 @@ def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
 
 
 _REFIT_PRODUCTS = 5  # of the inner Hessian
-_LEFT_BEHIND = 0.05  # of F: a z that far from z*(x) is told
-_NEGATIVE = 1e-5  # of the largest curvature seen: roundings of float32 stay below
+_LARGEST_GAP = 0.05  # between F and h, relative; above it a run warns that z is far from z*(x)
+_NEGATIVE = 1e-5  # relative to the largest curvature; rounding errors of float32 stay below
 
 
 @Compiled
 def refit_outer_value(oracles: Oracles, point: Point) -> Array:
-    """Return F at the same x, with z nearer to z*(x): a few conjugate-gradient steps, as long as G allows."""
+    """Return F at the same x after a few conjugate-gradient steps of z, of the length at which G is smallest."""
     gradient = trees.scale(-1, oracles.inner_grad(point))
     move, _ = cg(lambda v: oracles.hvp(point._replace(v=v)), gradient, maxiter=_REFIT_PRODUCTS)
     moved = [point._replace(inner_var=trees.add(point.inner_var, trees.scale(t, move))) for t in (0, 1 / 16, 1 / 4, 1)]
     values = jnp.stack([oracles.inner_value(one) for one in moved])
-    # Where z is on its way, G is not the quadratic that it is near z*(x).
+    # Far from z*(x), G is not the quadratic that conjugate gradients assume.
     return jnp.stack([oracles.outer_value(one) for one in moved])[jnp.nanargmin(values)]
 
 
 @Compiled
 def curvature_along_v(oracles: Oracles, point: Point) -> tuple[Array, Array]:
-    """Return v'Hv / v'v with H = ∇²zz G, and |HHv| / |Hv|, the size of curvatures that v meets."""
+    """Return v'Hv / v'v with H = ∇²zz G, and |HHv| / |Hv|, the size of the curvatures along v."""
     once = oracles.hvp(point)
     twice = oracles.hvp(point._replace(v=once))
     size, largest = trees.norm_sq(point.v), trees.norm_sq(once)
@@ -128,23 +128,23 @@ def _curvature_complaint(oracles: Oracles, point: Point) -> str | None:
     if not along < -_NEGATIVE * largest:
         return None
     return (
-        f"the inner loss is not convex at the end: its curvature along v is {along:.2g}. So z is at no minimum, and x "
-        "did not follow a gradient of h: steps of your own may end far lower. Compare with solvers that follow the "
+        f"the inner loss is not convex at the end: its curvature along v is {along:.2g}. So z is not at a minimum, and "
+        "x did not follow a gradient of h; other step sizes may end much lower. Compare with solvers that follow the "
         "training, such as SOBA with `inner_optimizer` and a smaller `outer_ratio`."
     )
 
 
 def inner_complaint(oracles: Oracles, point: Point, row: Mapping[str, float]) -> str | None:
-    """Return a sentence where F(z, x) is not h(x): from the exact value if there is one, or else by a refit of z."""
+    """Return a sentence if F(z, x) differs from h(x), which is the exact value or, if unknown, a refit of z."""
     here = row["outer_value"]
     exact = "value" in row
     if not exact and (sentence := _curvature_complaint(oracles, point)):
-        return sentence  # a refit by conjugate gradients would mean nothing
+        return sentence  # a refit by conjugate gradients would be meaningless
     there = row["value"] if exact else float(refit_outer_value(oracles, point))
-    if not abs(here - there) > _LEFT_BEHIND * max(abs(here), abs(there)):
+    if not abs(here - there) > _LARGEST_GAP * max(abs(here), abs(there)):
         return None
     how = "at z*(x)" if exact else f"after {_REFIT_PRODUCTS} conjugate-gradient steps of z alone"
-    way = "go on by `resume`, scale the columns of your data, or fit z at this x before you use it"
+    way = "continue with `resume`, scale the columns of your data, or fit z at this x before you use it"
     return f"z is far from z*(x) at the end: F is {here:.4g} at z, and {there:.4g} {how}; {way}."
 
 
@@ -153,7 +153,7 @@ def exact_metrics(
 ) -> tuple[dict[str, float], ExactSolution | None]:
     """Return the metrics at the exact inner solution, and that solution, from which the next solve starts.
 
-    LinAlgError and ValueError say that there is no exact solution at the point, and why.
+    Raises LinAlgError or ValueError, with the reason, if there is no exact solution at the point.
     """
     if problem.exact_solver is None:
         return {}, None

@@ -1,4 +1,4 @@
-"""What a run returns: shown, saved to one file (a NumPy archive with a JSON text, nothing pickled), and read back."""
+"""Results of runs, and how they are saved and read: a NumPy archive with a JSON text, nothing pickled."""
 
 import json
 import os
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = 3  # 1 has the values of the losses only at the start; 2 has the untuned solver as a setting of SRBA
-_KEYS = {"solver", "parameters", "transformations", "seed", "columns", "best", "arrays"}  # that every file has
+_KEYS = {"solver", "parameters", "transformations", "seed", "columns", "best", "arrays"}  # of every file
 _KEYS |= {"problem", "fingerprint", "probe"}
-# Where losses are compared: how far from the start, at first, and how often this is halved until all is finite.
+# Losses are compared at these distances from the start, which are halved until all numbers are finite.
 _PROBE_RADII, _MOST_HALVINGS = (1.0, 1e-3), 60
-_SAME = 1e-6  # relative difference, which rounding stays below even where a loss casts to float32
+_SAME = 1e-6  # relative difference; rounding errors stay below, even if a loss casts to float32
 # The evaluated point with the smallest exact value h, that value, and its row in the history.
 Best: TypeAlias = tuple[Point | None, float, int]
 NO_BEST: Best = (None, np.inf, -1)  # without exact values
-_NOTABLE = 1e-3  # of the lowest value, by which the last one is above it
+_NOTABLE = 1e-3  # difference between the last and the lowest value, relative to the latter
 
 
 class Status(StrEnum):
@@ -61,22 +61,22 @@ class Status(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """The same, for people."""
+        """An explanation for users."""
         return {
             "converged": "The run reached a tolerance, or the solver's own criterion; `result.reason` says which.",
             "out_of_budget": "A budget was used up.",
             "diverged": "The iterates became non-finite; `point` is the last finite one. A solver with a `step_size` "
             "needs a smaller one or a larger `outer_ratio`; else scale the data, or bound the outer variable.",
-            "interrupted": "The run was stopped from the keyboard; save it and `resume` to go on.",
+            "interrupted": "The run was stopped from the keyboard; save it and continue with `resume`.",
             "failed": "A loss raised, rows could not be read, or a process was lost; `point` is the last one before. "
-            "Save the run, and `resume` it when the cause is removed.",
+            "Save the run, and `resume` it after removing the cause.",
             "stopped_early": "The metric of `early_stopping` no longer improved; `best_point` has its best one.",
         }[self.value]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The end of a run and the way there.
+    """The result of a run.
 
     Attributes
     ----------
@@ -87,10 +87,10 @@ class RunResult:
         evaluation), ``calls`` (all kinds together), ``calls_<kind>``, ``epochs`` = calls / (n + m), and the
         metrics of :mod:`bilevel.engine.metrics`
     best_point, best_value, best_row : the evaluated point with the smallest exact value h, that value, and its row in
-        the history; None, inf and -1 where no exact value is known. With `early_stopping` by its metric
-    solver, seed : what ran
-    reason : why it ended, in the words of the solver where it ends by itself
-    compile_seconds : spent on compilation, which `seconds` leaves out
+        the history; None, inf and -1 if no exact value is known. With `early_stopping`, the best by its metric
+    solver, seed : the solver, with its defaults filled in, and the seed
+    reason : why the run ended; if a solver ends by itself, its explanation
+    compile_seconds : time spent on compilation, which `seconds` does not include
     """
 
     status: Status
@@ -113,7 +113,7 @@ class RunResult:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """How far D_x at the final iterate can be from ∇h, proved where it says so; computed when first asked for."""
+        """A bound of the distance between D_x at the final iterate and ∇h; computed on first use."""
         return Certifier(self.problem)(self.point)
 
     def summary(self) -> str:
@@ -135,7 +135,7 @@ class RunResult:
             steps = f"{self.history['step'][self.best_row]:,}"
             lines.append(f"lowest value      {self.best_value:.6g} after {steps} steps: `best_point`")
         if self.problem.exact_solver is None:
-            unknown = "the problem does not say that its inner loss is strongly convex"
+            unknown = "the problem is not declared strongly convex"
             lines.append(f"No exact hypergradient: {NOT_SOLVED if self.problem.oracles.is_on_host else unknown}.")
         return "\n".join(lines)
 
@@ -149,25 +149,25 @@ class RunResult:
         return show.as_dataframe(self)
 
     def plot(self, metric: str | None = None) -> "Figure":
-        """Draw a metric against calls and against seconds; ‖∇h‖² by default, where it is known."""
+        """Plot a metric against calls and against seconds; by default ‖∇h‖² if it is known, otherwise F."""
         return show.plot(self, metric)
 
     def save(self, path: str | Path) -> None:
-        """Write the run to one file, from which :func:`bilevel.resume` goes on bit for bit.
+        """Write the run to one file, from which :func:`bilevel.resume` continues bit for bit.
 
-        Where it cannot be written, what was there before is kept, and an OSError says so.
+        If the file cannot be written, OSError is raised and an older file is kept.
         """
         write(self, as_path("path", path), identify(self.problem, failed=self.status is Status.failed))
 
 
 def identify(problem: BilevelProblem, *, failed: bool = False) -> dict[str, Any]:
-    """Return what a saved run recognizes its problem by; it takes two passes over all rows, or a few more."""
+    """Return the properties by which a saved run recognizes its problem; takes a few passes over all rows."""
     probe = None if failed else _probe(problem)  # a loss that raises cannot be compared
     return {"problem": problem.name, "fingerprint": problem.fingerprint(), "probe": probe}
 
 
 def write(result: RunResult, path: Path, identity: dict[str, Any], position: tuple[Any, ...] | None = None) -> None:
-    """Write a run to a file; a ``position`` (step, calls by kind, seconds) says where it is beyond its last row."""
+    """Write a run to a file; ``position`` (step, calls by kind, seconds) is needed if it is beyond its last row."""
     solver, best = result.solver, (result.best_value, result.best_row)
     about = {"format": _FORMAT, "jax": jax.__version__, "columns": list(result.history), "best": best}
     about |= {"solver": type(solver).__name__, "parameters": solver.parameters(), "seed": int(result.seed)}
@@ -188,16 +188,16 @@ def write(result: RunResult, path: Path, identity: dict[str, Any], position: tup
 def load(
     path: Path, problem: BilevelProblem, solver: SolverBase | None = None
 ) -> tuple[SolverBase, int, list[np.ndarray], dict[str, np.ndarray], Best, tuple[Any, ...]]:
-    """Return solver, seed, state's leaves, history, best and position of a run, refusing one of another problem."""
+    """Return solver, seed, leaves of the state, history, best and position of a saved run of this problem."""
     about, groups = _read(path)
     name, parameters = about["solver"], about["parameters"]
     if about["fingerprint"] != problem.fingerprint():
         differ = f"saved from another problem ({about['problem']}): data, start, bounds or dtype differ"
-        raise ValueError(f"`{path}` was {differ}. Rebuild the problem with the arguments it had.")
+        raise ValueError(f"`{path}` was {differ}. Build the problem with the same arguments as then.")
     if about["probe"] is not None and not _agree(about["probe"], _probe(problem)):
         raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
     if solver is None and name not in SOLVERS:
-        raise ValueError(f"`{path}` was made by `{name}`, not in SOLVERS; pass it as `solver=`.")
+        raise ValueError(f"`{path}` was made by `{name}`, which is not in SOLVERS; pass it as `solver=`.")
     if solver is None and any(str(value).startswith("optax ") for value in parameters.values()):
         raise ValueError(f"`{path}` was made by {name} with a transformation of optax; pass it as `solver=`.")
     if solver is not None and (type(solver).__name__, solver.parameters()) != (name, parameters):
@@ -225,14 +225,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
             known = about["format"]
             if known == _FORMAT and not about.keys() >= _KEYS:
                 raise ValueError(f"it lacks {', '.join(sorted(_KEYS - about.keys()))}")
-        # Damage surfaces in zipfile, struct, NumPy or json, under a dozen types that all mean the same.
+        # Damage raises errors of a dozen types in zipfile, struct, NumPy or json.
         except Exception as error:
             raise ValueError(f"`{path}` is not a saved run, or is damaged: {error}") from error
     if known != _FORMAT:
         told = f"`{path}` has format {known}, of another version of bilevel; this one reads format {_FORMAT}"
-        raise ValueError(f"{told}. Resume it with the version that wrote it, or start again.")
+        raise ValueError(f"{told}. Resume it with the version that wrote it, or run again from the start.")
     if set(about["arrays"]) != set(arrays):
-        raise ValueError(f"`{path}` is damaged: it has not the arrays that were saved.")
+        raise ValueError(f"`{path}` is damaged: arrays are missing.")
     counts = {group: sum(name.startswith(f"{group}_") for name in arrays) for group in ("state", "history", "best")}
     return about, {group: [arrays[f"{group}_{i}"] for i in range(count)] for group, count in counts.items()}
 
@@ -240,8 +240,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
 def _probe(problem: BilevelProblem) -> list[float]:
     """Return values and sizes of derivatives of the losses at fixed random points, in float64.
 
-    A digest of the data does not depend on the losses. At the start itself a variable may be 0, which hides what it is
-    multiplied by. Close to it, where the losses are of the sizes that a run meets, none of their terms hides another.
+    A digest of the data does not depend on the losses. At the start itself a variable may be 0, which hides factors.
+    Close to the start the losses have the sizes that occur in a run, so that no term dominates the others.
     """
     rng = np.random.default_rng(0)
     moves = jax.tree.map(lambda leaf: rng.uniform(-1, 1, np.shape(leaf)), problem.start)
@@ -265,7 +265,7 @@ def _sizes(oracles: Oracles, point: Point) -> PyTree:
 
 
 def _agree(saved: list[float], found: list[float]) -> bool:
-    """Return whether numbers are the same but for rounding, whatever their sizes."""
+    """Return True if numbers of any size are equal up to rounding errors."""
     return len(saved) == len(found) and np.allclose(saved, found, rtol=_SAME, atol=0.0, equal_nan=True)
 
 
@@ -302,7 +302,7 @@ class Checkpoints:
         self.save: Callable[[Path], None] | None = None  # given by the run
 
     def check_owner(self, resumed: Path | None = None) -> None:
-        """Raise FileExistsError if the folder has checkpoints, unless the run is resumed from the last of them."""
+        """Raise FileExistsError if the folder has checkpoints, unless the run is resumed from its last checkpoint."""
         found = [] if self.folder is None else written(self.folder)
         if found and (resumed is None or found[-1].resolve() != latest(resumed).resolve()):
             raise FileExistsError(

@@ -22,7 +22,7 @@ from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.metrics import inner_complaint
 from bilevel.engine.result import Checkpoints, RunResult, Status, identify, latest, load, write
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
-from bilevel.engine.stopping import Presses, StepError, find_failure, first_interrupt_asks, reads_can_be_interrupted
+from bilevel.engine.stopping import Presses, StepError, counting_interrupts, find_failure, reads_can_be_interrupted
 from bilevel.oracles.sharding import digest, gather_texts
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
@@ -239,7 +239,7 @@ class Run:
                         raise
                     driver.fail()
                     raise StepError(failure, self.step, error, self.result()) from error
-                driver.interrupted |= presses.asked()
+                driver.interrupted |= presses.any()
 
 
 def run(
@@ -366,12 +366,12 @@ def resume(
 
 def _interrupts(problem: BilevelProblem) -> AbstractContextManager[Presses]:
     """Count presses of Ctrl-C, even while a program is compiled. One of several processes cannot end by itself."""
-    return first_interrupt_asks(problem.oracles, 2 if problem.oracles.n_processes == 1 else 1)
+    return counting_interrupts(problem.oracles, 2 if problem.oracles.n_processes == 1 else 1)
 
 
 def _stop_request(problem: BilevelProblem, presses: Presses) -> Callable[[], bool] | None:
     """Return what the driver calls to see whether to stop; several processes must all take the same steps."""
-    return presses.asked if problem.oracles.n_processes == 1 else None
+    return presses.any if problem.oracles.n_processes == 1 else None
 
 
 def _finish(run: Run, checkpoints: Checkpoints) -> RunResult:

@@ -1,4 +1,4 @@
-"""Runs in a notebook: as HTML, as a data frame, and drawn beside each other, with bands over seeds."""
+"""Results as HTML, as data frames and as figures with bands over seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -16,12 +16,12 @@ SCALES = ("calls", "seconds")
 _BAND = (0.2, 0.5, 0.8)  # quantiles over seeds: the ends of the band, and the line
 
 
-Shown: TypeAlias = Any  # a RunResult, which shows itself by this module
+Shown: TypeAlias = Any  # a RunResult, whose module imports this one
 Runs: TypeAlias = Sequence[Shown]
 
 
 def as_html(run: Shown) -> str:
-    """Return status, costs, final values and the way of the default metric as a small table."""
+    """Return status, costs, final values and the history of the default metric as a small table."""
     last = {name: column[-1] for name, column in run.history.items()}
     rows = {
         "status": f"{run.status}: {run.reason or run.status.sentence}",
@@ -39,22 +39,22 @@ def as_html(run: Shown) -> str:
 
 
 def as_dataframe(run: Shown) -> Any:
-    """Return the history as a pandas DataFrame, after columns that say whose it is."""
-    whose = {"solver": type(run.solver).__name__, "problem": run.problem.name, "seed": run.seed}
+    """Return the history as a pandas DataFrame that begins with columns for solver, problem and seed."""
+    labels = {"solver": type(run.solver).__name__, "problem": run.problem.name, "seed": run.seed}
     size = len(run.history["step"])
-    columns = {name: [value] * size for name, value in whose.items()} | run.history
+    columns = {name: [value] * size for name, value in labels.items()} | run.history
     return require("pandas", "bench").DataFrame(columns)
 
 
 def plot(results: Shown | Runs | Mapping[str, Shown | Runs], metric: str | None = None) -> "Figure":
-    """Draw a metric of one or more runs against calls and against seconds.
+    """Plot a metric of one or more runs against calls and against seconds.
 
-    Runs that differ in their seeds alone are one line, the median, with a band from the 20 % to the 80 % quantile.
+    Runs that differ only in their seeds are shown as their median, with a band from the 20 % to the 80 % quantile.
 
     Parameters
     ----------
     results : a result, a list of them, or a dict of results or lists of results by label
-    metric : a column of the histories; ‖∇h‖² by default, or F where that is unknown
+    metric : a column of the histories; by default ‖∇h‖², or F if that is unknown
 
     Examples
     --------
@@ -110,7 +110,7 @@ def _draw(axes: Any, label: str, lines: Sequence[Line]) -> None:
 
 
 def unite(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places that half of the lines reach, and quantiles of these there, between their points linearly."""
+    """Return the abscissas that at least half of the lines reach, and quantiles of the interpolated lines there."""
     x = np.unique(np.concatenate([line.x for line in lines]))
     heights = np.array([np.interp(x, *line, left=np.nan, right=np.nan) for line in lines])
     known = 2 * np.sum(~np.isnan(heights), axis=0) >= len(lines)
@@ -131,12 +131,12 @@ def _as_list(results: Any) -> list[Shown]:
     runs = list(results) if isinstance(results, Iterable) and not isinstance(results, str) else [results]
     for run in runs:
         if not hasattr(run, "history"):
-            raise TypeError(f"`results` must hold results of `bilevel.run`, got {type(run).__name__}.")
+            raise TypeError(f"`results` must contain results of `bilevel.run`, got {type(run).__name__}.")
     return runs
 
 
 def _group(runs: Runs) -> dict[str, list[Shown]]:
-    """Return runs of one setting together, under the solver's name and what tells it from others of that name."""
+    """Group the runs of each setting, named after the solver and the parameters in which its settings differ."""
     settings = [{"": run.problem.name} | run.solver.parameters() for run in runs]
     groups: dict[str, list[Shown]] = {}
     for run, setting in zip(runs, settings, strict=True):

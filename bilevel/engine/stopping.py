@@ -1,4 +1,4 @@
-"""How a run stops before its end, by Ctrl-C or by an error, without losing what it has computed."""
+"""Ctrl-C and errors during a run, which end it without losing its results."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from bilevel.oracles.host_samples import Reader
 
 
 class Failure(NamedTuple):
-    """What failed in a step, as a sentence with a place for its number, and the loss that raised, if one did."""
+    """What failed, as a sentence with a placeholder for the step, and the loss that raised, if any."""
 
     sentence: str = "step {} failed"
     loss: str | None = None
@@ -41,19 +41,19 @@ class StepError(RuntimeError):
     def __init__(self, failure: Failure, step: int, error: Exception, result: RunResult) -> None:
         self.loss, self.step, self.result = failure.loss, step, result
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-        # An error inside of a compiled program has a traceback as its text, and ends with what was raised.
+        # The text of an error in a compiled program is a traceback, whose last line is the error.
         said = lines[-1] if "Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
-        rest = "The steps before it are in `error.result`: save that, and `bilevel.resume` goes on from there."
+        rest = "`error.result` contains the steps before: save it, and continue with `bilevel.resume`."
         super().__init__(f"{failure.sentence.format(step)} ({said[:300]}). {failure.hint}{rest}")
 
 
 class Presses:
-    """How often Ctrl-C was pressed: once asks a run to end after its step, the limit ends it by KeyboardInterrupt."""
+    """Counts Ctrl-C: the first press ends a run after its step, and the last allowed one raises KeyboardInterrupt."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.handled, self.received = limit, 0, 0
 
-    def asked(self) -> bool:
+    def any(self) -> bool:
         return self.handled > 0
 
     def forced(self) -> bool:
@@ -66,10 +66,10 @@ class Presses:
 
 
 @contextmanager
-def first_interrupt_asks(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
+def counting_interrupts(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
     """Count presses of Ctrl-C; below the limit they do not raise KeyboardInterrupt.
 
-    Where somebody else handles the signal, or in another thread than the main one, nothing changes.
+    Nothing changes if the caller has its own handler of the signal, or outside of the main thread.
     """
     presses, readers = Presses(limit), oracles.readers
     own = threading.current_thread() is threading.main_thread()
@@ -81,7 +81,7 @@ def first_interrupt_asks(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
         with _watching(presses, readers) if readers else nullcontext():
             yield presses
     except Exception as error:
-        if presses.forced():  # a compiled program fails with an error of its own when its callbacks are interrupted
+        if presses.forced():  # interrupted callbacks make a compiled program raise its own error
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -89,25 +89,25 @@ def first_interrupt_asks(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
 
 
 def reads_can_be_interrupted(oracles: Oracles) -> AbstractContextManager[Any]:
-    """Let Ctrl-C raise KeyboardInterrupt also while a compiled program waits for rows."""
-    return first_interrupt_asks(oracles, limit=1) if oracles.readers else nullcontext()
+    """Make Ctrl-C raise KeyboardInterrupt even while a compiled program waits for rows."""
+    return counting_interrupts(oracles, limit=1) if oracles.readers else nullcontext()
 
 
 @contextmanager
 def _watching(presses: Presses, readers: list[Reader]) -> Iterator[None]:
-    """Give up reading at the limit.
+    """Stop all readers when the limit is reached.
 
-    Python calls the handler of a signal in the main thread, which cannot run it while a compiled program waits there
-    for rows. So a thread listens to the bytes that Python writes as soon as a signal arrives.
+    Python calls signal handlers in the main thread, which cannot run them while a compiled program waits for rows. So a
+    thread listens to the bytes that Python writes as soon as a signal arrives.
     """
-    heard, told = socket.socketpair()
-    told.setblocking(False)
-    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
 
     def watch() -> None:
-        with heard:
-            while signals := heard.recv(64):
-                if before != -1:  # an event loop listens too
+        with receiver:
+            while signals := receiver.recv(64):
+                if before != -1:  # an event loop uses it too
                     with suppress(OSError):
                         os.write(before, signals)
                 presses.received += signals.count(signal.SIGINT)
@@ -120,22 +120,22 @@ def _watching(presses: Presses, readers: list[Reader]) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        told.close()
+        sender.close()
 
 
 def find_failure(steps: Steps, error: Exception) -> Failure | None:
-    """Find what failed, and go to the last state before it; None for an error that no loss, row or process caused.
+    """Return what failed, and go to the last state before it; None if no loss, row or process caused the error.
 
-    A compiled program takes many steps at once, and repeats bit for bit: shorter and shorter parts of it are tried.
+    A compiled program takes many steps at once and repeats bit for bit, so the failing step is found by bisection.
     """
     text = f"{error}\n{''.join(format_exception_only(error))}"
     if any(reader.failure is not None and reader.failure in text for reader in steps.oracles.readers):
         return Failure("the rows of a `HostData` could not be read in step {}")
     in_program = isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z]+(_[A-Z]+)*: ", str(error))
     if steps.oracles.n_processes > 1:
-        # Nothing is tried again: programs of several processes fit together only while all run the same ones.
+        # Nothing is tried again, since all processes must run the same programs.
         here = f"in process {jax.process_index()} of {steps.oracles.n_processes}"
-        hint = "" if "Callback" in text else "Another process has probably failed or ended; see what it printed. "
+        hint = "" if "Callback" in text else "Another process has probably failed or ended; see its output. "
         return Failure(f"step {{}} failed {here}", hint=hint) if in_program else None
     loss, aim = _failing_loss(steps), steps.target
     size = aim - steps.position.step
@@ -154,17 +154,17 @@ def find_failure(steps: Steps, error: Exception) -> Failure | None:
 
 
 def _failing_loss(steps: Steps) -> str | None:
-    """Return the loss that raises at the point where a run is, if one does."""
+    """Return the loss that raises at the current point, if any."""
     for loss, value in (("inner_loss", "inner_value"), ("outer_loss", "outer_value")):
         try:
             jax.block_until_ready(
                 _value(value, steps.oracles, steps.solver.monitor.evaluation_point(steps.position.state))
             )
-        except Exception:  # a loss is the user's, and may raise anything
+        except Exception:  # a loss of the user may raise anything
             return loss
     return None
 
 
-@compiled("name")  # loops outside of a compiled program that fails would keep its data in memory
+@compiled("name")  # a loop outside of a compiled program that fails would keep its data in memory
 def _value(name: str, oracles: Oracles, point: Point) -> Array:
     return getattr(oracles, name)(point)

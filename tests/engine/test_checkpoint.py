@@ -180,7 +180,7 @@ def test_a_damaged_or_foreign_file_is_refused(saved, tmp_path):
         kept = {name: archive[name] for name in archive.files}
     for lost in ("history_1", "best_2"):
         np.savez(saved, **{name: array for name, array in kept.items() if name != lost})
-        with pytest.raises(ValueError, match=r"run.npz` is damaged: it has not the arrays that were saved"):
+        with pytest.raises(ValueError, match=r"run.npz` is damaged: arrays are missing"):
             bilevel.resume(saved, problem, max_steps=9)
     np.savez(saved, about=np.array({"format": 1}, dtype=object))
     with pytest.raises(ValueError, match=r"not a saved run, or is damaged"):

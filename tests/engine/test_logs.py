@@ -210,7 +210,7 @@ def test_a_resumed_run_refuses_the_file_of_another_and_leaves_it_as_it_was(saved
 def test_a_resumed_run_refuses_what_is_no_log_and_leaves_it_as_it_was(saved, path, text):
     other = path.with_name("other.csv")
     other.write_text(text)
-    with pytest.raises(ValueError, match=r"no log of a run"):
+    with pytest.raises(ValueError, match=r"not the log of a run"):
         bilevel.resume(*saved, max_steps=60, log=bilevel.CSVLog(other))
     assert other.read_text() == text
 

@@ -90,7 +90,7 @@ def test_a_run_that_ends_early_does_not_count_where_it_is_not():
 
 @pytest.mark.parametrize(
     ("results", "metric", "message"),
-    [([], None, "`results` is empty"), ({"a": []}, None, "`results` is empty"), ([3], None, "must hold results")],
+    [([], None, "`results` is empty"), ({"a": []}, None, "`results` is empty"), ([3], None, "must contain results")],
 )
 def test_what_cannot_be_drawn_is_refused(results, metric, message):
     with pytest.raises((ValueError, TypeError), match=message):

@@ -220,7 +220,7 @@ def test_a_log_that_the_system_does_not_let_open_is_warned_of_and_the_run_goes_o
         def write(self, row):
             pytest.fail("it was never open")
 
-    with pytest.warns(RuntimeWarning, match=r"`log`: Remote failed .*nobody listens.* The run goes on") as told:
+    with pytest.warns(RuntimeWarning, match=r"`log`: Remote failed .*nobody listens.* The run continues") as told:
         result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, log=Remote())
     assert result.status == "out_of_budget" and [warning.filename for warning in told] == [__file__]
 
