@@ -143,9 +143,8 @@ class CSVLog(Log):
             raise FileExistsError(f"{me}: the file exists. Delete it or give another path{_RESUME}")
         try:
             with self.path.open(encoding="utf-8", newline="") as file:
-                table = csv.DictReader(
-                    [line for line in file if line.endswith("\n")]
-                )  # a full disk may cut the last line
+                complete = [line for line in file if line.endswith("\n")]  # a full disk may cut the last line
+            table = csv.DictReader(complete)
             if not {"step", "seconds"} <= set(table.fieldnames or ()):
                 raise ValueError("no columns `step` and `seconds`")
             found = [(int(row["step"]), float(row["seconds"])) for row in table]
