@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 _HOME = {
     "BilevelProblem": "problems",
     "CSVLog": "engine.logs",
+    "CertifiedTolerance": "engine.driver",
+    "Checkpoints": "engine.result",
     "EarlyStopping": "engine.driver",
     "HostData": "oracles.host_data",
     "Hypergradient": "problems.hypergradients",

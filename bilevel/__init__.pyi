@@ -11,10 +11,12 @@ from bilevel._process import fuse_cpu_loops as fuse_cpu_loops
 from bilevel._process import keep_programs as keep_programs
 from bilevel._types import Point as Point
 from bilevel.bench.benchmark import benchmark as benchmark
+from bilevel.engine.driver import CertifiedTolerance as CertifiedTolerance
 from bilevel.engine.driver import EarlyStopping as EarlyStopping
 from bilevel.engine.logs import CSVLog as CSVLog
 from bilevel.engine.logs import Log as Log
 from bilevel.engine.logs import TensorBoardLog as TensorBoardLog
+from bilevel.engine.result import Checkpoints as Checkpoints
 from bilevel.engine.result import RunResult as RunResult
 from bilevel.engine.result import Status as Status
 from bilevel.engine.run import Run as Run

@@ -168,7 +168,7 @@ def fit(problem, steps, reach, batch=64, seed=0):
     solver = solver_of(problem.start.outer_var, steps, reach, batch)
     best = bilevel.EarlyStopping("validation_error", patience=steps)
     every = max(1, steps // EVALUATIONS)
-    return bilevel.run(problem, solver, max_steps=steps, eval_every=every, early_stopping=best, seed=seed)
+    return bilevel.run(problem, solver, max_steps=steps, eval_every=every, stop=best, seed=seed)
 
 
 def filter_rows(data, steps, batch, seed):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from bilevel._types import INT32_MAX, Calls, Point, as_float, is_number
 from bilevel.engine.logs import Recorder, warn_user
 from bilevel.engine.loop import SEEDS_AND_SETTINGS, SETTINGS, Evaluation, draw_page, run_key
 from bilevel.engine.metrics import default_metric, exact_metrics, metric
-from bilevel.engine.result import NO_BEST, Checkpoints, Status
+from bilevel.engine.result import NO_BEST, CheckpointWriter, Status
 from bilevel.engine.steps import PAGE_LENGTH, CompiledSteps, Steps, configure, prepare
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.certificate import Certifier
@@ -82,39 +82,102 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
+class CertifiedTolerance:
+    """Stop a run at the first evaluation with a certified bound of ‖∇h‖² of at most ``bound``.
+
+    The bound is proved without an exact solution (:mod:`bilevel.problems.certificate`); the problem must have known
+    constants. It adds the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and ``certified_norm_sq``, the bound of
+    ‖∇h‖².
+
+    Parameters
+    ----------
+    bound : a number of at least 0
+    """
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(as_float(self.bound), float) or not 0 <= self.bound < math.inf:
+            raise ValueError(f"`CertifiedTolerance(bound={self.bound!r})`: must be a finite number of at least 0.")
+
+
+Criterion: TypeAlias = float | CertifiedTolerance | EarlyStopping
+
+
+@dataclass(frozen=True)
 class Budget:
-    """Limits on a whole run, including the part before it was resumed, and how often it is evaluated."""
+    """Limits on a whole run, including the part before it was resumed, and how often it is evaluated.
+
+    `bilevel.run` describes the fields.
+    """
 
     max_steps: int | None = None
     max_calls: int | None = None
     max_seconds: float | None = None
-    tolerance: float | None = None
-    certified_tolerance: float | None = None
-    eval_every: int | None = None
-    metrics_every: int | None = None
-    early_stopping: EarlyStopping | None = None
+    stop: Criterion | Sequence[Criterion] | None = None
+    eval_every: int | tuple[int | None, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
-            raise ValueError(f"`early_stopping={self.early_stopping!r}`: must be a bilevel.EarlyStopping, or None.")
-        for field in fields(self)[:-1]:
-            value, least = getattr(self, field.name), 1 if field.name.endswith("_every") else 0
+        for field in fields(self)[:3]:
+            value = getattr(self, field.name)
             kind, what = (Integral, "an integer") if field.type == int | None else (Real, "a finite number")
-            known = isinstance(value, kind) and not isinstance(value, bool)
-            if value is not None and not (known and least <= value < math.inf):
-                raise ValueError(f"`{field.name}={value!r}`: must be {what} of at least {least}, or None.")
+            if value is not None and not (is_number(value, kind) and 0 <= value < math.inf):
+                raise ValueError(f"`{field.name}={value!r}`: must be {what} of at least 0, or None.")
         if self.max_steps is not None and self.max_steps > INT32_MAX:
             raise ValueError(f"`max_steps={self.max_steps}`: steps are counted in 32 bits, at most {INT32_MAX}.")
         if self.max_steps is None and self.max_calls is None and self.max_seconds is None:
             raise ValueError("no budget: give at least one of `max_steps`, `max_calls`, `max_seconds`.")
+        for criterion in self._criteria:
+            is_tolerance = is_number(criterion) and 0 <= criterion < math.inf
+            if not is_tolerance and not isinstance(criterion, CertifiedTolerance | EarlyStopping):
+                raise ValueError(
+                    f"`stop={criterion!r}`: must be a number of at least 0, a bilevel.CertifiedTolerance, a "
+                    "bilevel.EarlyStopping, or a tuple of these."
+                )
+        for every in (self.every, self.metrics_every):
+            if every is not None and not (is_number(every, Integral) and every >= 1):
+                raise ValueError(
+                    f"`eval_every={self.eval_every!r}`: must be an integer of at least 1, or a pair of such integers."
+                )
+
+    @property
+    def _criteria(self) -> tuple[Any, ...]:
+        if self.stop is None:
+            return ()
+        return tuple(self.stop) if isinstance(self.stop, tuple | list) else (self.stop,)
+
+    @property
+    def tolerance(self) -> float | None:
+        """The largest ‖∇h‖² at which the run stops."""
+        return min((criterion for criterion in self._criteria if is_number(criterion)), default=None)
+
+    @property
+    def certified_tolerance(self) -> float | None:
+        """The largest certified bound of ‖∇h‖² at which the run stops."""
+        return min((one.bound for one in self._criteria if isinstance(one, CertifiedTolerance)), default=None)
+
+    @property
+    def early_stopping(self) -> EarlyStopping | None:
+        """The criterion of a metric."""
+        return next((criterion for criterion in self._criteria if isinstance(criterion, EarlyStopping)), None)
+
+    @property
+    def every(self) -> Any:
+        """Number of steps between two evaluations; None means four per doubling of the calls."""
+        return self.eval_every[0] if isinstance(self.eval_every, tuple | list) else self.eval_every
+
+    @property
+    def metrics_every(self) -> Any:
+        """Number of steps between two evaluations of the problem's own metrics; None means at each evaluation."""
+        return self.eval_every[-1] if isinstance(self.eval_every, tuple | list) else None
 
     def next_evaluation(self, epoch: int, step: int, calls: int, page_first: int, calls_after: np.ndarray) -> int:
         """Return the step of the next evaluation, as `steps.NextEvaluation` describes.
 
         It does not depend on the clock, so that the histories of two runs can be compared.
         """
-        multiples = [step - step % n + n - page_first for n in (self.eval_every, self.metrics_every) if n is not None]
-        if self.eval_every is not None:
+        multiples = [step - step % n + n - page_first for n in (self.every, self.metrics_every) if n is not None]
+        if self.every is not None:
             return min(multiples)
         target = epoch / 64
         if calls >= target:
@@ -167,7 +230,7 @@ class Driver:
         self.best, self.recorder = NO_BEST, Recorder()
         self.evaluates_first = False  # even if no evaluation is due
         self.certifier: Certifier | None = None
-        self.checkpoints, self.early_stopping = Checkpoints(), cast(EarlyStopping | None, None)
+        self.checkpoints, self.early_stopping = CheckpointWriter(), cast(EarlyStopping | None, None)
         self._reference: ExactSolution | None = None
         self._failed_metrics: set[str] = set()
         self.unsolved = ""  # why the last exact solution could not be computed

@@ -70,7 +70,7 @@ class Status(StrEnum):
             "interrupted": "The run was stopped from the keyboard; save it and continue with `resume`.",
             "failed": "A loss raised, rows could not be read, or a process was lost; `point` is the last one before. "
             "Save the run, and `resume` it after removing the cause.",
-            "stopped_early": "The metric of `early_stopping` no longer improved; `best_point` has its best one.",
+            "stopped_early": "The metric of `EarlyStopping` no longer improved; `best_point` has its best one.",
         }[self.value]
 
 
@@ -87,7 +87,7 @@ class RunResult:
         evaluation), ``calls`` (all kinds together), ``calls_<kind>``, ``epochs`` = calls / (n + m), and the
         metrics of :mod:`bilevel.engine.metrics`
     best_point, best_value, best_row : the evaluated point with the smallest exact value h, that value, and its row in
-        the history; None, inf and -1 if no exact value is known. With `early_stopping`, the best by its metric
+        the history; None, inf and -1 if no exact value is known. With `EarlyStopping`, the best by its metric
     solver, seed : the solver, with its defaults filled in, and the seed
     reason : why the run ended; if a solver ends by itself, its explanation
     compile_seconds : time spent on compilation, which `seconds` does not include
@@ -274,8 +274,9 @@ def _agree(saved: list[float], found: list[float]) -> bool:
 _NAME = re.compile(r"step-(\d{10})\.npz")
 
 
+@dataclass(frozen=True)
 class Checkpoints:
-    """When and where to write a run while it continues; without a folder, never.
+    """Where and how often a run is written while it continues.
 
     Each file is complete or does not exist, and contains all that `bilevel.resume` needs to continue bit for bit. A
     checkpoint evaluates nothing: the history of a run that is killed and resumed is that of an uninterrupted run.
@@ -287,27 +288,44 @@ class Checkpoints:
     keep : number of files to keep, the latest ones
     """
 
-    def __init__(self, folder: Any = None, every: Any = None, keep: Any = 3) -> None:
-        if folder is None and every is not None:
-            raise ValueError(f"`checkpoint_every={every!r}`: needs `checkpoint=`, the folder to write to.")
-        whole = is_number(every, Integral) and every >= 1
-        if not (every is None or whole or (isinstance(every, float) and 0 < every < inf)):
-            raise ValueError(f"`checkpoint_every={every!r}`: must be steps, as 1000, or seconds, as 60.0, above 0.")
-        if not is_number(keep, Integral) or keep < 1:
-            raise ValueError(f"`keep={keep!r}`: must be an integer of at least 1.")
-        self.folder = None if folder is None else as_path("checkpoint", folder)
-        self._steps: int | None = int(every) if whole else None
-        self._seconds: float | None = None if whole else every
-        self._keep, self._last, self._done = int(keep), time.monotonic(), -1
-        self.save: Callable[[Path], None] | None = None  # given by the run
+    folder: str | Path
+    every: int | float | None = None
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", as_path("checkpoint", self.folder))
+        is_seconds = isinstance(self.every, float) and 0 < self.every < inf
+        if not (self.every is None or is_seconds or (is_number(self.every, Integral) and self.every >= 1)):
+            raise ValueError(
+                f"`Checkpoints(every={self.every!r})`: must be steps, as 1000, or seconds, as 60.0, above 0."
+            )
+        if not is_number(self.keep, Integral) or self.keep < 1:
+            raise ValueError(f"`Checkpoints(keep={self.keep!r})`: must be an integer of at least 1.")
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run; without settings it never writes."""
+
+    def __init__(self, checkpoint: str | Path | Checkpoints | None = None) -> None:
+        given = checkpoint is None or isinstance(checkpoint, Checkpoints)
+        self.settings: Checkpoints | None = checkpoint if given else Checkpoints(checkpoint)  # type: ignore[assignment,arg-type]
+        every = None if self.settings is None else self.settings.every
+        self._seconds = every if isinstance(every, float) else None
+        self._steps = None if every is None or isinstance(every, float) else int(every)
+        self._last, self._done = time.monotonic(), -1
+        self.save: Callable[[Path], None] | None = None  # set by the run
+
+    @property
+    def _folder(self) -> Path | None:
+        return None if self.settings is None else Path(self.settings.folder)
 
     def check_owner(self, resumed: Path | None = None) -> None:
         """Raise FileExistsError if the folder has checkpoints, unless the run is resumed from its last checkpoint."""
-        found = [] if self.folder is None else written(self.folder)
+        found = [] if self._folder is None else written(self._folder)
         if found and (resumed is None or found[-1].resolve() != latest(resumed).resolve()):
             raise FileExistsError(
-                f"`checkpoint={str(self.folder)!r}`: the folder has {found[-1].name} of another run. Continue that run "
-                "with `bilevel.resume`, delete the file, or give another folder."
+                f"`checkpoint={str(self._folder)!r}`: the folder has {found[-1].name} of another run. Continue that "
+                "run with `bilevel.resume`, delete the file, or give another folder."
             )
 
     def cap(self, step: int, stop: int) -> int:
@@ -322,12 +340,12 @@ class Checkpoints:
 
     def write(self, step: int) -> None:
         """Write the run after ``step``, once. If it cannot be written, warn and continue."""
-        if self.folder is None or self.save is None or step == self._done:
+        if self.settings is None or self._folder is None or self.save is None or step == self._done:
             return
         try:
-            self.save(self.folder / f"step-{step:010d}.npz")
+            self.save(self._folder / f"step-{step:010d}.npz")
             self._done = step
-            for old in written(self.folder)[: -self._keep]:
+            for old in written(self._folder)[: -self.settings.keep]:
                 with suppress(FileNotFoundError):
                     old.unlink()
         except OSError as error:

@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -17,10 +17,10 @@ from bilevel._io import as_path
 from bilevel._precision import arithmetic
 from bilevel._progress import compiling_bar
 from bilevel._types import INT32_MAX, Calls, Point, is_number
-from bilevel.engine.driver import Budget, Driver, EarlyStopping
+from bilevel.engine.driver import Budget, Criterion, Driver
 from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.metrics import inner_complaint
-from bilevel.engine.result import Checkpoints, RunResult, Status, identify, latest, load, write
+from bilevel.engine.result import Checkpoints, CheckpointWriter, RunResult, Status, identify, latest, load, write
 from bilevel.engine.steps import CompiledSteps, HostSteps, Position, prepare
 from bilevel.engine.stopping import Presses, StepError, counting_interrupts, find_failure, reads_can_be_interrupted
 from bilevel.oracles.sharding import digest, gather_texts
@@ -196,9 +196,9 @@ class Run:
             return " ".join(filter(None, [status.sentence, self.solver.monitor.unfinished(row)]))
         return status.sentence
 
-    def _checkpoint_to(self, checkpoints: Checkpoints) -> None:
+    def _checkpoint_to(self, writer: CheckpointWriter) -> None:
         """Make the driver write checkpoints; of several processes, only the first one writes."""
-        if checkpoints.folder is None:
+        if writer.settings is None:
             return
         identity = identify(self.problem)  # once, since it is a pass over all rows of all processes
 
@@ -206,8 +206,8 @@ class Run:
             _, step, calls, seconds = self._steps.position
             write(self._gather(Status.interrupted), path, identity, (step, calls[0].tolist(), seconds))
 
-        checkpoints.save = save if self._is_first_process else None
-        self._driver.checkpoints = checkpoints
+        writer.save = save if self._is_first_process else None
+        self._driver.checkpoints = writer
 
     @property
     def _is_first_process(self) -> bool:
@@ -215,10 +215,10 @@ class Run:
 
     @contextmanager
     def _driven(
-        self, certifier: Certifier | None, log: Log | None, checkpoints: Checkpoints, presses: Presses
+        self, certifier: Certifier | None, log: Log | None, writer: CheckpointWriter, presses: Presses
     ) -> Iterator[Driver]:
         """Give the driver its log and checkpoints, and turn Ctrl-C and failed steps into a result."""
-        self._checkpoint_to(checkpoints)
+        self._checkpoint_to(writer)
         driver, rows = self._driver, self._driver.rows[0][0]
         about = About(self.problem.name, type(self.solver).__name__, self.solver.parameters(), self.seed)
         driver.certifier = certifier
@@ -250,17 +250,12 @@ def run(
     max_steps: int | None = None,
     max_calls: int | None = None,
     max_seconds: float | None = None,
-    tolerance: float | None = None,
-    certified_tolerance: float | None = None,
-    eval_every: int | None = None,
-    metrics_every: int | None = None,
-    early_stopping: EarlyStopping | None = None,
+    stop: Criterion | Sequence[Criterion] | None = None,
+    eval_every: int | tuple[int | None, int] | None = None,
     exact: bool = True,
     progress: bool = False,
     log: Log | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int | float | None = None,
-    keep: int = 3,
+    checkpoint: str | Path | Checkpoints | None = None,
 ) -> RunResult:
     """Run a solver on a problem until it converges or a budget is used up.
 
@@ -277,43 +272,38 @@ def run(
         with `AutoSRBA`, which ends by itself, after 300 000 steps at the latest. The budget of calls is never exceeded,
         except by the last step of a `HostSolver`, whose cost is known only afterwards. Seconds do not include
         compilation and evaluations, and a step of a `HostSolver` is given up after twice the limit
-    tolerance : stop at the first evaluation with ‖∇h‖² at most this; requires a problem with exact solutions
-    certified_tolerance : the same with a bound of ‖∇h‖² that is proved without an exact solution
-        (:mod:`bilevel.problems.certificate`); adds the columns ``certified_error``, the bound of ‖D_x - ∇h‖, and
-        ``certified_norm_sq``, the bound of ‖∇h‖². Requires a problem with known constants
-    eval_every : number of steps between two evaluations; by default there are four per doubling of the calls
-    metrics_every : number of steps between two evaluations of the problem's own metrics, such as those of held-out
-        rows, which are also evaluated at the start and at the end; by default they are part of each evaluation
-    early_stopping : a :class:`bilevel.EarlyStopping`, to stop when a metric no longer improves
+    stop : when the run stops before its budget is used up. A number stops it at the first evaluation with ‖∇h‖² of at
+        most this, which requires exact solutions; a :class:`bilevel.CertifiedTolerance` at a certified bound of ‖∇h‖²;
+        a :class:`bilevel.EarlyStopping` when a metric no longer improves. A tuple combines them
+    eval_every : number of steps between two evaluations; by default there are four per doubling of the calls. The
+        second number of a pair is for the problem's own metrics, such as those of held-out rows, which are also
+        evaluated at the start and at the end; by default they are part of each evaluation
     exact : if True, each evaluation computes h and its gradient by an exact solution, which may take seconds
     progress : show a progress bar with the remaining time, or plain lines if there is no terminal
     log : receives each row of the history as soon as it is evaluated: :class:`bilevel.CSVLog`,
         :class:`bilevel.TensorBoardLog`, or your own :class:`bilevel.Log`. If it fails, the run warns and continues
-    checkpoint : folder to write the run to while it continues, and at its end; `bilevel.resume` reads its last file
-    checkpoint_every : an integer number of steps between two files, or a float number of seconds, such as 60.0
-    keep : number of files to keep
+    checkpoint : folder to write the run to at its end, or a :class:`bilevel.Checkpoints` to write it also while it
+        continues; `bilevel.resume` reads the last file
     """
     solver = AutoSRBA() if solver is None else solver
-    checkpoints = Checkpoints(checkpoint, checkpoint_every, keep)
-    checkpoints.check_owner()
+    writer = CheckpointWriter(checkpoint)
+    writer.check_owner()
     _check_input(problem, solver, seed, exact=exact, progress=progress)
     if max_steps is None and max_calls is None and max_seconds is None:
         max_steps = solver.monitor.max_steps
-    limits = max_steps, max_calls, max_seconds, tolerance, certified_tolerance
-    budget = Budget(*limits, eval_every, metrics_every, early_stopping)
+    budget = Budget(max_steps, max_calls, max_seconds, stop, eval_every)
     certifier = _check_limits(problem, budget, log)
-    if tolerance is not None and not exact:
-        raise ValueError("`tolerance` needs `exact=True`: it is a bound on the exact gradient.")
-    when = {"checkpoint": checkpoint is not None, "checkpoint_every": checkpoint_every}
-    _check_agreement(problem, call="run", solver=solver, seed=seed, **vars(budget), **when)
+    if budget.tolerance is not None and not exact:
+        raise ValueError(f"`stop={stop!r}` needs `exact=True`: a tolerance is a bound of the exact gradient.")
+    _check_agreement(problem, call="run", solver=solver, seed=seed, **vars(budget), checkpoint=writer.settings)
     with (
         compiling_bar(f"{type(solver).__name__} on {problem.name}", progress) as report,
         _interrupts(problem) as presses,
     ):
         begun = Run(problem, solver, seed=seed, exact=exact)
-        with begun._driven(certifier, log, checkpoints, presses) as driver:
+        with begun._driven(certifier, log, writer, presses) as driver:
             driver.drive(budget, report, _stop_request(problem, presses))
-        return _finish(begun, checkpoints)
+        return _finish(begun, writer)
 
 
 def resume(
@@ -321,12 +311,14 @@ def resume(
     problem: BilevelProblem,
     *,
     solver: SolverBase | None = None,
+    max_steps: int | None = None,
+    max_calls: int | None = None,
+    max_seconds: float | None = None,
+    stop: Criterion | Sequence[Criterion] | None = None,
+    eval_every: int | tuple[int | None, int] | None = None,
     progress: bool = False,
     log: Log | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int | float | None = None,
-    keep: int = 3,
-    **limits: Any,
+    checkpoint: str | Path | Checkpoints | None = None,
 ) -> RunResult:
     """Continue a saved run as if it had never stopped.
 
@@ -335,33 +327,27 @@ def resume(
     path : file written by ``result.save``, or a folder of checkpoints, of which the latest is used
     problem : the problem of the saved run; data, start and values of the losses are compared
     solver : required only if it is not in ``bilevel.SOLVERS``, or has an optax transformation
+    max_steps, max_calls, max_seconds : budgets of the whole run, including its saved part. At least one is required,
+        except for a run of `AutoSRBA`, which continues until it ends by itself
+    stop, eval_every : the same as for :func:`bilevel.run`
     progress : show a progress bar with the remaining time, or plain lines if there is no terminal
     log : receives each row of the history; the log of the saved run is continued, and a new log first receives the
         rows of the saved run
-    checkpoint : folder to write the run to, which may be that of the saved run
-    checkpoint_every : an integer number of steps between two files, or a float number of seconds, such as 60.0
-    keep : number of files to keep
-    **limits : budgets, tolerances, ``eval_every``, ``metrics_every`` and ``early_stopping``, which `bilevel.run`
-        describes. Budgets apply to the whole run, including its saved part. Without a budget, a run of `AutoSRBA`
-        continues until it ends by itself
+    checkpoint : folder to write the run to, or a :class:`bilevel.Checkpoints`; it may be the folder of the saved run
     """
-    unknown = limits.keys() - {field.name for field in fields(Budget)}
-    if unknown:
-        raise TypeError(f"`{min(unknown)}`: unknown; limits are {', '.join(field.name for field in fields(Budget))}.")
-    has_budget = any(limits.get(name) is not None for name in ("max_steps", "max_calls", "max_seconds"))
-    budget = Budget(**limits if has_budget else limits | {"max_steps": 0})
+    has_budget = not (max_steps is None and max_calls is None and max_seconds is None)
+    budget = Budget(max_steps if has_budget else 0, max_calls, max_seconds, stop, eval_every)
     _check_problem(problem)
-    certifier, checkpoints = _check_limits(problem, budget, log), Checkpoints(checkpoint, checkpoint_every, keep)
-    checkpoints.check_owner(as_path("path", path))
-    when = {"checkpoint": checkpoint is not None, "checkpoint_every": checkpoint_every}
-    _check_agreement(problem, call="resume", solver=solver, **vars(budget), **when)
+    certifier, writer = _check_limits(problem, budget, log), CheckpointWriter(checkpoint)
+    writer.check_owner(as_path("path", path))
+    _check_agreement(problem, call="resume", solver=solver, **vars(budget), checkpoint=writer.settings)
     with compiling_bar(f"{path} on {problem.name}", progress) as report, _interrupts(problem) as presses:
         saved = Run.load(path, problem, solver=solver)
         if not has_budget:
             budget = replace(budget, max_steps=saved.solver.monitor.max_steps)
-        with saved._driven(certifier, log, checkpoints, presses) as driver:
+        with saved._driven(certifier, log, writer, presses) as driver:
             driver.drive(budget, report, _stop_request(problem, presses))
-        return _finish(saved, checkpoints)
+        return _finish(saved, writer)
 
 
 def _interrupts(problem: BilevelProblem) -> AbstractContextManager[Presses]:
@@ -374,9 +360,9 @@ def _stop_request(problem: BilevelProblem, presses: Presses) -> Callable[[], boo
     return presses.any if problem.oracles.n_processes == 1 else None
 
 
-def _finish(run: Run, checkpoints: Checkpoints) -> RunResult:
+def _finish(run: Run, writer: CheckpointWriter) -> RunResult:
     result = run.result()
-    checkpoints.write(run.step)
+    writer.write(run.step)
     return result
 
 
@@ -424,10 +410,13 @@ def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None) -> C
         given = f"`max_seconds={budget.max_seconds!r}`"
         raise ValueError(f"{given}: each process has its own clock; use `max_steps` or `max_calls`.")
     if budget.tolerance is not None and problem.oracles.is_on_host:
-        raise ValueError(f"`tolerance={budget.tolerance!r}`: {NOT_SOLVED}; leave it out.")
+        raise ValueError(f"`stop={budget.stop!r}`: {NOT_SOLVED}; leave it out.")
     if budget.tolerance is not None and problem.exact_solver is None:
-        raise ValueError("`tolerance` needs exact hypergradients: strongly_convex=True, where the inner loss is.")
+        raise ValueError(
+            f"`stop={budget.stop!r}`: a tolerance needs exact hypergradients. Build the problem with "
+            "strongly_convex=True if its inner loss is strongly convex."
+        )
     certifier = None if budget.certified_tolerance is None else Certifier(problem)
     if certifier is not None and not certifier.certified:
-        raise ValueError(f"`certified_tolerance`: nothing is proved of this problem. {certifier.why}")
+        raise ValueError(f"`stop={budget.stop!r}`: nothing is proved about this problem. {certifier.why}")
     return certifier

@@ -191,7 +191,7 @@ def test_a_resumed_run_may_bring_columns_of_its_own(tmp_path):
     problem = cases.logistic_selection(outer_bounds=(-3.0, 3.0))
     first = bilevel.run(problem, SRBA, max_steps=20, eval_every=10, log=bilevel.CSVLog(tmp_path / "run.csv"))
     first.save(tmp_path / "run.npz")
-    more = {"max_steps": 40, "certified_tolerance": 1e-30, "log": bilevel.CSVLog(tmp_path / "run.csv")}
+    more = {"max_steps": 40, "stop": bilevel.CertifiedTolerance(1e-30), "log": bilevel.CSVLog(tmp_path / "run.csv")}
     result = bilevel.resume(tmp_path / "run.npz", problem, **more)
     assert np.isnan(result.history["certified_error"][0]) and result.history["certified_error"][-1] > 0
     assert_same_columns(table(tmp_path / "run.csv"), result.history)

@@ -36,7 +36,7 @@ def test_a_run_from_a_checkpoint_has_the_state_and_the_history_of_a_whole_one(na
     problem, solver = cases.quadratic("float32"), cases.SOLVERS[name]
     settings = {"eval_every": 40}  # so that 90 is no evaluation point
     whole = bilevel.run(problem, solver, seed=5, max_steps=150, **settings)
-    bilevel.run(problem, solver, seed=5, max_steps=100, checkpoint=tmp_path, checkpoint_every=30, **settings)
+    bilevel.run(problem, solver, seed=5, max_steps=100, checkpoint=bilevel.Checkpoints(tmp_path, every=30), **settings)
     assert names(tmp_path) == ["step-0000000060.npz", "step-0000000090.npz", "step-0000000100.npz"]
     (tmp_path / "step-0000000100.npz").unlink()
     resumed = bilevel.resume(tmp_path, problem, max_steps=150, **settings)
@@ -45,7 +45,7 @@ def test_a_run_from_a_checkpoint_has_the_state_and_the_history_of_a_whole_one(na
 
 def test_the_last_few_checkpoints_are_kept_and_other_files_too(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    settings = {"checkpoint": tmp_path, "checkpoint_every": 10, "keep": 1}
+    settings = {"checkpoint": bilevel.Checkpoints(tmp_path, every=10, keep=1)}
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=25, **settings)
     assert names(tmp_path) == ["notes.txt", "step-0000000025.npz"]
     bilevel.resume(tmp_path, cases.quadratic("float32"), max_steps=40, **settings)
@@ -53,13 +53,17 @@ def test_the_last_few_checkpoints_are_kept_and_other_files_too(tmp_path):
 
 
 def test_checkpoints_may_be_seconds_apart(tmp_path):
-    bilevel.run(cases.quadratic("float32"), SRBA, max_seconds=0.5, checkpoint=tmp_path, checkpoint_every=0.05, keep=99)
+    bilevel.run(
+        cases.quadratic("float32"), SRBA, max_seconds=0.5, checkpoint=bilevel.Checkpoints(tmp_path, every=0.05, keep=99)
+    )
     assert len(names(tmp_path)) >= 3
 
 
 def test_checkpoints_do_not_change_a_run(tmp_path):
     plain = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=100)
-    noted = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=100, checkpoint=tmp_path, checkpoint_every=7)
+    noted = bilevel.run(
+        cases.quadratic("float32"), SRBA, max_steps=100, checkpoint=bilevel.Checkpoints(tmp_path, every=7)
+    )
     assert_same_run(noted, plain)
 
 
@@ -83,20 +87,33 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", full)
     with pytest.warns(RuntimeWarning, match=r"`checkpoint`: .*No space left.* The run continues without this one"):
-        result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=25, checkpoint=tmp_path, checkpoint_every=10)
+        result = bilevel.run(
+            cases.quadratic("float32"), SRBA, max_steps=25, checkpoint=bilevel.Checkpoints(tmp_path, every=10)
+        )
     assert result.history["step"][-1] == 25 and names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"checkpoint_every": 10}, "`checkpoint_every=10`: needs `checkpoint=`"),
-        ({"checkpoint": "a", "checkpoint_every": 0}, "`checkpoint_every=0`: must be steps, as 1000, or seconds"),
-        ({"checkpoint": "a", "checkpoint_every": "often"}, "`checkpoint_every='often'`"),
-        ({"checkpoint": "a", "keep": 0}, "`keep=0`"),
-        ({"metrics_every": 0}, "`metrics_every=0`"),
-        ({"early_stopping": "test_error"}, "`early_stopping='test_error'`: must be a bilevel.EarlyStopping"),
-        ({"early_stopping": bilevel.EarlyStopping("speed")}, "metric='speed'.*the history has step, "),
+        ({"every": 0}, r"`Checkpoints\(every=0\)`: must be steps, as 1000, or seconds"),
+        ({"every": "often"}, r"`Checkpoints\(every='often'\)`"),
+        ({"keep": 0}, r"`Checkpoints\(keep=0\)`"),
+    ],
+)
+def test_bad_settings_of_checkpoints_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bilevel.Checkpoints("a", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint": 3}, "`checkpoint=3`: must be a path"),
+        ({"eval_every": (10, 0)}, r"`eval_every=\(10, 0\)`: must be an integer of at least 1, or a pair"),
+        ({"stop": "test_error"}, "`stop='test_error'`: must be a number of at least 0, a bilevel.CertifiedTolerance"),
+        ({"stop": (1e-3, None)}, "`stop=None`: must be a number of at least 0"),
+        ({"stop": bilevel.EarlyStopping("speed")}, "metric='speed'.*the history has step, "),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -136,7 +153,7 @@ def followed(metric, **metrics):
 @pytest.mark.parametrize(("sign", "better"), [(1, None), (-1, "higher")])
 def test_a_run_stops_where_its_metric_no_longer_improves(sign, better):
     rule = bilevel.EarlyStopping("held_out", patience=3, better=better)
-    result = bilevel.run(followed(valley(4, sign)), SOBA, max_steps=200, eval_every=10, early_stopping=rule)
+    result = bilevel.run(followed(valley(4, sign)), SOBA, max_steps=200, eval_every=10, stop=rule)
     assert result.status == "stopped_early" and "no longer improved" in result.status.sentence
     assert result.history["step"].tolist() == [0, 10, 20, 30, 40, 50, 60]
     assert result.best_row == 3 and result.best_value == sign
@@ -147,17 +164,17 @@ def test_a_run_stops_where_its_metric_no_longer_improves(sign, better):
 @pytest.mark.parametrize(("patience", "last"), [(1, 10), (2, 100)])
 def test_small_changes_are_no_improvement(patience, last):
     rule = bilevel.EarlyStopping("held_out", patience=patience, min_change=1.5)
-    result = bilevel.run(followed(valley(9)), SOBA, max_steps=200, eval_every=10, early_stopping=rule)
+    result = bilevel.run(followed(valley(9)), SOBA, max_steps=200, eval_every=10, stop=rule)
     assert result.history["step"][-1] == last
 
 
 def test_a_resumed_run_stops_where_a_whole_one_does(tmp_path):
     problem, rule = cases.quadratic("float32"), bilevel.EarlyStopping("outer_value", patience=2)
-    settings = {"eval_every": 10, "early_stopping": rule}
+    settings = {"eval_every": 10, "stop": rule}
     whole = bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=2000, **settings)
     assert whole.status == "stopped_early"
     (last,) = whole.history["step"][-1:]
-    noted = {"checkpoint": tmp_path, "checkpoint_every": int(last) - 5}
+    noted = {"checkpoint": bilevel.Checkpoints(tmp_path, every=int(last) - 5)}
     bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=2000, **settings, **noted)
     (tmp_path / f"step-{last:010d}.npz").unlink()
     resumed = bilevel.resume(tmp_path, problem, max_steps=2000, **settings)
@@ -168,7 +185,7 @@ def test_a_resumed_run_stops_where_a_whole_one_does(tmp_path):
 @pytest.mark.parametrize("exact", [True, False])
 def test_metrics_of_held_out_rows_have_a_schedule_of_their_own(exact):
     problem = followed(lambda point: float(np.sum(point.outer_var**2)))
-    result = bilevel.run(problem, SOBA, max_steps=65, eval_every=10, metrics_every=25, exact=exact)
+    result = bilevel.run(problem, SOBA, max_steps=65, eval_every=(10, 25), exact=exact)
     measured = result.history["step"][~np.isnan(result.history["held_out"])]
     assert result.history["step"].tolist() == [0, 10, 20, 25, 30, 40, 50, 60, 65]
     assert measured.tolist() == [0, 25, 50, 65]
@@ -182,7 +199,7 @@ from tests.problems.test_hypergradients import network_problem
 
 folder, kind, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 problem, solver = network_problem(dtype="float32"), bilevel.SRBA(0.02, 1.0, 8, outer_optimizer="adam")
-settings = dict(max_steps=steps, eval_every=steps // 7, checkpoint=folder, checkpoint_every=steps // 50)
+settings = dict(max_steps=steps, eval_every=steps // 7, checkpoint=bilevel.Checkpoints(folder, every=steps // 50))
 if kind == "run":
     result = bilevel.run(problem, solver, seed=3, **settings)
 else:

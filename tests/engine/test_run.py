@@ -154,7 +154,7 @@ def test_a_run_looks_at_the_clock_often_enough_to_end_in_time(clock_of_waits):
 
 def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():
     problem = bilevel.problems.quadratic(512, 256, 8, 4, common_linear=0.5, dtype="float64")
-    result = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=100_000, tolerance=1e-12)
+    result = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=100_000, stop=1e-12)
     norms = result.history["hypergrad_norm_sq"]
     assert result.status == "converged"
     assert norms[-1] <= 1e-12 and np.all(norms[:-1] > 1e-12)
@@ -256,8 +256,8 @@ def test_exact_metrics_can_be_left_out_and_change_no_iterate():
     bare, full = (bilevel.run(problem, SRBA, max_steps=5, exact=exact) for exact in (False, True))
     assert "value" not in bare.history and "value" in full.history
     np.testing.assert_array_equal(bare.point.outer_var, full.point.outer_var)
-    with pytest.raises(ValueError, match="`tolerance` needs `exact=True`"):
-        bilevel.run(problem, SRBA, max_steps=5, tolerance=1e-3, exact=False)
+    with pytest.raises(ValueError, match=r"`stop=0\.001` needs `exact=True`"):
+        bilevel.run(problem, SRBA, max_steps=5, stop=1e-3, exact=False)
 
 
 def test_a_problem_may_measure_the_test_error_itself():
@@ -268,7 +268,7 @@ def test_a_problem_may_measure_the_test_error_itself():
 
 def test_stationarity_leaves_out_what_pushes_against_a_bound():
     problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
-    result = bilevel.run(problem, bilevel.SRBA(1.0, 0.1, cases.BATCH), max_steps=5000, tolerance=1e-20)
+    result = bilevel.run(problem, bilevel.SRBA(1.0, 0.1, cases.BATCH), max_steps=5000, stop=1e-20)
     grad = problem.exact_solver(result.point.outer_var).hypergrad
     assert result.status == "converged"
     assert np.sum(grad**2) > 1e-6, "a bound was meant to be active"
@@ -279,7 +279,7 @@ def test_stationarity_leaves_out_what_pushes_against_a_bound():
     ("arguments", "message"),
     [
         ({}, "no budget: give at least one of"),
-        ({"tolerance": 1e-3}, "no budget"),
+        ({"stop": 1e-3}, "no budget"),
         ({"max_steps": 2**31}, "max_steps=2147483648.*32 bits"),
         ({"max_steps": -1}, "max_steps=-1"),
         ({"max_steps": True}, "max_steps=True.*integer"),
@@ -287,7 +287,7 @@ def test_stationarity_leaves_out_what_pushes_against_a_bound():
         ({"max_calls": "many"}, "max_calls='many'"),
         ({"max_seconds": np.inf}, "max_seconds=inf"),
         ({"max_seconds": np.nan}, "max_seconds=nan"),
-        ({"max_steps": 5, "tolerance": -1.0}, "tolerance=-1.0"),
+        ({"max_steps": 5, "stop": -1.0}, "stop=-1.0"),
         ({"max_steps": 5, "eval_every": 0}, "eval_every=0"),
         ({"max_steps": 5, "seed": -1}, "seed=-1"),
         ({"max_steps": 5, "seed": 1.5}, "seed=1.5"),
@@ -355,7 +355,7 @@ def test_a_batch_larger_than_the_data_is_refused():
 def test_a_tolerance_without_reference_is_refused():
     problem = cases.quadratic("float32")
     with pytest.raises(ValueError, match=r"strongly_convex=True"):
-        bilevel.run(bilevel.BilevelProblem(problem.oracles, problem.start), SRBA, max_steps=5, tolerance=1e-3)
+        bilevel.run(bilevel.BilevelProblem(problem.oracles, problem.start), SRBA, max_steps=5, stop=1e-3)
 
 
 def test_solver_and_problem_are_checked():

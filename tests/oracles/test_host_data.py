@@ -139,7 +139,7 @@ def test_a_pass_is_the_mean_over_all_rows():
 
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, files, trained):
     problem = network(HostData(files))
-    run(problem, NETWORK, max_steps=20, checkpoint=tmp_path / "run", checkpoint_every=7)
+    run(problem, NETWORK, max_steps=20, checkpoint=bilevel.Checkpoints(tmp_path / "run", every=7))
     max((tmp_path / "run").iterdir()).unlink()  # what a killed run does not write
     again = network(HostData(files, prefetch=0))
     assert_same_bits(bilevel.resume(tmp_path / "run", again, max_steps=40, eval_every=40), trained)
@@ -403,7 +403,7 @@ REFUSED = {
     "other dtype": (lambda: HostData(lambda i: ROWS[i] if len(i) == 1 else ROWS[i] > 0, 9).read(np.arange(2)), "bool"),
     "convex": (lambda: network(HostData((ROWS, TARGETS)), strongly_convex=True), "leave it out"),
     "Exact": (lambda: run(logistic(), bilevel.Exact()), "Take a solver such as SRBA"),
-    "tolerance": (lambda: run(logistic(), cases.SOLVERS["SOBA"], exact=True, tolerance=1.0), "leave it out"),
+    "tolerance": (lambda: run(logistic(), cases.SOLVERS["SOBA"], exact=True, stop=1.0), "leave it out"),
     "constants": (lambda: logistic().constants(), "as arrays"),
     "full": (lambda: run(logistic(), bilevel.SOBA(0.1, 1.0, 8, sampling="full")), "draw batches"),
     "rows": (lambda: run(logistic(), bilevel.SABA(0.1, 1.0, 8, memory="rows")), "memory='blocks'"),

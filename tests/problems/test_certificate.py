@@ -153,7 +153,9 @@ def test_near_the_solution_the_bound_is_a_few_times_the_truth(name):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_no_bound_is_exceeded_along_a_run(name, dtype):
     problem = small.cleaning(dtype=dtype) if name == "cleaning" else MADE[name](dtype)
-    history = bilevel.run(problem, bilevel.SRBA(0.05, 50.0, 8), max_steps=10_000, certified_tolerance=0.0).history
+    history = bilevel.run(
+        problem, bilevel.SRBA(0.05, 50.0, 8), max_steps=10_000, stop=bilevel.CertifiedTolerance(0.0)
+    ).history
     assert np.all(history["hypergrad_norm_sq"] <= history["certified_norm_sq"])
     assert np.all(history["certified_error"] <= np.sqrt(history["certified_norm_sq"]))
     assert history["certified_error"][-1] < history["certified_error"][0] / 10
@@ -249,13 +251,13 @@ def stopped(name, problem, **kwargs):
 @pytest.mark.parametrize(("name", "tolerance"), [("quadratic", 1e-3), ("logistic", 1e-6)])
 def test_a_run_stops_where_it_is_proved_to_be_stationary_without_any_exact_solve(name, tolerance):
     problem = cases.PROBLEMS[name]("float64")
-    blind = stopped(name, dataclasses.replace(problem, exact_solver=None), certified_tolerance=tolerance)
+    blind = stopped(name, dataclasses.replace(problem, exact_solver=None), stop=bilevel.CertifiedTolerance(tolerance))
     history = blind.history
     assert blind.status == "converged" and "hypergrad_norm_sq" not in history
     assert history["certified_norm_sq"][-1] <= tolerance < history["certified_norm_sq"][:-1].min()
     solution = problem.exact_solver(blind.point.outer_var, None)
     assert np.sum(solution.hypergrad**2) <= tolerance
-    evaluated = stopped(name, problem, tolerance=tolerance)
+    evaluated = stopped(name, problem, stop=tolerance)
     assert 0 < evaluated.history["step"][-1] <= history["step"][-1] <= 2 * evaluated.history["step"][-1]
     np.testing.assert_allclose(blind.certificate.hypergrad_norm_bound**2, history["certified_norm_sq"][-1])
     assert "certified_norm_sq" in blind.summary()
@@ -268,21 +270,21 @@ def test_columns_of_certificates_are_there_only_when_asked_for():
 
 def test_a_saved_run_goes_on_to_a_certified_tolerance(tmp_path):
     problem = cases.quadratic()
-    first = stopped("quadratic", problem, tolerance=1e-2)
+    first = stopped("quadratic", problem, stop=1e-2)
     first.save(tmp_path / "run.npz")
-    more = {"max_steps": 200_000, "eval_every": 100, "certified_tolerance": 1e-3}
+    more = {"max_steps": 200_000, "eval_every": 100, "stop": bilevel.CertifiedTolerance(1e-3)}
     second = bilevel.resume(tmp_path / "run.npz", problem, **more)
-    whole = stopped("quadratic", problem, certified_tolerance=1e-3)
+    whole = stopped("quadratic", problem, stop=bilevel.CertifiedTolerance(1e-3))
     assert second.status == "converged" and second.history["step"][-1] == whole.history["step"][-1]
     cases.assert_trees_equal(second.point, whole.point)
     assert np.isnan(second.history["certified_error"][0]) and np.isfinite(second.history["certified_error"][-1])
-    done = bilevel.resume(tmp_path / "run.npz", problem, **(more | {"certified_tolerance": 1e6}))
+    done = bilevel.resume(tmp_path / "run.npz", problem, **(more | {"stop": bilevel.CertifiedTolerance(1e6)}))
     assert done.history["step"][-1] == first.history["step"][-1]
 
 
 def test_a_run_that_diverges_says_so_and_certifies_nothing():
     problem = cases.logistic_selection("float32")
-    result = bilevel.run(problem, bilevel.SRBA(1e6, 1e-3, 8), max_steps=5000, certified_tolerance=1e-6)
+    result = bilevel.run(problem, bilevel.SRBA(1e6, 1e-3, 8), max_steps=5000, stop=bilevel.CertifiedTolerance(1e-6))
     assert result.status == "diverged"
     assert not result.history["certified_norm_sq"][-1] < 1e-6
 
@@ -343,10 +345,12 @@ def test_nothing_is_said_of_rows_on_several_devices():
 @pytest.mark.parametrize(("strongly_convex", "why"), [(True, "the user's own"), (False, "`strongly_convex=True`")])
 def test_a_certified_tolerance_is_refused_where_nothing_is_proved(strongly_convex, why):
     problem = by_user(strongly_convex)
-    with pytest.raises(ValueError, match=rf"`certified_tolerance`: nothing is proved of this problem\. .*{why}"):
-        bilevel.run(problem, SRBA, max_steps=10, certified_tolerance=1e-3)
+    with pytest.raises(
+        ValueError, match=rf"`stop=CertifiedTolerance\(bound=0.001\)`: nothing is proved about this problem\. .*{why}"
+    ):
+        bilevel.run(problem, SRBA, max_steps=10, stop=bilevel.CertifiedTolerance(1e-3))
 
 
 def test_a_tolerance_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match=r"`certified_tolerance=-1`"):
-        bilevel.run(cases.quadratic(), SRBA, max_steps=10, certified_tolerance=-1)
+    with pytest.raises(ValueError, match=r"`CertifiedTolerance\(bound=-1\)`"):
+        bilevel.CertifiedTolerance(-1)

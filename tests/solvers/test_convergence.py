@@ -29,9 +29,7 @@ def test_soba_stalls_and_the_variance_reduced_do_not(seed):
 def test_srba_on_the_papers_quadratics_within_120_epochs():
     problem = bilevel.problems.quadratic(32768, 1024, 100, 10, seed=0, dtype="float64")
     epoch = problem.n_inner + problem.n_outer
-    result = bilevel.run(
-        problem, bilevel.SRBA(0.1, 1.0, 64, period=epoch // 128), max_calls=120 * epoch, tolerance=1e-16
-    )
+    result = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 64, period=epoch // 128), max_calls=120 * epoch, stop=1e-16)
     assert result.status == "converged"
     assert result.history["hypergrad_norm_sq"][-1] <= 1e-16
     assert result.history["epochs"][-1] <= 120
@@ -40,13 +38,13 @@ def test_srba_on_the_papers_quadratics_within_120_epochs():
 @pytest.mark.parametrize("sampling", ["iid", "reshuffle", "full"])
 @pytest.mark.slow
 def test_every_sampling_reaches_the_solution(sampling):
-    result = bilevel.run(tiny(0), bilevel.SRBA(0.1, 1.0, 16, sampling=sampling), max_steps=20_000, tolerance=1e-18)
+    result = bilevel.run(tiny(0), bilevel.SRBA(0.1, 1.0, 16, sampling=sampling), max_steps=20_000, stop=1e-18)
     assert result.status == "converged"
 
 
 def test_the_solution_is_the_closed_form():
     problem = tiny(0)
-    point = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=20_000, tolerance=1e-26).point
+    point = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=20_000, stop=1e-26).point
     np.testing.assert_allclose(point.outer_var, problem.exact_solver.minimizer, atol=1e-11)
     exact = problem.exact_solver(problem.exact_solver.minimizer)
     np.testing.assert_allclose(point.inner_var, exact.inner_var, atol=1e-11)

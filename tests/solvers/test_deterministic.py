@@ -54,7 +54,7 @@ def path(problem, solver, steps):
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["Exact", "HOAG"])
 def test_both_reach_the_solution_of_quadratics(name, seed):
-    result = bilevel.run(tiny(seed), SOLVERS[name], max_steps={"Exact": 30, "HOAG": 250}[name], tolerance=1e-20)
+    result = bilevel.run(tiny(seed), SOLVERS[name], max_steps={"Exact": 30, "HOAG": 250}[name], stop=1e-20)
     assert result.status == "converged"
     np.testing.assert_allclose(result.point.outer_var, tiny(seed).exact_solver.minimizer, atol=1e-8)
 
@@ -68,7 +68,7 @@ def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
 
     options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 1000}
     found = minimize(value_and_grad, problem.start.outer_var, jac=True, method="L-BFGS-B", options=options)
-    history = bilevel.run(problem, Exact(), max_steps=100, tolerance=1e-20).history
+    history = bilevel.run(problem, Exact(), max_steps=100, stop=1e-20).history
     # h levels out towards infinity, and at gradients of 1e-10 what is left of it is below 1e-9.
     assert history["hypergrad_norm_sq"][-1] <= 1e-20
     np.testing.assert_allclose(history["value"][-1], found.fun, atol=1e-9)
@@ -364,7 +364,7 @@ def test_variables_may_be_dicts_of_arrays(name, dtype):
 @pytest.mark.parametrize("name", ["Exact", "HOAG"])
 def test_bounds_are_kept(name):
     problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
-    result = bilevel.run(problem, SOLVERS[name], max_steps=200, tolerance=1e-12)
+    result = bilevel.run(problem, SOLVERS[name], max_steps=200, stop=1e-12)
     assert result.status == "converged"
     assert np.max(np.abs(result.point.outer_var)) == 0.5
 
@@ -372,7 +372,7 @@ def test_bounds_are_kept(name):
 @pytest.mark.parametrize("upper", [0.5, 2.0, np.array([0.0, 5.0, 1.0, 5.0])], ids=["near", "far", "of each"])
 def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
     problem = cases.logistic_selection(outer_var=np.full(4, -1.0), outer_bounds=(-3.0, upper))
-    result = bilevel.run(problem, Exact(), max_steps=100, tolerance=1e-18, eval_every=1)
+    result = bilevel.run(problem, Exact(), max_steps=100, stop=1e-18, eval_every=1)
     assert result.status == "converged"
 
     def value_and_grad(x):
@@ -389,7 +389,7 @@ def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
 
 
 def test_float32_problems_are_solved_in_float64():
-    result = bilevel.run(cases.quadratic("float32"), Exact(), max_steps=30, tolerance=1e-20)
+    result = bilevel.run(cases.quadratic("float32"), Exact(), max_steps=30, stop=1e-20)
     assert result.status == "converged"
     assert result.point.outer_var.dtype == np.float32 and result.state.point.outer_var.dtype == np.float64
 

@@ -119,7 +119,7 @@ def test_a_run_that_ends_by_itself_does_not_mention_a_tolerance():
 
 
 def test_a_run_that_a_tolerance_ends_says_so():
-    result = bilevel.run(cases.quadratic(), bilevel.Exact(), max_steps=200, tolerance=1e-2)
+    result = bilevel.run(cases.quadratic(), bilevel.Exact(), max_steps=200, stop=1e-2)
     assert result.status == "converged" and "fell to the tolerance" in result.reason
 
 
