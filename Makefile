@@ -30,10 +30,12 @@ audit: install  ## each claim of the SRBA paper with its verdict and the evidenc
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 # Most of the time of a test is XLA's, on programs that run once: it is told to optimize little. One test compares every
 # solver with what it computes when XLA does its best, as it does for users, in the documentation and in the demo.
-HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
-	--xla_cpu_use_fusion_emitters=false"
+# JAX 0.11 and later have no fusion emitters to switch off, and end a process that is given the flag.
+FUSION = $(shell $(BIN)/python -c "from importlib.metadata import version as v; \
+	print('--xla_cpu_use_fusion_emitters=false' if v('jax').startswith('0.10.') else '')")
+HASTY = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true $(FUSION)"
 # BLAS threads of two workers would wait for one another.
-PYTEST := $(CACHE) $(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+PYTEST = $(CACHE) $(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # Without 64-bit types the defaults differ, and so may all that is done outside the arithmetic of a problem: building,
 # drawing, casting, loading, results and what is solved in Python. Files on the rest state their dtype, in which they
