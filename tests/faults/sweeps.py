@@ -1,4 +1,4 @@
-"""An experiment of seconds, the command line in sessions of its own, and what its store must hold in the end."""
+"""A sweep of a few seconds, commands in sessions of their own, and what the store must contain in the end."""
 
 import atexit
 import fcntl
@@ -17,7 +17,7 @@ from bilevel.bench.store import Store
 from tests.bench.tiny import assert_same_table, table
 
 ROOT = Path(__file__).parents[2]
-FOLDER = "BILEVEL_CAMPAIGN_FOLDER"  # of the environment: where the sections find what they share
+FOLDER = "BILEVEL_CAMPAIGN_FOLDER"  # environment variable: folder shared by all processes
 PATIENCE = 300.0  # seconds
 CONFIG = """
 name = "steady"
@@ -46,7 +46,7 @@ period = [10, 20]
 
 @functools.cache
 def folder():
-    """A folder for the whole campaign, which all sections share, with the programs that are compiled."""
+    """Return the folder that all tests of this process share, which also caches compiled programs."""
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
     made = Path(tempfile.mkdtemp(prefix="campaign-"))
@@ -72,13 +72,13 @@ def environment(**changes):
 
 
 class Process:
-    """A process with a session of its own, so that whatever it starts is known."""
+    """A process in a session of its own, so that its descendants can be listed."""
 
     def __init__(self, *words, limits=(), **changes):
-        # What a shell runs in the background ignores Ctrl-C, and hands that down.
+        # Background jobs of a shell ignore Ctrl-C, and their children inherit that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.said = Path(tempfile.mkstemp(dir=folder(), suffix=".txt")[1])
-        with self.said.open("wb") as out:
+        self.output = Path(tempfile.mkstemp(dir=folder(), suffix=".txt")[1])
+        with self.output.open("wb") as out:
             options = {"cwd": ROOT, "env": environment(**changes), "stdout": out, "stderr": subprocess.STDOUT}
             self.popen = subprocess.Popen(
                 [*limits, sys.executable, *map(str, words)], start_new_session=True, **options
@@ -91,11 +91,11 @@ class Process:
         return self.popen.pid
 
     def others(self):
-        """The processes of the session but the first, which have not ended."""
+        """Return the running processes of the session other than the first."""
         return [pid for pid in living(self.pid) if pid != self.pid]
 
     def end(self, code=0):
-        """What it said; it must end by itself with this code, and leave no process behind."""
+        """Wait until the process ends with this code and without leaving processes behind; return its output."""
         try:
             self.popen.wait(timeout=PATIENCE)
             deadline = time.monotonic() + 30.0
@@ -103,11 +103,11 @@ class Process:
                 time.sleep(0.05)
         finally:
             self.kill_all()
-        said = self.said.read_text(errors="replace")
-        assert code is None or self.popen.returncode == code, f"exit code {self.popen.returncode}: {said[-2000:]}"
-        assert "Traceback" not in said, said[-2000:]
-        assert not left, f"processes {left} stayed behind: {said[-2000:]}"
-        return said
+        output = self.output.read_text(errors="replace")
+        assert code is None or self.popen.returncode == code, f"exit code {self.popen.returncode}: {output[-2000:]}"
+        assert "Traceback" not in output, output[-2000:]
+        assert not left, f"processes {left} are still running: {output[-2000:]}"
+        return output
 
     def kill_all(self):
         for pid in living(self.pid):
@@ -132,7 +132,7 @@ def living(session):
 
 
 def command(*words, **changes):
-    """Start a command of the command line."""
+    """Start a command of `bilevel`."""
     return Process("-m", "bilevel.cli", *words, **changes)
 
 
@@ -142,7 +142,7 @@ def start_run(store, *options, **changes):
 
 @functools.cache
 def undisturbed():
-    """The store of a run that nothing happened to, and how many seconds it took; made by the first who asks."""
+    """Return the store of an undisturbed run and its seconds. The first call runs it."""
     store, seconds = folder() / "undisturbed", folder() / "undisturbed.seconds"
     with (folder() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -155,26 +155,27 @@ def undisturbed():
 
 
 def read(folder):
-    """The rows of a store; a warning is an error."""
+    """Return the rows of a store; a warning is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return Store(folder).read()
 
 
 def check_whole(folder):
-    """Each cell is there once and finished, or is not there."""
+    """Check that each cell is complete or absent."""
     frame = read(folder)
-    assert frame.groupby("cell")["final"].sum().eq(1).all(), "half a cell is there"
+    assert frame.groupby("cell")["final"].sum().eq(1).all(), "a cell is incomplete"
 
 
 def check_finished(folder, phases=("sweep", "timing")):
-    """The store holds what an undisturbed run gives, cell by cell, and nothing else is in its folder."""
+    """Check that the store equals that of an undisturbed run, cell by cell, and that its folder has no other file."""
     check_whole(folder)
     found, expected = Store(folder), undisturbed()[0]
     assert_same_table(table(found, "sweep"), table(expected, "sweep"))
-    if "timing" in phases:  # how far a timing comes is the clock's
+    if "timing" in phases:  # the number of timed steps depends on the clock
         assert _ends(found) == _ends(expected), "other cells were timed"
-    stray = {path.name for path in Path(folder).iterdir() if path.suffix != ".parquet"} - {"_steady.toml"}
+    expected_names = {"_steady.toml", "_steady-sweep.cells", "_steady-timing.cells"}
+    stray = {path.name for path in Path(folder).iterdir() if path.suffix != ".parquet"} - expected_names
     assert not stray, f"stray files: {stray}"
 
 
@@ -184,6 +185,6 @@ def _ends(store):
 
 
 def finish(folder, *options, **changes):
-    """Run what is missing, and compare."""
+    """Run the missing cells and check the store."""
     start_run(folder, *options, **changes).end()
     check_finished(folder)

@@ -6,7 +6,7 @@ import pandas as pd
 import scipy.sparse as sp
 from hypothesis import strategies as st
 
-from benchmarks.campaign.bad_input import values
+from tests.faults.bad_input import values
 
 N, N_OTHER, P = 12, 8, 3
 SPARSE = ["csr", "csc", "coo", "lil", "dok", "dia", "bsr"]

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import bilevel
-from benchmarks.campaign.bad_input import problems, tables, values
-from benchmarks.campaign.bad_input.judge import Case
-from benchmarks.campaign.bad_input.losses import complaint, good
+from tests.faults.bad_input import problems, tables, values
+from tests.faults.bad_input.judge import Case
+from tests.faults.bad_input.losses import complaint, good
 
 FOLDER = Path("folder").absolute()
 SOLVER = bilevel.SOBA(0.05, 1.0, 4)

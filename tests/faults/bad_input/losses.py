@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import bilevel
-from benchmarks.campaign.bad_input import tables, values
-from benchmarks.campaign.bad_input.judge import Case
+from tests.faults.bad_input import tables, values
+from tests.faults.bad_input.judge import Case
 
 X, X_OUTER = tables.rows(), tables.rows(tables.N_OTHER, seed=1)
 P = tables.P

@@ -1,7 +1,7 @@
-"""Each kind of file that the library writes: written well, then under a fault, then well again.
+"""Each kind of file that the library writes, written before, during and after a fault.
 
-``before`` writes it. ``during`` writes it again under the fault, and returns what was said, which must be a warning or
-an error that names the file or the folder. ``after`` writes it once more, and compares with what no fault happened to.
+``before`` writes the file. ``during`` writes it again under the fault, which must give a warning or an error that names
+the file or the folder. ``after`` writes it a third time and compares the result with that of an undisturbed run.
 """
 
 import csv
@@ -15,16 +15,16 @@ import numpy as np
 from typer.testing import CliRunner
 
 import bilevel
-from benchmarks.campaign import workshop
 from bilevel.cli.app import app
 from bilevel.datasets import files, loading
 from bilevel.datasets.registry import SETS, ArraySpec, FileSet, RemoteFile
+from tests.faults import sweeps
 
 STEPS = {"max_steps": 60, "eval_every": 5}
 
 
 def command(*words):
-    """What a command said, and its code; it runs in this process, where all is imported."""
+    """Run a command in this process and return its output and exit code."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert "Traceback" not in result.output, result.output
@@ -46,7 +46,7 @@ def solved():
 
 
 def check_same(result):
-    """The point and the history of an undisturbed run; where it was stopped, there may be one row more."""
+    """Compare with an undisturbed run. A resumed run may have an additional row where it was stopped."""
     np.testing.assert_array_equal(result.point.outer_var, solved().point.outer_var)
     shared = np.isin(result.history["step"], solved().history["step"])
     np.testing.assert_array_equal(result.history["outer_value"][shared], solved().history["outer_value"])
@@ -59,43 +59,42 @@ class Kind:
         self.folder = folder
 
     def contents(self):
-        """All files, as they are; what a disk is filled with is not ours."""
+        """Return the bytes of all files, except for the one that fills the disk."""
         paths = (path for path in self.folder.rglob("*") if path.is_file() and path.name != "ballast")
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
 
 
 class StoreOfRun(Kind):
-    """A store, half full."""
+    """A store with half of its cells, filled by `bilevel run`."""
 
     options = ()
 
     def before(self):
         (self.folder / "store").mkdir()
-        for path in sorted(workshop.undisturbed()[0].folder.iterdir())[::2]:
+        for path in sorted(sweeps.undisturbed()[0].folder.iterdir())[::2]:
             shutil.copy(path, self.folder / "store")
         self.there = self.contents()
 
     def during(self):
-        process = workshop.start_run(self.folder / "store", *self.options)
-        said = process.end(code=None)
-        assert process.popen.returncode in (1, 2), said
-        assert f"`{self.folder / 'store'}` cannot be written to" in " ".join(said.split()), said
-        assert self.there.items() <= self.contents().items(), "what was there has changed"
-        workshop.check_whole(self.folder / "store")
-        return said
+        process = sweeps.start_run(self.folder / "store", *self.options)
+        output = process.end(code=None)
+        assert process.popen.returncode in (1, 2), output
+        assert f"`{self.folder / 'store'}` cannot be written to" in " ".join(output.split()), output
+        assert self.there.items() <= self.contents().items(), "files that were there have changed"
+        sweeps.check_whole(self.folder / "store")
 
     def after(self):
-        workshop.finish(self.folder / "store")
+        sweeps.finish(self.folder / "store")
 
 
 class StoreOfJobs(StoreOfRun):
-    """The same, filled by two workers."""
+    """The same store, filled by two workers."""
 
     options = ("--jobs", 2)
 
 
 class Checkpoint(Kind):
-    """A saved run."""
+    """A saved run. The previous file is kept and can be resumed bit for bit."""
 
     def before(self):
         half = solve(max_steps=30)
@@ -106,10 +105,9 @@ class Checkpoint(Kind):
         try:
             solved().save(self.folder / "run.npz")
         except OSError as error:
-            said = str(error)
-        assert "run.npz" in said, said
-        assert self.contents() == self.there, "the last good one is not there"
-        return said
+            message = str(error)
+        assert "run.npz" in message, message
+        assert self.contents() == self.there, "the previous file is gone"
 
     def after(self):
         check_same(bilevel.resume(self.folder / "run.npz", problem(), **STEPS))
@@ -118,10 +116,10 @@ class Checkpoint(Kind):
 
 
 class TextLog(Kind):
-    """A table of a run, row by row."""
+    """A log of a run as CSV. The run continues without it, and a resumed run completes the table."""
 
     def before(self):
-        self.half = workshop.new_folder("half") / "run.npz"
+        self.half = sweeps.new_folder("half") / "run.npz"
         solve(max_steps=30, log=self.log()).save(self.half)
 
     def log(self):
@@ -131,9 +129,8 @@ class TextLog(Kind):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             check_same(bilevel.resume(self.half, problem(), log=self.log(), **STEPS))
-        said = " ".join(str(one.message) for one in caught)
-        assert "The run goes on without it" in said, said
-        return said
+        message = " ".join(str(one.message) for one in caught)
+        assert "The run goes on without it" in message, message
 
     def after(self):
         self.check(bilevel.resume(self.half, problem(), log=self.log(), **STEPS))
@@ -146,7 +143,7 @@ class TextLog(Kind):
 
 
 class EventLog(TextLog):
-    """The same for TensorBoard."""
+    """A log for TensorBoard. The run continues without it."""
 
     def log(self):
         return bilevel.TensorBoardLog(self.folder)
@@ -156,12 +153,12 @@ class EventLog(TextLog):
 
 
 class Page(Kind):
-    """The report of a store."""
+    """The page of `bilevel report`. The previous page is kept."""
 
     words = ("report",)
 
     def write(self):
-        return command(*self.words, workshop.undisturbed()[0].folder, "--out", self.folder / "out")
+        return command(*self.words, sweeps.undisturbed()[0].folder, "--out", self.folder / "out")
 
     def before(self):
         assert self.write()[1] == 0
@@ -169,10 +166,9 @@ class Page(Kind):
         assert self.there
 
     def during(self):
-        said, code = self.write()
-        assert code == 2 and "out" in said and "error:" in said, said
-        assert self.contents() == self.there, "what was there has changed"
-        return said
+        output, code = self.write()
+        assert code == 2 and "out" in output and "error:" in output, output
+        assert self.contents() == self.there, "files that were there have changed"
 
     def after(self):
         assert self.write()[1] == 0
@@ -180,13 +176,13 @@ class Page(Kind):
 
 
 class Figure(Page):
-    """Figures for print."""
+    """The figures of `bilevel figure`. Previous figures are kept."""
 
     words = ("figure",)
 
 
 class Data(Kind):
-    """Downloaded data; what is received stands in for a host."""
+    """Downloaded data, which are returned although they cannot be cached. A mock replaces the download."""
 
     def before(self):
         arrays = {"X_train": np.arange(5000.0).reshape(1000, 5), "y_train": np.arange(1000) % 2}
@@ -206,10 +202,9 @@ class Data(Kind):
             warnings.simplefilter("always")
             data = self.load()
         np.testing.assert_array_equal(data.X_train, self.arrays["X_train"])
-        said = " ".join(str(one.message) for one in caught)
-        assert "made_up" in said, said
+        message = " ".join(str(one.message) for one in caught)
+        assert "made_up" in message, message
         assert not self.contents(), "a stray file"
-        return said
 
     def after(self):
         self.load()
@@ -225,14 +220,4 @@ KINDS = {
     "report": Page,
     "figure": Figure,
     "data": Data,
-}
-DONE = {
-    "store": "`bilevel run`, half of whose cells are there",
-    "store, two workers": "the same with `--jobs 2`",
-    "checkpoint": "`result.save`; the one before is kept, and resumed bit for bit",
-    "log": "`CSVLog`; the run goes on, and a resumed run completes the table",
-    "TensorBoard log": "`TensorBoardLog`; the run goes on",
-    "report": "`bilevel report`; the page before is kept",
-    "figure": "`bilevel figure`; those before are kept",
-    "data": "`bilevel.datasets.load`; what was received is returned",
 }

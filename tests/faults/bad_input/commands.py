@@ -8,9 +8,9 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
-from benchmarks.campaign.bad_input import values
-from benchmarks.campaign.bad_input.judge import Case
 from bilevel import cli
+from tests.faults.bad_input import values
+from tests.faults.bad_input.judge import Case
 
 CONFIG = """name = "tiny"
 metric = "value_gap"

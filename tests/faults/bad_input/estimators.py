@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from hypothesis import strategies as st
 
-from benchmarks.campaign.bad_input import tables, values
-from benchmarks.campaign.bad_input.judge import Case
 from bilevel import estimators
+from tests.faults.bad_input import tables, values
+from tests.faults.bad_input.judge import Case
 
 N, P = 24, 3
 X = tables.rows(N)

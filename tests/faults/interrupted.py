@@ -1,7 +1,7 @@
-"""A process that sends itself a signal in the so-manyth of its compilations, steps, evaluations or writes.
+"""A process that sends itself a signal at a given call of a compilation, steps, an evaluation or a write.
 
-python -m benchmarks.campaign.interrupted PHASE NUMBER SIGNAL run CONFIG --store STORE    # a command
-python -m benchmarks.campaign.interrupted PHASE NUMBER SIGNAL FOLDER                      # `bilevel.run`, by hand
+python -m tests.faults.interrupted PHASE NUMBER SIGNAL run CONFIG --store STORE    # a command
+python -m tests.faults.interrupted PHASE NUMBER SIGNAL FOLDER                      # `bilevel.run` in Python
 """
 
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 from jax._src import compiler
 
 import bilevel
-from benchmarks.campaign.written import STEPS, problem, solve
 from bilevel import cli
 from bilevel.engine.driver import Driver
 from bilevel.engine.steps import CompiledSteps
+from tests.faults.files import STEPS, problem, solve
 
 PHASES = {
     "compilation": (compiler, "compile_or_get_cached"),
@@ -38,7 +38,7 @@ def send(phase, number, signal):
 
 
 def run(folder):
-    """Save the run that Ctrl-C ended."""
+    """Run until the signal arrives, and save the result."""
     result = solve(log=bilevel.CSVLog(folder / "run.csv"))
     result.save(folder / "run.npz")
     print(result.status)
@@ -47,7 +47,7 @@ def run(folder):
 if __name__ == "__main__":
     phase, number, signal, *words = sys.argv[1:]
     if len(words) == 1:
-        bilevel.run(problem(), bilevel.SOBA(0.05, batch_size=8), **STEPS)  # what is compiled for each run is there
+        bilevel.run(problem(), bilevel.SOBA(0.05, batch_size=8), **STEPS)  # compiles what every run compiles
         send(phase, int(number), int(signal))
         run(Path(words[0]))
     else:

@@ -8,8 +8,8 @@ import optax
 from hypothesis import strategies as st
 
 import bilevel
-from benchmarks.campaign.bad_input import values
-from benchmarks.campaign.bad_input.judge import Case
+from tests.faults.bad_input import values
+from tests.faults.bad_input.judge import Case
 
 PLAUSIBLE = {
     "step_size": [0.1, 1, "auto"],

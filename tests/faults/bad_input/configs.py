@@ -5,9 +5,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from benchmarks.campaign.bad_input import values
-from benchmarks.campaign.bad_input.judge import Case
 from bilevel.bench.config import Experiment, load_config
+from tests.faults.bad_input import values
+from tests.faults.bad_input.judge import Case
 
 FOLDER = Path(__file__).parents[3] / "bilevel" / "bench" / "configs"
 VALID = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.toml"))}
