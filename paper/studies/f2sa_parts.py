@@ -1,11 +1,11 @@
-"""F²SA: which part of the published method makes its iterates go to infinity?
+"""Which part of the published F²SA sends its iterates to infinity.
 
-    python benchmarks/f2sa_parts.py [--from-kept] [--quick --folder FOLDER]
+    python -m paper.studies.f2sa_parts [--from-kept] [--resume] [--quick --folder FOLDER]
 
-Every combination of four parts, over a grid of step sizes, ratios and δ_0 with λ_0 = 1: the growth of λ, the step of y,
-the step of x, and one inner batch or two in the move of x. Numbers are kept in reports/reproduction/f2sa.csv. A run is
-"non-finite" when it became so, and "far" when it is finite with an entry of z or x above 1000. On IJCNN1 some penalties
-are best at 0, so that x goes to -∞ where a method does well: far is not wrong there, h says what it is worth.
+All combinations of four parts run over a grid of step sizes, ratios and δ_0 with λ_0 = 1: the growth of λ, the step of
+y, the step of x, and one inner batch or two in the move of x. Results are kept in reports/reproduction/f2sa.csv. A run
+is "non-finite" if an iterate became so, and "far" if it is finite with an entry of z or x above 1000. On IJCNN1 some
+penalties are best at 0, so x goes to -∞ if a method works well: there "far" is not a failure, and h shows the quality.
 """
 
 import functools
@@ -13,12 +13,13 @@ import sys
 from itertools import product
 
 import numpy as np
-from markdown import number, table
-from studies import ROOT, draw, epochs, ijcnn1, paper_quadratic, run_cells, small_quadratic, study
-from studies import tables as write_tables
 
 import bilevel
 from bilevel.problems.exact import norm_sq
+from paper.markdown import format_number as number
+from paper.markdown import markdown_table as table
+from paper.studies.common import ROOT, draw, epochs, ijcnn1, paper_quadratic, run_cells, small_quadratic, study
+from paper.studies.common import tables as write_tables
 
 sys.path.append(str(ROOT / "examples"))
 from published_differences import PartsF2SA
@@ -36,7 +37,7 @@ SMALL, PAPER, REAL, LONG, LONGEST = "small quadratics", "quadratics", "IJCNN1", 
 NO_PENALTIES = "IJCNN1, no penalties"
 LAMBDAS = {"IJCNN1, λ_0 = 10": 10.0, "IJCNN1, λ_0 = 100": 100.0}  # 1 elsewhere
 ON_DATA = (REAL, LONG, LONGEST, *LAMBDAS)
-# How to build a problem, epochs, batch sizes, and the grid of step sizes, ratios and δ_0.
+# Builder of the problem, epochs, batch size, and grid of step sizes, ratios and δ_0.
 STUDIES = {
     SMALL: (small_quadratic, 1000, 16, ((0.01, 0.1), (0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0))),
     PAPER: (paper_quadratic, 50, 64, ((0.01, 0.1), (0.1, 1.0), (0.01, 1.0))),
@@ -49,7 +50,7 @@ STUDIES = {
 
 def parts(quick):
     for name in [SMALL] if quick else STUDIES:
-        # ∇x G of IJCNN1 has no rows in it: two batches are one.
+        # ∇x G of IJCNN1 does not depend on rows, so the number of batches makes no difference.
         for batches in ["shared"] if name in (LONG, LONGEST, *LAMBDAS) else PARTS["batches"]:
             yield {"problem": name, "batches": batches}, functools.partial(combinations, name, batches, quick)
     if not quick:
@@ -57,7 +58,7 @@ def parts(quick):
 
 
 def without_penalties():
-    """h of IJCNN1 where every x is -50, so that each penalty is 2e-22: where x goes that goes to -∞."""
+    """Return h of IJCNN1 at x = -50, where each penalty is 2e-22: the limit if x goes to -∞."""
     problem = ijcnn1()
     x = np.full_like(problem.start.outer_var, -50, dtype=np.float64)
     exact = problem.exact_solver(x, None)
@@ -66,7 +67,7 @@ def without_penalties():
 
 
 def combinations(name, batches, quick):
-    """All levels of the other three parts, in one program; the longest runs and larger λ_0 have none of them or all."""
+    """Run all levels of the other three parts in one program; the longest runs and larger λ_0 have none or all."""
     build, count, batch, grid = STUDIES[name]
     if quick:
         count, grid = 20, ((0.1,), (1.0,), (1.0,))
@@ -90,7 +91,7 @@ def make(levels, step_size, ratio, delta, batch, penalty):
     return PartsF2SA(step_size, ratio, batch, lambda_0=penalty, delta_0=delta, **parts)
 
 
-# What the table and the figure show of the rows.
+# Tables and figure
 
 
 def is_non_finite(row):
@@ -101,12 +102,12 @@ def is_far(row):
     return not is_non_finite(row) and max(row["largest_x"], row["largest_z"]) > FAR
 
 
-def went_away(row):
+def left(row):
     return is_non_finite(row) or is_far(row)
 
 
 def is_stated(row):
-    """Whether the step size is in the paper's grid, which ends at 0.1 and 0.25."""
+    """Return True if the step size is in the grid of the paper, which ends at 0.1 or 0.25."""
     return row["step_size"] <= (0.25 if row["problem"] in ON_DATA else 0.1)
 
 
@@ -135,13 +136,13 @@ def combination_table(rows):
 
 
 def effects(rows):
-    """By problem and part: the share of runs of the stated grid that went away without and with it, as published."""
+    """Return, by problem and part, the shares of non-finite or far runs without and with the published part."""
     found = {}
     for problem in (SMALL, PAPER, REAL):
         of_problem = [row for row in rows if row["problem"] == problem and is_stated(row)]
         for chosen in (*((part,) for part in PARTS), ("growth", "y_step"), tuple(PARTS)):
             groups = [
-                [went_away(row) for row in of_problem if all((row[p] == PUBLISHED[p]) == value for p in chosen)]
+                [left(row) for row in of_problem if all((row[p] == PUBLISHED[p]) == value for p in chosen)]
                 for value in (False, True)
             ]
             if all(groups):
@@ -155,7 +156,7 @@ def effect_table(rows):
         [problem, " and ".join(words[part] for part in chosen), *(f"{100 * share:.0f} %" for share in shares)]
         for (problem, chosen), shares in effects(rows).items()
     ]
-    return table(["problem", "part", "went away without", "with it as published"], lines)
+    return table(["problem", "part", "non-finite or far without", "with it as published"], lines)
 
 
 def show(rows, folder):
@@ -165,7 +166,7 @@ def show(rows, folder):
 
 
 def plot(rows, problems, axes):
-    """By growth of λ and steps of y and x: what became of the runs of the stated grid; h of the long ones."""
+    """Draw the shares of non-finite and far runs of the stated grid, and h of the long runs."""
     combinations = list(reversed(list(product(*list(PARTS.values())[:3]))))
     for axis, problem in zip(axes, problems, strict=True):
         for place, levels in enumerate(combinations):

@@ -1,4 +1,4 @@
-"""What the studies of `reports/reproduction/` share: sweeps, numbers kept as CSV, tables in their pages, figures."""
+"""Helpers of the studies: sweeps, results kept as CSV, tables in Markdown pages, and figures."""
 
 import argparse
 import csv
@@ -13,36 +13,37 @@ import numpy as np
 from jax.tree_util import Partial
 
 import bilevel
-from bilevel._precision import arithmetic
 from bilevel.engine.driver import sweep
+from bilevel.engine.steps import prepare
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "reports" / "reproduction"
 QUADRATIC = {"step_size": (0.01, 0.1), "outer_ratio": (0.1, 1.0, 10.0, 100.0)}
 
 
 def parse(about, argv=None):
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
-    parser.add_argument("--go-on", action="store_true", help="measure what the CSV does not have yet")
-    parser.add_argument("--from-kept", action="store_true", help="draw again from the CSV; run nothing")
+    parser.add_argument("--quick", action="store_true", help="run for a few seconds, to see that it works")
+    parser.add_argument("--resume", action="store_true", help="measure only what the CSV lacks")
+    parser.add_argument("--from-kept", action="store_true", help="run nothing; draw tables and figure from the CSV")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     arguments = parser.parse_args(argv)
     if arguments.quick and arguments.folder == FOLDER:
-        parser.error("--quick would overwrite the numbers that are kept; give a --folder of your own.")
+        parser.error("--quick would overwrite the kept results; pass another --folder.")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     return arguments
 
 
 def study(about, name, parts, show, argv=None):
-    """Measure and write CSV, table and figure.
+    """Measure, and write the CSV, the tables and the figure.
 
-    ``parts(quick)`` yields pairs of a dict that its rows have in common, and the function that measures them.
+    ``parts(quick)`` yields pairs: a dict of the columns that the rows of a part share, and a function that returns
+    the rows.
     """
     arguments = parse(about, argv)
     path = arguments.folder / f"{name}.csv"
     if not arguments.from_kept:
-        rows = read(path) if arguments.go_on and path.exists() else []
+        rows = read(path) if arguments.resume and path.exists() else []
         for common, work in parts(arguments.quick):
             if not any(common.items() <= row.items() for row in rows):
                 began = time.perf_counter()
@@ -53,7 +54,7 @@ def study(about, name, parts, show, argv=None):
 
 
 def keep(rows, path):
-    """Write rows, dicts that need not have the same keys, as CSV."""
+    """Write rows as CSV; the dicts may have different keys."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -68,7 +69,7 @@ def short(value):
 
 
 def read(path):
-    """The rows of a CSV file, with numbers for what are numbers and None for empty cells."""
+    """Return the rows of a CSV file, with numbers converted to float and empty cells to None."""
     if not path.exists():
         sys.exit(f"{path} does not exist; run without --from-kept first.")
     with path.open(newline="", encoding="utf-8") as file:
@@ -85,7 +86,7 @@ def parsed(text):
 
 
 def tables(folder, name, **by_mark):
-    """Write tables into the page of a study, between their marks; a page that is not there yet is begun."""
+    """Write tables between their marks in the page of a study, which is created if it does not exist."""
     path = folder / f"{name}.md"
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     for mark, text in by_mark.items():
@@ -98,7 +99,7 @@ def tables(folder, name, **by_mark):
 
 
 def draw(folder, name, n_columns, plot, size=(4.2, 3.4)):
-    """Draw panels into an SVG that is the same whenever the numbers are."""
+    """Draw panels into an SVG file; equal numbers give equal bytes."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -121,17 +122,14 @@ def _largest_z(point):
 
 
 def watched(problem):
-    """The problem with the sizes of x and z among its metrics."""
+    """Return the problem with the sizes of x and z as additional metrics."""
     sizes = {"largest_x": Partial(_largest_x), "lowest_x": Partial(_lowest_x), "largest_z": Partial(_largest_z)}
     return replace(problem, metrics=problem.metrics | sizes)
 
 
 def run_cells(problem, solvers, seeds, calls):
-    """Run settings of one class side by side; (solver, seed, cell) of each."""
-    batches = solvers[0].batch_size, solvers[0].sampling
-    with arithmetic(problem.dtype):
-        oracles = problem.oracles.with_batches(*batches)
-        solvers = [solver.resolve(oracles) for solver in solvers]
+    """Run settings of one class in one program and return (solver, seed, cell) of each."""
+    solvers = [prepare(problem, solver).solver for solver in solvers]
     found = sweep(problem, solvers, seeds, calls)
     return [
         (solver, seed, cell)

@@ -1,11 +1,12 @@
-"""When does cleaning pay? Exact fits on MNIST with wrong labels, over C, corruption and size of the validation set.
+"""When data cleaning pays: exact fits on MNIST with wrong labels, over C, corruption and number of validation rows.
 
-    python benchmarks/cleaning.py [--from-kept] [--quick --folder FOLDER]
+    python -m paper.studies.cleaning [--from-kept] [--resume] [--quick --folder FOLDER]
 
-Numbers are kept in reports/reproduction/cleaning.csv. Each fit minimizes its loss by L-BFGS in float32. The bilevel fit
-is L-BFGS on h with exact hypergradients (inner solves to a relative residual of 1e-4), stopped after 15 steps. MNIST is
-looked for as `bilevel.datasets` does. What was cut, to stay within 20 minutes of one core: the paper's size (20 000
-training rows) at a corruption of 0.5 alone, 10 000 training rows and fewer values of C elsewhere, and one seed.
+Results are kept in reports/reproduction/cleaning.csv. Each fit minimizes its loss by L-BFGS in float32. The bilevel fit
+is L-BFGS on h with exact hypergradients, stopped after 15 steps; inner problems are solved to a relative error of 1e-5
+(1e-4 for the kept results). `bilevel.datasets` loads MNIST. To stay within 20 minutes on one core, the size of the
+paper (20 000 training rows) is used with a corruption of 0.5 only; other cases have 10 000 training rows and fewer
+values of C. There is one seed.
 """
 
 import functools
@@ -14,9 +15,6 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from markdown import number, table
-from studies import draw, study
-from studies import tables as write_tables
 
 import bilevel
 from bilevel._precision import arithmetic
@@ -24,8 +22,12 @@ from bilevel.datasets import load
 from bilevel.problems import real_data
 from bilevel.problems.exact import IterativeExactSolver, lbfgs, norm_sq
 from bilevel.problems.softmax import cross_entropies
+from paper.markdown import format_number as number
+from paper.markdown import markdown_table as table
+from paper.studies.common import draw, study
+from paper.studies.common import tables as write_tables
 
-PLAIN = "plain"  # by the standard deviation of each pixel, as published; else by at least 0.1 of the full range
+PLAIN = "plain"  # pixels scaled by their standard deviation, as published; otherwise by at least 0.1 of the full range
 PENALTIES, FEW = (1e-2, 0.05, 0.2), (1e-2, 0.2)
 # Training rows, corruption, validation rows, values of C, and how pixels are scaled.
 GRID = (
@@ -44,7 +46,7 @@ SHOWN = {NOISY: "C3o-", ORACLE: "C2o:", VALIDATION: "C4s-", BOTH: "C1s-", BILEVE
 
 
 def parts(quick):
-    """From the largest C to the smallest: each fit begins where the one before ended."""
+    """Yield the parts from the largest C to the smallest; each fit starts from the previous one."""
     if quick:
         problem = bilevel.problems.digits_cleaning(n_train=200, n_val=60, dtype="float32")
         yield common(200, 0.5, 60, 1e-2), lambda: measure(problem, 1e-2, {}, 3)
@@ -57,7 +59,7 @@ def parts(quick):
 
 
 def build(n_train, corruption, n_val, scaling):
-    """The library's problem; without the floor of the scale it is the same rows and labels."""
+    """Return the problem of the library; without the lower bound of the scale, rows and labels are the same."""
     full_range = 0 if scaling == PLAIN else 255
     return real_data._cleaning(load("mnist"), full_range, corruption, (n_train, n_val), "float32", 0)
 
@@ -76,7 +78,7 @@ def measure(problem, penalty, last, steps):
 
 
 def fits(problem, penalty, last, steps):
-    """Yield name, z, the logits of the weights or None, and further columns."""
+    """Yield the name of each fit, z, the logits of the weights or None, and additional columns."""
     train, validation = (level.leaves for level in (problem.oracles.inner_samples, problem.oracles.outer_samples))
     X, y, clean = np.asarray(train.features), np.asarray(train.labels), is_clean(problem)
     X_val, y_val = np.asarray(validation.features), np.asarray(validation.labels)
@@ -89,13 +91,13 @@ def fits(problem, penalty, last, steps):
     yield BOTH, minimize(X_both, y_both, np.ones(len(y_both), np.float32), penalty, last.get(BOTH, start)), None, {}
     z, x, more = bilevel_fit(problem, penalty, steps)
     yield BILEVEL, z, x, more
-    # The rows that the hypergradients have moved up, with the validation rows, all of one weight.
+    # Rows whose weights have increased, together with the validation rows, with equal weights.
     kept = np.concatenate([x[np.asarray(train.index)] > problem.start.outer_var[0], np.ones(len(y_val), bool)])
     yield REFIT, minimize(X_both[kept], y_both[kept], np.ones(kept.sum(), np.float32), penalty, z), None, {}
 
 
 def is_clean(problem):
-    """Which training rows have their right labels, in the order of the samples."""
+    """Return True for each training row with its correct label, in the order of the samples."""
     clean, _ = problem.metrics["weight_auc"].args
     return np.isin(np.asarray(problem.oracles.inner_samples.leaves.index), np.asarray(clean))
 
@@ -109,7 +111,7 @@ def _loss(z, X, y, weights, penalty):
 
 
 def minimize(X, y, weights, penalty, start):
-    """The weighted softmax fit: mean of w CE, plus C ||z||²."""
+    """Return the weighted softmax fit, the minimizer of mean(w CE) + C ||z||²."""
     data = [jnp.asarray(part) for part in (X, y, weights, np.float32(penalty))]
 
     def flat_loss(z):
@@ -121,10 +123,10 @@ def minimize(X, y, weights, penalty, start):
 
 
 def bilevel_fit(problem, penalty, steps):
-    """z*(x), x after L-BFGS steps on h, and what h and ||∇h||² fell from and to."""
+    """Return z*(x), x after L-BFGS steps on h, and columns with h and ||∇h||² at both ends."""
     with arithmetic(problem.dtype):
         oracles = replace(problem.oracles, regularization=jnp.asarray(penalty, problem.dtype))
-    solve = IterativeExactSolver(oracles, problem.start, accuracy=1e-4)
+    solve = IterativeExactSolver(oracles, problem.start, accuracy=1e-5)
     solutions = [solve(np.asarray(problem.start.outer_var, np.float64))]
     first = solutions[0]
 
@@ -140,7 +142,7 @@ def bilevel_fit(problem, penalty, steps):
 
 
 def measures(problem, z, x):
-    """Test error, validation loss and error, and the AUC of the weights where there are any."""
+    """Return test error, validation loss and error, and the AUC of the weights if there are weights."""
     validation, metrics = problem.oracles.outer_samples.leaves, problem.metrics
     point = problem.start._replace(inner_var=np.asarray(z, np.float32))
     scores = point.inner_var @ np.asarray(validation.features).T
@@ -152,7 +154,7 @@ def measures(problem, z, x):
     return row
 
 
-# What the table and the figure show of the rows.
+# Tables and figure
 
 
 def panel_of(row):
@@ -176,7 +178,7 @@ def percent(value):
 
 
 def test_table(rows):
-    """Test error in percent at C = 0.2, and at the C with the lowest test error, for each fit."""
+    """Return the test error of each fit in percent, at C = 0.2 and at the C with the lowest test error."""
     lines = []
     for panel in panels(rows):
         line = head(panel)
@@ -190,7 +192,7 @@ def test_table(rows):
 
 
 def weight_table(rows):
-    """Of the bilevel fit: AUC, fall of h, validation loss beside that of the noisy fit."""
+    """Return a table of the bilevel fit: AUC, decrease of h, and validation loss next to that of the noisy fit."""
     lines = []
     for panel in panels(rows):
         plain = {row["C"]: row for row in of_panel(rows, panel, NOISY)}
@@ -211,7 +213,7 @@ def show(rows, folder):
 
 
 def plot(rows, shown, axes):
-    """Test error against C, a panel for each corruption and size of the validation set."""
+    """Draw test error against C, with a panel for each corruption and number of validation rows."""
     for axis, panel in zip(axes, shown, strict=True):
         for fit, style in SHOWN.items():
             here = sorted(of_panel(rows, panel, fit), key=lambda row: row["C"])

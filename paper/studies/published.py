@@ -1,10 +1,10 @@
-"""What the published code does otherwise, beside what the paper or the algorithm says, at equal oracle calls.
+"""How the published code differs from the paper or from the algorithm it names, at equal oracle calls.
 
-    python benchmarks/published.py [--from-kept] [--quick --folder FOLDER]
+    python -m paper.studies.published [--from-kept] [--resume] [--quick --folder FOLDER]
 
-Numbers are kept in reports/reproduction/published.csv, from which table and figure are drawn. The differences are the
+Results are kept in reports/reproduction/published.csv, from which tables and figure are drawn. The differences are the
 solvers of examples/published_differences.py. Every variant runs over the same grid of step sizes and ratios with the
-same batches: three seeds on the small quadratics, one elsewhere. IJCNN1 is looked for as `bilevel.datasets` does.
+same batches: three seeds on the small quadratics, one on the others. `bilevel.datasets` loads IJCNN1.
 """
 
 import functools
@@ -14,18 +14,30 @@ from itertools import product
 
 import jax
 import numpy as np
-from markdown import number, table
-from studies import QUADRATIC, ROOT, draw, epochs, ijcnn1, paper_quadratic, run_cells, small_quadratic, study
-from studies import tables as write_tables
 
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.steps import prepare
+from paper.markdown import format_number as number
+from paper.markdown import markdown_table as table
+from paper.studies.common import (
+    QUADRATIC,
+    ROOT,
+    draw,
+    epochs,
+    ijcnn1,
+    paper_quadratic,
+    run_cells,
+    small_quadratic,
+    study,
+)
+from paper.studies.common import tables as write_tables
 
 sys.path.append(str(ROOT / "examples"))
 import published_differences as published
 
-# A part of the grids, with every published winner; steps up to 0.25 are in the stated one.
+# A part of the grids that contains every published winner; the stated grid has steps up to 0.25.
 WIDE = {"step_size": (0.0625, 0.125, 0.25, 0.5, 2.0), "outer_ratio": (10**-1.5, 0.1, 1.0)}
 SMALL, PAPER, REAL = "small quadratics", "quadratics", "IJCNN1"
 EPOCHS = {SMALL: 1000, PAPER: 100, REAL: 50}
@@ -57,7 +69,7 @@ def parts(quick):
             yield common, functools.partial(cells, name, problem, make, grid, quick)
         yield fact(name, SHORT), functools.partial(biases, name, problem)
         yield fact(name, SEED), functools.partial(seeds_apart, name, problem)
-    # The clock comes last: nothing else may run beside it.
+    # The clock comes last, because nothing else may run at the same time.
     for name, problem in problems.items():
         yield fact(name, CLOCK), functools.partial(clocks, problem, 3 if quick else 30)
 
@@ -125,7 +137,7 @@ def found(variant, quantity, value):
 
 
 def biases(name, build):
-    """How far the mean over all batches of the direction at the start is from the full-batch one, relative to it."""
+    """Return the relative bias of the mean over all batches of D at the start."""
     problem, batch = build(), 24 if name == SMALL else 64
     with arithmetic(np.float64):
         oracles = problem.oracles.astype(np.float64).with_batches(batch, "blocks")
@@ -140,7 +152,7 @@ def biases(name, build):
 
 
 def mean_direction(oracles, point, weighted):
-    """The mean of D over all pairs of blocks: both levels add up, so each is averaged alone."""
+    """Return the mean of D over all pairs of blocks; D is a sum over the levels, so each is averaged separately."""
 
     def level(samples, direction):
         blocks = np.arange(samples.n_blocks, dtype=np.int32)
@@ -158,7 +170,7 @@ def norm(tree):
 
 
 def seeds_apart(name, build):
-    """How far two seeds are apart after half a pass, relative to the way from the start."""
+    """Return the distance of two seeds after half a pass, relative to the distance from the start."""
     problem, batch = build(), 24 if name == SMALL else 64
     steps = min(problem.n_inner, problem.n_outer) // batch // 2
     rows = []
@@ -172,7 +184,7 @@ def seeds_apart(name, build):
 
 
 def clocks(build, rounds):
-    """Seconds per step of SRBA by a clock that waits for the result and by one that does not; medians."""
+    """Return the median time per step of SRBA by a clock that waits for the result and by one that does not."""
     rows = []
     for steps in (128, 2048):
         waits, hurries = clock(build(), steps, rounds)
@@ -183,9 +195,9 @@ def clocks(build, rounds):
 
 def clock(problem, steps, rounds):
     batch = 24 if problem.n_inner < 1000 else 64
+    solver, oracles, *_ = prepare(problem, bilevel.SRBA(0.05, 1.0, batch))
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.with_batches(batch, "blocks")
-        solver = bilevel.SRBA(0.05, 1.0, batch).resolve(oracles).cast(problem.dtype)
+        solver = solver.cast(problem.dtype)
         page = draw_page(solver, oracles, run_key(0), np.int32(0), steps)
         state = initial_state(solver, oracles, problem.start)
         limits, seconds = (np.int32(0), np.int32(steps)), []
@@ -199,7 +211,7 @@ def clock(problem, steps, rounds):
     return np.median(seconds, axis=0)
 
 
-# What the table and the figure show of the rows.
+# Tables and figure
 
 
 def metric_of(problem):
@@ -207,7 +219,7 @@ def metric_of(problem):
 
 
 def medians(rows, stated_only=False):
-    """Settings with the median over the seeds of the metric; infinite where most seeds diverged."""
+    """Return the median of the metric over seeds for each setting, infinite if most seeds diverged."""
     by_setting = {}
     for row in rows:
         setting = row["step_size"], row["outer_ratio"]
@@ -218,7 +230,7 @@ def medians(rows, stated_only=False):
 
 
 def at_winner(rows, found):
-    """The median at the setting that the published configuration names for this solver; F²SA's has δ_0 = 0.01."""
+    """Return the median at the setting that the published configuration names for this solver, with δ_0 = 0.01."""
     difference = rows[0]["difference"]
     solver = difference.split("'")[0].split(" ")[0]
     winner = None if difference.endswith("δ_0 = 1") else WINNERS.get((rows[0]["problem"], solver))
@@ -227,7 +239,7 @@ def at_winner(rows, found):
 
 
 def groups(rows):
-    """Rows of cells by (problem, difference), then by variant."""
+    """Group the rows of cells by (problem, difference), then by variant."""
     found = {}
     for row in rows:
         if row["kind"] == "cell":
@@ -241,7 +253,7 @@ def shown(value):
 
 
 def difference_table(rows):
-    """A line per difference: the best of the grid, the published setting and the settings that diverged, twice each."""
+    """Return a table of differences: best of the grid, published setting and diverged settings of both variants."""
     lines = []
     for (problem, difference), by_variant in groups(rows).items():
         said = cells_of(by_variant[SAYS])
@@ -261,7 +273,7 @@ def cells_of(rows):
 
 
 def grid_table(rows):
-    """On IJCNN1, the best h within the stated grid and beyond it."""
+    """Return the best h on IJCNN1 within the stated grid and on a wider one."""
     lines = []
     for (problem, difference), by_variant in groups(rows).items():
         solver = difference.split("'")[0]
@@ -298,7 +310,7 @@ def show(rows, folder):
 
 
 def plot(rows, axes):
-    """The best of the grid of each variant, a line per difference; SRBA's batches, which make none, are left out."""
+    """Draw the best of the grid of each variant, one line per difference that changes it."""
     by_problem = {}
     for (problem, difference), by_variant in groups(rows).items():
         if DOES in by_variant and (not difference.startswith("SRBA") or problem == SMALL):
