@@ -1,19 +1,30 @@
-"""Twenty-one more problems for the untuned setting: ten real or realistic ones, and eleven made to break it."""
+"""The data sets of the comparison of the untuned solver in `auto.py`: real ones and difficult synthetic ones."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from auto_sets import halves, labeled
 
 import bilevel
 from bilevel import problems
 
+COVTYPE_ROWS = 60_000
+
 
 def split(build, features, targets, **options):
-    """A problem of another kind than `halves`, two thirds of the rows for training."""
+    """Return a problem with two thirds of the rows for training."""
     order = np.random.default_rng(0).permutation(len(features))
     train, val = np.split(order, [2 * len(order) // 3])
     return build(features[train], targets[train], features[val], targets[val], dtype="float32", **options)
+
+
+def halves(features, signs):
+    """Return logistic penalty selection with two thirds of the rows for training."""
+    return split(problems.logistic_selection, features, signs)
+
+
+def labeled(features, truth, rng):
+    """Return features, and signs drawn from the logistic model."""
+    return features, np.where(features @ truth + rng.logistic(size=len(features)) > 0, 1, -1)
 
 
 def standardized(features):
@@ -21,19 +32,74 @@ def standardized(features):
     return (features - features.mean(0)) / np.where(deviation > 0, deviation, 1)
 
 
+def binary_covtype():
+    """Covertype, class 2 against the rest, standardized. One-hot columns are collinear, and some are nearly empty."""
+    data = bilevel.datasets.load("covtype")
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(len(data.X_train))[:COVTYPE_ROWS]
+    features, signs = data.X_train[rows].astype(np.float64), np.where(data.y_train[rows] == 2, 1, -1)
+    return halves(standardized(features), signs)
+
+
+def odd_digits():
+    """The digits of scikit-learn, odd against even: 64 pixels from 0 to 1, some constant."""
+    data = bilevel.datasets.load("digits")
+    return halves(data.X_train.reshape(len(data.X_train), -1) / 16.0, np.where(data.y_train % 2 == 1, 1, -1))
+
+
+def ten_digits():
+    """Softmax selection on all ten digits with a penalty per pixel."""
+    data = bilevel.datasets.load("digits")
+    images, labels = data.X_train.reshape(len(data.X_train), -1) / 16.0, data.y_train.astype(np.int32)
+    return split(problems.softmax_selection, images, labels, per="feature")
+
+
+def useless(n=4000, dim=500, useful=20):
+    """Five hundred features, of which twenty are relevant."""
+    rng = np.random.default_rng(1)
+    truth = np.where(np.arange(dim) < useful, rng.standard_normal(dim), 0)
+    return halves(*labeled(rng.standard_normal((n, dim)), truth, rng))
+
+
+def badly_scaled(n=6000, dim=30):
+    """Columns with scales from 1e-3 to 1e3, all equally relevant."""
+    rng = np.random.default_rng(2)
+    scales = np.geomspace(1e-3, 1e3, dim)
+    return halves(*labeled(scales * rng.standard_normal((n, dim)), rng.standard_normal(dim) / scales, rng))
+
+
+def one_hots(n=8000, categories=(4, 12, 40)):
+    """One-hot columns of three categories and a constant: four exact collinearities, rare categories."""
+    rng = np.random.default_rng(3)
+    blocks = [np.eye(k)[rng.choice(k, n, p=rng.dirichlet(np.full(k, 0.7)))] for k in categories]
+    features = np.concatenate([np.ones((n, 1)), *blocks], axis=1)
+    return halves(*labeled(features, rng.standard_normal(features.shape[1]), rng))
+
+
+def separable(n=3000, dim=20, noise=0.05):
+    """Separable training rows, which have no fit without penalties; the validation labels are noisy."""
+    rng = np.random.default_rng(4)
+    features, truth = rng.standard_normal((n, dim)), rng.standard_normal(dim)
+    signs = np.where(features @ truth > 0, 1, -1)
+    features += 0.1 * signs[:, None] * truth / np.linalg.norm(truth)
+    cut = 2 * n // 3
+    noisy = np.where(rng.random(n - cut) < noise, -1, 1) * signs[cut:]
+    return problems.logistic_selection(features[:cut], signs[:cut], features[cut:], noisy, dtype="float32")
+
+
 def embedded(name):
-    """Features and targets of a data set that scikit-learn has."""
+    """Return features and targets of a data set of scikit-learn."""
     from sklearn import datasets
 
     data = getattr(datasets, f"load_{name}")()
     return data.data.astype(np.float64), data.target
 
 
-# Real ones
+# Real data
 
 
 def wine_raw():
-    """The chemistry of wines as measured: columns from 0.1 to 1700, none centered."""
+    """Raw chemical measurements of wines: columns from 0.1 to 1700, not centered."""
     features, target = embedded("wine")
     return halves(features, np.where(target == 0, 1, -1))
 
@@ -49,7 +115,7 @@ def iris_classes():
 
 
 def breast_cancer_raw():
-    """Sizes of cells as measured: columns from 0.003 to 4254."""
+    """Raw sizes of cells: columns from 0.003 to 4254."""
     features, target = embedded("breast_cancer")
     return halves(features, np.where(target == 1, 1, -1))
 
@@ -60,7 +126,7 @@ def diabetes_ridge():
 
 
 def diabetes_products():
-    """All products of two columns beside the ten columns."""
+    """Ten columns and all products of two of them."""
     features, target = embedded("diabetes")
     columns = standardized(features)
     pairs = [columns[:, i] * columns[:, j] for i in range(10) for j in range(i, 10)]
@@ -69,7 +135,7 @@ def diabetes_products():
 
 
 def mnist_pair(rows=3000):
-    """Threes against fives in raw pixels, most of them 0 in most rows."""
+    """Threes against fives in raw pixels, most of which are 0 in most rows."""
     data = bilevel.datasets.load("mnist")
     chosen = np.flatnonzero(np.isin(data.y_train, (3, 5)))[:rows]
     images = data.X_train[chosen].reshape(len(chosen), -1).astype(np.float64)
@@ -77,24 +143,24 @@ def mnist_pair(rows=3000):
 
 
 def covtype_raw(rows=6000):
-    """Covertype as measured: elevations in the thousands beside one-hots, class 2 against the rest."""
+    """Raw Covertype, class 2 against the rest: elevations in the thousands next to one-hot columns."""
     data = bilevel.datasets.load("covtype")
     chosen = np.random.default_rng(1).permutation(len(data.X_train))[:rows]
     return halves(data.X_train[chosen].astype(np.float64), np.where(data.y_train[chosen] == 2, 1, -1))
 
 
 def five_folds():
-    """Cross-validation: five models at once, one penalty per feature for all."""
+    """Cross-validation: five models with shared penalties, one per feature."""
     features, target = embedded("breast_cancer")
     return problems.cross_validation(standardized(features), np.where(target == 1, 1, -1), 5, dtype="float32")
 
 
 def cleaning():
-    """Digits of which many labels are wrong; a weight per row."""
+    """Digits with many wrong labels and a weight per row."""
     return problems.digits_cleaning(dtype="float32")
 
 
-# Made to break it
+# Difficult synthetic data
 
 
 def large_means(n=3000, dim=40, mean=100.0):
@@ -105,7 +171,7 @@ def large_means(n=3000, dim=40, mean=100.0):
 
 
 def huge_means(n=3000, dim=10):
-    """Means from 10 to 1000, deviations of 1."""
+    """Columns with means from 10 to 1000 and standard deviations of 1."""
     rng = np.random.default_rng(12)
     features = rng.standard_normal((n, dim))
     _, signs = labeled(features, rng.standard_normal(dim), rng)
@@ -113,7 +179,7 @@ def huge_means(n=3000, dim=10):
 
 
 def polynomial(n=2000, degree=9):
-    """Powers of one number from 0 to 1: the Hessian's eigenvalues fall by ten orders."""
+    """Powers of a number from 0 to 1: the eigenvalues of the Hessian span ten orders of magnitude."""
     rng = np.random.default_rng(13)
     t = rng.uniform(size=n)
     powers = t[:, None] ** np.arange(degree + 1)
@@ -121,13 +187,13 @@ def polynomial(n=2000, degree=9):
 
 
 def heavy_tails(n=4000, dim=20):
-    """Columns without a variance: Student's t with 1.5 degrees of freedom."""
+    """Columns with infinite variance: Student's t with 1.5 degrees of freedom."""
     rng = np.random.default_rng(14)
     return halves(*labeled(rng.standard_t(1.5, (n, dim)), rng.standard_normal(dim), rng))
 
 
 def duplicates(n=3000, dim=15):
-    """Each column four times, twice with the other sign."""
+    """Each column four times, twice with the opposite sign."""
     rng = np.random.default_rng(15)
     features, signs = labeled(rng.standard_normal((n, dim)), rng.standard_normal(dim), rng)
     return halves(np.concatenate([features, -features, features, -features], axis=1), signs)
@@ -150,7 +216,7 @@ def rare_positives(n=8000, dim=20):
 
 
 def collinear_ridge(n=1500, dim=30, rank=5):
-    """Thirty columns that are five and noise of 1e-3."""
+    """Thirty columns of rank five plus noise of 1e-3."""
     rng = np.random.default_rng(18)
     few = rng.standard_normal((n, rank))
     features = few @ rng.standard_normal((rank, dim)) + 1e-3 * rng.standard_normal((n, dim))
@@ -158,7 +224,7 @@ def collinear_ridge(n=1500, dim=30, rank=5):
 
 
 def own_losses(loss, targets, features, outer_var):
-    """Losses of a user's own, with penalties exp(x) that x's shape shares out."""
+    """Return a problem with user-defined losses and penalties exp(x), one for all columns or one each."""
 
     def outer(z, x, row):
         return loss(row[0], row[1:] @ z)
@@ -173,7 +239,7 @@ def own_losses(loss, targets, features, outer_var):
 
 
 def own_scales(n=1500, dim=24):
-    """A logistic loss of one's own on columns from 1e-2 to 1e2, a penalty each."""
+    """A user-defined logistic loss on columns with scales from 1e-2 to 1e2, with a penalty each."""
     rng = np.random.default_rng(19)
     features, signs = labeled(rng.standard_normal((n, dim)), rng.standard_normal(dim), rng)
     features *= rng.permutation(np.geomspace(1e-2, 1e2, dim))
@@ -181,7 +247,7 @@ def own_scales(n=1500, dim=24):
 
 
 def own_huber(n=900, dim=12):
-    """A Huber-like loss of one's own with outliers, columns with a mean of 30, one penalty."""
+    """A user-defined Huber-like loss with outliers, columns with mean 30, and one penalty."""
     rng = np.random.default_rng(20)
     features = rng.standard_normal((n, dim)) + 30
     targets = (features - 30) @ rng.standard_normal(dim) + rng.standard_t(1.5, n)
@@ -189,11 +255,22 @@ def own_huber(n=900, dim=12):
 
 
 def few_rows(n=30, dim=6):
-    """Twenty rows to fit, ten to validate."""
+    """Twenty training rows and ten validation rows."""
     rng = np.random.default_rng(21)
     return halves(*labeled(rng.standard_normal((n, dim)), rng.standard_normal(dim), rng))
 
 
+FIRST_SETS = {
+    "IJCNN1": problems.ijcnn1,
+    "Covertype": binary_covtype,
+    "breast cancer": problems.breast_cancer,
+    "odd digits": odd_digits,
+    "ten digits": ten_digits,
+    "useless features": useless,
+    "bad scales": badly_scaled,
+    "one-hots": one_hots,
+    "separable": separable,
+}
 REAL_SETS = {
     "wine raw": wine_raw,
     "wine classes": wine_classes,
@@ -219,3 +296,4 @@ HARD_SETS = {
     "own Huber loss": own_huber,
     "thirty rows": few_rows,
 }
+SETS = FIRST_SETS | REAL_SETS | HARD_SETS
