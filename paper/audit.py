@@ -172,9 +172,9 @@ def _srba_before_saba(section: Section) -> Finding:
 def _competitive(section: Section) -> Finding:
     three = ("SRBA", "SABA", "AmIGO")
     ends, wide = _at_horizon(section, three), _at_horizon(section, three, WIDER)
-    untuned = selected_median(contender(section, "SRBA", UNTUNED), section.metric)
+    untuned = selected_median(contender(section, "AutoSRBA", UNTUNED), section.metric)
     text = f"h after {_horizon(section)}: {_list(ends)}; on the wider grids {_list(wide)};"
-    text += f" SRBA untuned {format_value(untuned)}."
+    text += f" AutoSRBA {format_value(untuned)}."
     text += f" Continuing with the published settings: {_list(_at_end(section, 'value', three))}."
     near = [values["SRBA"] <= _NEAR * min(values.values()) for values in (ends, wide)]
     return CONFIRMED if all(near) else DEPENDS if any(near) else REFUTED, text
