@@ -58,7 +58,7 @@ def final_point(problem_of, solver, device):
 
 
 def measure_throughput(quick):
-    """Return both tables, or the reason why there are none."""
+    """Return both tables, or the reason for their absence."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         return NONE

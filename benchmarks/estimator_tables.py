@@ -55,7 +55,7 @@ def reference(by_model):
 
 
 def change(losses, base):
-    """Return the relative change of losses over the common splits, or None if there are none."""
+    """Return the relative change of losses over the common splits, or None without common splits."""
     shared = sorted(set(losses) & set(base))
     if not shared:
         return None

@@ -116,7 +116,7 @@ def solver_of(name, shape, batch):
 
 
 def period_of(shape, solver):
-    """Return the steps from one full-batch pass to the next, or 1 if there is none."""
+    """Return the steps from one full-batch pass to the next, or 1 for solvers without passes."""
     return prepare(shape.problem, solver).solver.parameters().get("period") or 1
 
 

@@ -80,7 +80,7 @@ def whole_pass(oracles, point):
 
 
 def one_pass(problem, paths):
-    """Return wall and processor seconds of a pass; the latter depend less on other work on the machine."""
+    """Return wall and processor seconds of a pass; processor seconds depend less on other work on the machine."""
     forget(paths)
     began = time.perf_counter(), time.process_time()
     jax.block_until_ready(whole_pass(problem.oracles, problem.start))

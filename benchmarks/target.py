@@ -28,7 +28,7 @@ SOLVERS = {
 
 
 def measure(quick):
-    """Return the table, or the reason why there is none."""
+    """Return the table, or the reason for its absence."""
     if datasets.locate("ijcnn1") is None:
         return "Not measured: IJCNN1 is missing; put it into the folder BILEVEL_DATA (docs/problems.md)."
     problem = problems.ijcnn1(dtype="float32")

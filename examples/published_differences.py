@@ -101,7 +101,7 @@ class PassSRBA(bilevel.SRBA):
     Parameters
     ----------
     ordered_passes : draw blocks in passes, the first one in order, and the last block of each pass twice
-    reread : fill a last short batch with rows of the block before it
+    reread : fill a short last batch with rows of the previous block
     """
 
     ordered_passes: bool = flag(default=True)
