@@ -114,7 +114,7 @@ def judge_area(area, seed, cases):
 
 
 def describe_defects(verdicts):
-    """Return the defects by kind and place, the most frequent first; an empty string if there are none."""
+    """Return the defects by kind and place, the most frequent first, or an empty string."""
     groups, lines = {}, []
     for verdict in verdicts:
         if verdict["kind"] not in FINE:

@@ -1,1 +1,1 @@
-"""Strategies for everything a user can hand over, a module for each area, and what becomes of an input."""
+"""Hypothesis strategies of invalid input, one module per area, and the judge of their outcomes."""

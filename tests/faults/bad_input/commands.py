@@ -1,4 +1,4 @@
-"""Command lines: words that are wrong, missing or too many, handed to `main` in this process."""
+"""Command lines with wrong, missing or additional words, passed to `main` in this process."""
 
 import contextlib
 import io
@@ -105,7 +105,7 @@ def cases(draw):
 
 
 def _call(words):
-    """Return exit status and what is printed."""
+    """Return the exit status and the output."""
     _prepare()
     said, status = io.StringIO(), 0
     with (

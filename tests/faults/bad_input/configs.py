@@ -1,4 +1,4 @@
-"""Configs: valid files with a value, a key, a line or a byte changed."""
+"""Configs: valid files in which a value, a key, a line or a byte is changed."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.faults.bad_input.judge import Case
 
 FOLDER = Path(__file__).parents[3] / "bilevel" / "bench" / "configs"
 VALID = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.toml"))}
-# As they stand in a file; some are no TOML.
+# Values as written in a file; some are not TOML.
 VALUES = ["0", "-1", "1", "true", "nan", "inf", "-inf", "1e400", "1e-320", "0.5", "[]", "[1, 2]", "[1, 1]", '[1, "a"]']
 VALUES += [str(2**31), str(2**63), str(2**64), "1" * 400, '""', '"a"', '"../../x"', '"/etc"', '"\\u0000"', '"<b>"']
 VALUES += [
@@ -102,7 +102,7 @@ def _changed(draw, content):
 
 
 def _complaint(experiment):
-    """What is wrong with an experiment that was read."""
+    """Return what is wrong with an experiment, or None."""
     if not isinstance(experiment, Experiment):
         return f"a {type(experiment).__name__}"
     if not experiment.settings or not experiment.seeds:

@@ -1,4 +1,4 @@
-"""Estimators: `fit` with odd rows, targets, weights and parameters, and `predict` of odd rows after a good fit."""
+"""Estimators: `fit` with unusual rows, targets, weights and parameters, and `predict` of unusual rows."""
 
 import inspect
 
@@ -26,7 +26,7 @@ TARGETS = {
     estimators.BilevelGammaRegressor: np.exp(REAL),
     estimators.BilevelCoxPH: SURVIVAL,
 }
-# Rows that are few, alike, huge or mixed, with the targets that go with them.
+# Slices and scales of the rows.
 ROWS = {
     "one row": (slice(0, 1), 1.0),
     "two rows": (slice(0, 2), 1.0),
@@ -119,7 +119,7 @@ def _fitted(cls, given, **parameters):
 
 
 def _complaint(answer):
-    """What is wrong with a model that was fitted: numbers that are not finite."""
+    """Return which numbers of a fitted model are not finite, or None."""
     model, rows = answer
     if not np.isfinite(model.coef_).all() or not np.isfinite(getattr(model, "intercept_", 0.0)).all():
         return "coefficients are not finite"

@@ -1,4 +1,4 @@
-"""What becomes of one bad input: a result, one sentence that names the argument, or a defect."""
+"""The outcome of an invalid input: a result, a sentence that names the argument, or a defect."""
 
 import dis
 import os
@@ -16,8 +16,8 @@ from typing import Any
 import bilevel
 
 PACKAGE = os.path.realpath(Path(bilevel.__file__).parent)
-LONGEST = 2000  # characters of a sentence
-SECONDS = 20.0  # of processor time for a case, compilation included
+LONGEST = 2000  # characters of a message
+SECONDS = 20.0  # processor time of a case, including compilation
 REFUSALS = (ValueError, TypeError, OSError, ImportError, bilevel.StepError)
 SIGNATURE = re.compile(r"[\w.]+\(\) (takes|missing|got (an unexpected|some|multiple)) ")
 
@@ -28,12 +28,12 @@ class Case:
 
     Parameters
     ----------
-    what : the input as a text
-    act : hands it over
-    names : of the arguments; a refusal has to tell one of them
-    check : from what ``act`` returns to a complaint, or None
-    others : packages whose own refusals will do, such as scikit-learn's validation
-    own : what the user's own code raises, and gets back
+    what : description of the input
+    act : calls the library with the input
+    names : names of the arguments; a refusal must contain one of them
+    check : returns what is wrong with the return value of ``act``, or None
+    others : packages whose own refusals are accepted, such as scikit-learn for its validation
+    own : exception that the code of the user raises and that must be passed on
     """
 
     what: str
@@ -59,12 +59,12 @@ class Verdict:
 
 
 class TooLong(BaseException):
-    """The case is over its time; no `except Exception` may keep it."""
+    """A case took too long. It is not an `Exception`, so that no handler catches it."""
 
 
 @contextmanager
 def limited(seconds: float):
-    """Raise `TooLong` where Python is after so many seconds of processor time."""
+    """Raise `TooLong` after this processor time."""
 
     def ring(number, frame):
         raise TooLong
@@ -79,7 +79,7 @@ def limited(seconds: float):
 
 
 def judge(case: Case, seconds: float = SECONDS) -> Verdict:
-    """Hand the input over and tell what became of it."""
+    """Run a case and return its verdict."""
     try:
         with limited(seconds), warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
@@ -106,23 +106,23 @@ def _judge_refusal(case: Case, error: Exception) -> Verdict:
 
 
 def is_deliberate(error: BaseException, others: tuple[str, ...] = ()) -> bool:
-    """Tell whether a `raise` of the library has made this error, or that of a package that may refuse in its place.
+    """Return True if a `raise` statement of the library, or of an accepted package, made this error.
 
-    Of what C code raises, the innermost frame is that of its caller: there the instruction is a call, no `raise`.
-    Python's own complaint about the signature of what this folder calls is a sentence too.
+    The innermost frame of an error from C code is that of its caller, whose instruction is a call and not a `raise`.
+    Errors of Python about the signature of a function that is called here are accepted too.
     """
     *outer, frame = walk(error)
     if isinstance(error, TypeError) and SIGNATURE.match(str(error)) and sum(map(_is_ours, outer)) == 0:
         return True
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        return True  # of the operating system, with the path
+        return True  # an error of the operating system with a path
     if is_by_others(error, others):
         return True
     return _is_ours(frame) and frame.tb_frame.f_code.co_code[frame.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def is_by_others(error: BaseException, others: tuple[str, ...]) -> bool:
-    """Tell whether the library has handed the input to one of these packages, which refused it."""
+    """Return True if one of these packages, called by the library, made this error."""
     frames = list(walk(error))
     beyond = frames[max((i for i, frame in enumerate(frames) if _is_ours(frame)), default=0) + 1 :]
     names = [frame.tb_frame.f_code.co_filename for frame in beyond]
@@ -141,7 +141,7 @@ def walk(error: BaseException):
 
 
 def innermost(error: BaseException) -> str:
-    """The innermost frame of the library, then the innermost of all: what defects are counted by."""
+    """Return the innermost frame of all and of the library, by which defects are grouped."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if os.path.realpath(frame.filename).startswith(PACKAGE)]
     places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in [*ours[-1:], frames[-1]]]

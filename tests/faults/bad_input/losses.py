@@ -1,4 +1,4 @@
-"""Losses of one's own: some raise, return NaN, vectors or integers, or change their mind; and what goes with them."""
+"""User-defined losses, some of which raise, return NaN, vectors or integers, or vary; and their other arguments."""
 
 import warnings
 
@@ -24,7 +24,7 @@ def _raises(z, x, row):
 
 
 def _changes(answers):
-    """A loss whose answers differ from one trace to the next; the last one is repeated."""
+    """Return a loss that differs from one trace to the next; the last one is repeated."""
 
     def make():
         left = list(answers)
@@ -34,11 +34,11 @@ def _changes(answers):
 
 
 def _far(z, x, row):
-    # As a loss that is undefined where the iterates come to be after some steps.
+    # A loss that is undefined at the iterates after some steps.
     return jnp.where(jnp.sum(z**2) > 1e-3, jnp.nan, good(z, x, row))
 
 
-# Name -> what makes a fresh one.
+# Name -> function that returns a new loss.
 LOSSES = {
     name: (lambda loss=loss: loss)
     for name, loss in {
@@ -114,7 +114,7 @@ SOLVERS = [bilevel.SOBA(0.1, 1.0, 4), bilevel.Exact(), bilevel.HOAG()]
 
 @st.composite
 def cases(draw):
-    """Return a case: losses and data, of which one or two are odd; run for a few steps when they are taken."""
+    """Return a case: losses and data, one or two of them unusual, and a run of a few steps if they are accepted."""
     names = list(LOSSES)
     odd_losses = draw(st.booleans())
     inner, outer = (draw(st.sampled_from(names if odd_losses else ["good"])) for _ in range(2))
@@ -138,7 +138,7 @@ def cases(draw):
 
 
 def complaint(result_and_warnings):
-    """What is wrong with a run: numbers that are not finite, and nobody says so."""
+    """Return what is wrong with a run: numbers that are not finite without a warning."""
     result, said = result_and_warnings
     told = result.status == "diverged" or any(issubclass(one.category, RuntimeWarning) for one in said)
     last = {name: column[-1] for name, column in result.history.items()}

@@ -1,4 +1,4 @@
-"""Builders of problems: one or two arguments replaced by what is wrong in one way."""
+"""Builders of problems with one or two invalid arguments."""
 
 import warnings
 
@@ -22,7 +22,7 @@ GROUPS = [[0] * P, [0, 0, 1], [0, 2, 1], [1, 1, 1], [0.0, 1.0, 2.0], [-1, 0, 1],
 
 
 def _arguments(y, y_val, shape, n_outer):
-    """The arguments of a builder that takes data: a good value, and a strategy of others."""
+    """Return the arguments of a builder of data: a valid value, and a strategy of others."""
     return {
         "X_train": (X, tables.table()),
         "y_train": (y, tables.column(y)),
@@ -88,7 +88,7 @@ BUILDERS = {
 
 @st.composite
 def cases(draw):
-    """Return a case: a builder and its arguments, one or two of them odd."""
+    """Return a case: a builder and its arguments, one or two of them unusual."""
     builder = draw(st.sampled_from([*BUILDERS][:4]) | st.sampled_from([*BUILDERS]))
     arguments = BUILDERS[builder]
     odd = draw(st.lists(st.sampled_from([*arguments]), min_size=1, max_size=draw(st.integers(1, 2)), unique=True))
@@ -97,12 +97,12 @@ def cases(draw):
         odd = [draw(st.sampled_from(["x", "Seed", "regularisation", "n"]))]
         given[odd[0]] = 1
     shown = ", ".join(f"{name}={values.text(given[name])}" for name in odd)
-    # Labels and classes go together, as do rows and variables of their sizes.
+    # A message may name another argument than the invalid one if their sizes must agree.
     return Case(f"{builder.__name__}({shown})", lambda: builder(**given), tuple(arguments) + tuple(odd), complaint)
 
 
 def complaint(problem):
-    """What is wrong with a problem that was built."""
+    """Return what is wrong with a problem, or None."""
     if not isinstance(problem, bilevel.BilevelProblem):
         return f"a {type(problem).__name__}"
     with arithmetic(problem.dtype):
@@ -116,7 +116,7 @@ def complaint(problem):
 
 
 def silent(problem, name):
-    """A complaint where a run on a problem whose metric is not finite at the start says nothing of it."""
+    """Return a complaint if a run does not warn that a metric is not finite at the start."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = bilevel.run(problem, bilevel.SOBA(1e-3, 1.0, 4), max_steps=2)

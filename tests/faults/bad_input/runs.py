@@ -1,4 +1,4 @@
-"""`run`, `resume`, a run by hand, logs and results: odd arguments on one small problem."""
+"""`run`, `resume`, `Run`, logs and results with unusual arguments on one small problem."""
 
 import shutil
 import warnings
@@ -30,7 +30,7 @@ PROBLEM, OTHER, OWN = _quadratic(), _quadratic(seed=1), _own()
 
 
 class FailingLog(bilevel.Log):
-    """Fails where it is told to."""
+    """A log that fails in one of its methods."""
 
     def __init__(self, where, error):
         self.where, self.error = where, error
@@ -79,7 +79,7 @@ SETTINGS = {"step_size": st.sampled_from([1e-50, 1e-30, 1e10, 1e30, 1e39, 1e300]
 
 
 def _is_long(value):
-    """A budget of many steps is no bad input."""
+    """Return True for a large budget of steps, which is valid."""
     return isinstance(value, int | np.integer) and value > 1000
 
 
@@ -109,7 +109,7 @@ def _runs(draw):
 
 @st.composite
 def _settings(draw):
-    """A solver that can be made, but that may not fit the problem."""
+    """A valid solver that may not fit the problem."""
     cls = draw(st.sampled_from([bilevel.SOBA, bilevel.SRBA, bilevel.StocBiO, bilevel.VRBO]))
     name = draw(st.sampled_from([*SETTINGS, *(["n_inner_steps"] if cls is bilevel.StocBiO else [])]))
     value = draw(SETTINGS.get(name, st.sampled_from([10**8, 2**31 - 1])))
@@ -144,7 +144,7 @@ def _saved():
 
 @st.composite
 def _resumed(draw):
-    """A saved run with one argument odd, or with a file that is not what it was."""
+    """A saved run with an unusual argument or a damaged file."""
     how = draw(st.sampled_from(["cut", "flipped", "other problem", "other solver", "path", "limit", "unknown limit"]))
     at, odd = draw(st.floats(0, 1)), draw(values.anything)
 
@@ -169,7 +169,7 @@ def _resumed(draw):
 
 @st.composite
 def _shown(draw):
-    """What is asked of a result."""
+    """Methods of results and problems."""
     what, odd = draw(st.sampled_from(["plot", "save", "constants", "check"])), draw(values.anything)
     odd = draw(values.among(_paths)) if what == "save" and draw(st.booleans()) else odd
     acts = {

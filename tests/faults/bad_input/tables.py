@@ -1,4 +1,4 @@
-"""Tables, labels and variables that are nearly right, as Hypothesis strategies."""
+"""Hypothesis strategies of tables, labels and variables that are almost valid."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +28,7 @@ def _frame(array, **changes):
 
 
 def table(n=N, p=P):
-    """Return a strategy of tables of n rows and p columns, most of them wrong in one way."""
+    """Return a strategy of tables of n rows and p columns, most of them with one defect."""
     plain = rows(n, p)
     filled = [float("nan"), float("inf"), -float("inf"), 1e200, -1e200, 1e308, 1e38, 1e30, 1e19, 1e-320, 1e15]
     entries = values.among(filled).map(lambda value: _with(plain, value))
@@ -61,7 +61,7 @@ def table(n=N, p=P):
 
 
 def column(good):
-    """Return a strategy of targets, most of them wrong in one way, from good ones."""
+    """Return a strategy of targets, most of them with one defect, from valid ones."""
     good = np.asarray(good)
     n, floats = len(good), good.astype(float)
     entries = [float("nan"), float("inf"), 1e200, 1e39, 1e20, -1.0, 0.5, 7.0]
@@ -85,12 +85,12 @@ def column(good):
 
 
 def survival_times(times, events):
-    """Return targets of two fields."""
+    """Return targets with two fields."""
     return np.array(list(zip(events, times, strict=True)), [("event", bool), ("time", float)])
 
 
 def survival(good):
-    """Return a strategy of survival times, most of them wrong in one way, from good ones."""
+    """Return a strategy of survival times, most of them with one defect, from valid ones."""
     events, times, n = good["event"], good["time"], len(good)
     changed = [np.nan, np.inf, -1.0, 0.0, 1e200, 1e308, 1e-320]
     whole = [-times, 0 * times, np.ones(n), 1e300 * times, 1e-300 * times, np.arange(1, n + 1)]
@@ -109,7 +109,7 @@ def survival(good):
 
 
 def variable(shape):
-    """Return a strategy of starts, most of them wrong in one way."""
+    """Return a strategy of starts, most of them with one defect."""
     good = np.zeros(shape)
     odd = [good.astype(int), good + np.nan, good + 1e39, good + 1e300, good[:-1], good.tolist(), (good,), {"a": good}]
     odd += [

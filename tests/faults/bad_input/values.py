@@ -1,4 +1,4 @@
-"""Values that no argument was made for, as Hypothesis strategies."""
+"""Hypothesis strategies of values that no argument is meant for."""
 
 import zlib
 from datetime import datetime
@@ -19,7 +19,7 @@ NUMPY_TYPES += [np.longdouble, np.complex64, np.bool_]
 
 
 class Stranger:
-    """An object of a user's own, which does not compare as others do."""
+    """A user-defined object whose comparison raises."""
 
     def __eq__(self, other):
         raise RuntimeError("compared")
@@ -31,7 +31,7 @@ class Stranger:
 
 
 def among(items):
-    """Return a strategy of these, which need be neither hashable nor comparable."""
+    """Return a strategy of these items, which need not be hashable or comparable."""
     return st.integers(0, len(items) - 1).map(items.__getitem__)
 
 
@@ -66,7 +66,7 @@ def _known(dtype):
 
 
 def text(value) -> str:
-    """A value as a short text; of arrays type, shape, and a few numbers."""
+    """Return a short text for a value: type, shape and some numbers for arrays."""
     try:
         shown = " ".join(repr(value).split())
     except Exception as error:
