@@ -182,3 +182,16 @@ def test_streamed_rows_equal_those_that_were_written(script, tmp_path):
     problem = streaming.build(paths, 3000, 4, 100)
     np.testing.assert_array_equal(problem.oracles.inner_samples.reader.rows(np.arange(3000))[0], rows * labels[:, None])
     assert streaming.plain_read(paths) > 0 and streaming.memory()["VmHWM"] > 0
+
+
+def test_every_script_that_a_page_names_exists():
+    root = FOLDER.parent
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("reports/**/*.md"), root / "Makefile"]
+    pages += root.glob("reports/**/*.toml")
+    for page in pages:
+        text = page.read_text()
+        for path in re.findall(r"\b(?:benchmarks|examples|paper)/[\w/]+\.(?:py|toml)\b", text):
+            assert (root / path).exists(), f"{page.name} names {path}"
+        for module in re.findall(r"python -m ((?:benchmarks|paper|tests)[\w.]*)", text):
+            path = root / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name} names {module}"

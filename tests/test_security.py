@@ -125,7 +125,7 @@ def array_bytes(array, claimed=None):
     return buffer.getvalue() + array.tobytes()
 
 
-ABOUT = array_bytes(np.array(json.dumps({"format": 2})))
+ABOUT = array_bytes(np.array(json.dumps({"format": 3})))
 # Members of an archive may overlap: here ten names refer to the same bytes.
 SAVED_BOMBS = {
     "compressed": packed({"about.npy": ABOUT, "state_0.npy": array_bytes(np.zeros(10**6))}),
