@@ -20,7 +20,7 @@ def measure(quick):
     rows = []
     for problem in list(shapes.PROBLEMS)[: 1 if quick else None]:
         for solver in SOLVERS:
-            if solver == "SABA, memory of rows" and problem != "cleaning":  # short rows take no less memory than tables
+            if solver == "SABA, memory of rows" and problem != "cleaning":  # no savings for short rows
                 continue
             sizes = answer("memory.py", problem, solver)
             rows.append([problem, solver, *map(number, sizes)])
