@@ -275,7 +275,7 @@ def test_the_neural_example_separates_clean_rows_from_corrupted_ones():
     command = [sys.executable, str(ROOT / "examples" / "neural_cleaning.py"), "--steps", "6000"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     errors = {line.split("  ")[0]: float(re.search(r"test error (\S+)", line)[1]) for line in lines}
-    assert max(errors["SRBA"], errors["SRBA, auto"]) < errors["plain fit"] / 2
+    assert max(errors["SRBA"], errors["AutoSRBA"]) < errors["plain fit"] / 2
     assert float(re.search(r"SRBA.*AUC of the weights (\S+)", lines[-1])[1]) > 0.9
 
 

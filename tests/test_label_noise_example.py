@@ -76,7 +76,7 @@ def test_learned_weights_lower_the_test_error(example, data):
     fewer = replace(data, test=tuple(part[:300] for part in data.test))
     plain, learned = (example.fit(example.build(fewer), 300, reach, 32) for reach in (0.0, 100.0))
     assert example.tested(learned) < 0.8 * example.tested(plain)
-    assert not np.any(plain.point.outer_var["logit"]), "without reach weights stand still"
+    assert not np.any(plain.point.outer_var["logit"]), "weights do not move without reach"
 
 
 def test_a_learned_loss_separates_correct_labels_from_wrong_ones(example, data):

@@ -172,7 +172,7 @@ SMALL = '''
         Parameters
         ----------
         step : of z, as in :mod:`small.other`,
-            told in two lines
+            described in two lines
         ratio, size : both
         """
 
@@ -187,7 +187,7 @@ SMALL = '''
         Parameters
         ----------
         low, high : the range of ``x*``,
-            told in two lines
+            described in two lines
         **more : by name
 
         Returns
@@ -225,7 +225,7 @@ def entries(section):
 def test_meanings_become_descriptions_and_types_come_from_annotations(small):
     parsed = sections(small["check"])
     assert entries(parsed["parameters"]) == [
-        ("low", "int", None, "the range of ``x*``,\ntold in two lines"),
+        ("low", "int", None, "the range of ``x*``,\ndescribed in two lines"),
         ("high", "float", "1.0", "See `low`."),
         ("**more", "int", "{}", "by name"),
     ]
@@ -237,7 +237,7 @@ def test_meanings_become_descriptions_and_types_come_from_annotations(small):
 def test_a_solver_has_its_python_signature(small):
     role = '<autoref identifier="small.other" optional>`small.other`</autoref>'
     assert entries(sections(small["Small"])["parameters"]) == [
-        ("step", "float | None", "0.1", f"of z, as in {role},\ntold in two lines"),
+        ("step", "float | None", "0.1", f"of z, as in {role},\ndescribed in two lines"),
         ("ratio", "float", "2.0", "both"),
         ("size", "int", "3", "both"),
     ]

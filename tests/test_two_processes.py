@@ -105,7 +105,7 @@ def test_a_run_that_loses_a_process_is_saved_and_ends_soon(example, tmp_path, mo
     assert "StepError" in told
     if recoverable:
         assert processes[0].returncode == 1 and waited < 20, "without a signal"
-    assert waited < 40, "JAX ends it after the 10 seconds without a heartbeat that were asked for"
+    assert waited < 40, "JAX ends it after 10 seconds without a heartbeat"
     with np.load(tmp_path / "saved.npz") as saved:
         assert "about" in saved
 
