@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # would compile them again, which takes longer than to import them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo reproduce audit test test-slow test-solver coverage campaign campaign-quick lint docs serve bench constraints clean
+.PHONY: install demo reproduce audit test test-slow test-solver coverage campaign lint docs serve bench constraints clean
 
 install: $(STAMP)
 
@@ -80,11 +80,8 @@ serve:  ## the site as built, to this machine alone; a browser searches no pages
 bench: install  ## measure this machine; writes results/bench.md
 	$(BIN)/python benchmarks/bench.py
 
-campaign: install  ## faults on purpose: kills, full disks, damaged files, bad input; writes reports/campaign.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --out reports/campaign.md
-
-campaign-quick: install  ## a little of each, in two minutes
-	$(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign --quick
+campaign: install  ## the long form of the fault injection tests, in about two hours; `make test-slow` has the short form
+	BILEVEL_CAMPAIGN=long $(CACHE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/faults --numprocesses 2
 
 constraints: install  ## write the versions of this environment to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt

@@ -1,12 +1,12 @@
-"""The untuned solver on problems made to break it, against a multi-start by SciPy: one command, one table.
+"""The untuned solver on difficult problems, compared with a multi-start of L-BFGS-B by SciPy.
 
-    python -m benchmarks.adversarial [names of problems] [--seconds 20] [--folder results/adversarial]
+    python benchmarks/adversarial.py [names of problems] [--seconds 20] [--folder results/adversarial]
 
-Counts, units, few rows, wide scales, polynomial columns, distillation, and other losses of one's own, most of them in
-float32. Each run of ``AutoSRBA()`` has a limit of time and leaves a JSON file; a problem with a file is not run
-again. The truth comes from code that shares nothing with the solvers: dense Newton steps for z in float64, the implicit
-gradient by a dense solve, and L-BFGS-B over x from several starts, one of them the end of the untuned run. The table
-is written to reports/adversarial.md after each problem.
+Counts, units, few rows, wide scales, polynomial columns, distillation and user-defined losses, most of them in float32.
+Each run of ``AutoSRBA()`` has a time limit and writes a JSON file; a problem with a file is not run again. The
+reference shares no code with the solvers: dense Newton steps for z in float64, the implicit gradient by a dense solve,
+and L-BFGS-B over x from several starts, one of which is the end of the untuned run. The table is written to
+reports/adversarial.md after each problem.
 """
 
 import argparse
@@ -20,17 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from markdown import number, table
 from scipy.optimize import minimize
 from sklearn import datasets
 from sklearn.preprocessing import StandardScaler
 
 import bilevel
-from benchmarks.markdown import number, table
 
 REPORT = Path(__file__).parents[1] / "reports" / "adversarial.md"
-TRUTH_SECONDS, NEAR = 60, 1e-3
+REFERENCE_SECONDS, NEAR = 60, 1e-3
 
-# Losses of one row (features, target), of weights z.
+# Losses of a row (features, target) as functions of the weights z.
 
 
 def poisson(z, row, target):
@@ -77,7 +77,7 @@ def softmax(z, row, target):
 
 
 def penalized(loss, data, val, x=0.0, dim=None, dtype="float32", of_outer=1.0, of_inner=1.0, shift=0.0):
-    """Penalties exp(x), one for each column where x has as many numbers."""
+    """Return a problem with penalties exp(x), one for all columns or one for each."""
     features = data[0].shape[1]
 
     def outer(z, x, sample):
@@ -121,7 +121,7 @@ def gaussian(rows, scales, mean=0.0, seed=6):
 
 
 def noise(rows, scales):
-    """Targets that no column explains."""
+    """Return a problem whose targets are independent of the columns."""
     return penalized(squared, *halves(gaussian(rows, scales), gaussian(rows, [1.0], seed=1)[:, 0]))
 
 
@@ -138,7 +138,7 @@ def wavy(low, high, degree, loss=squared, **more):
 
 
 def distilled(data, per_class, penalty=0.1, noise=0.0, seed=9):
-    """Rows that teach: x are the features of a few rows, on which a softmax model is fitted."""
+    """Return data distillation: x contains the features of a few rows, to which a softmax model is fitted."""
     X, y = data
     rng, k = np.random.default_rng(seed), y.max() + 1
     chosen = np.concatenate([rng.choice(np.flatnonzero(y == c), per_class, replace=False) for c in range(k)])
@@ -168,7 +168,7 @@ def blobs(classes, columns, seed=10):
 
 
 def cleaned(weight, flips=0.3, rows=120, seed=11):
-    """A weight of its own for each training row, some of whose labels are wrong."""
+    """Return a problem with a weight for each training row, some of which have wrong labels."""
     rng = np.random.default_rng(seed)
     X, y = rng.standard_normal((2 * rows, 5)), np.ones(2 * rows)
     y[X @ rng.standard_normal(5) + 0.5 * rng.logistic(size=2 * rows) < 0] = -1
@@ -206,7 +206,7 @@ def scaled_features(rows=200, seed=12):
 
 
 def prior_mean(of_y=1.0, seed=13):
-    """x is what z is drawn to, in the units of y."""
+    """Return a problem in which x is the center of the penalty of z, in the units of y."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((80, 4))
     y = of_y * (X @ np.array([3.0, -2.0, 1.0, 0.5]) + rng.standard_normal(80))
@@ -276,8 +276,8 @@ PROBLEMS = (
 )  # fmt: skip
 
 
-class Truth:
-    """h and its gradient in float64, by dense algebra; nothing of the library."""
+class Reference:
+    """h and its gradient in float64 by dense linear algebra, without the library."""
 
     def __init__(self, inner, outer, data, val, z, x, _):
         (z, unravel_z), (self.start, unravel_x) = ravel_pytree(jnp.asarray(z)), ravel_pytree(jnp.asarray(x))
@@ -293,7 +293,7 @@ class Truth:
         self.first, self.seen, self.deadline = np.array(z), (np.inf, None), np.inf
 
     def solve(self, x, z):
-        """Damped Newton steps; the last Hessian comes with z."""
+        """Return z after damped Newton steps, the last Hessian and its scale."""
         for _ in range(300):
             value, slope, hessian = map(np.array, self.slopes(z, x))
             scale = 1 / np.sqrt(np.maximum(np.diag(hessian), 1e-300))
@@ -323,8 +323,8 @@ class Truth:
         return float(value), np.array(over_x) + np.array(self.cross(z, x, v))
 
     def best(self, starts):
-        """The least h that L-BFGS-B finds from the starts, all together within a limit of time."""
-        self.deadline = time.perf_counter() + TRUTH_SECONDS
+        """Return the lowest h that L-BFGS-B finds from the starts within a common time limit."""
+        self.deadline = time.perf_counter() + REFERENCE_SECONDS
         unit = abs(self(np.array(self.start))[0]) or 1.0
         for x in starts:
             bounds = [(min(-25, 1.1 * min(x)), max(25, 1.1 * max(x)))] * len(x)
@@ -339,7 +339,7 @@ class Truth:
 
 
 def measure(name, seconds):
-    """Run the untuned solver on a problem, and find the truth of it."""
+    """Run the untuned solver on a problem, and compare it with the reference."""
     inner, outer, data, val, z, x, dtype = PROBLEMS[name]()
     problem = bilevel.BilevelProblem.from_losses(inner, outer, data, val, z, x, strongly_convex=True, dtype=dtype)
     with warnings.catch_warnings(record=True) as caught:
@@ -350,24 +350,26 @@ def measure(name, seconds):
             return {"name": name, "status": "refused", "said": str(error), "seconds": 0.0, "steps": 0}
     said = " ".join([result.reason, *(str(one.message) for one in caught)])
     with jax.enable_x64(True):
-        truth = Truth(*PROBLEMS[name]())
-        truth.deadline = np.inf
+        reference = Reference(*PROBLEMS[name]())
+        reference.deadline = np.inf
         end = np.ravel(np.asarray(result.point.outer_var, float))
-        at_start, at_end = (truth(np.array(at))[0] for at in (truth.start, end))
-        F_end = float(truth.F(np.ravel(np.asarray(result.point.inner_var, float)), end)[0])
-        best = truth.best([end, truth.start, truth.start - 4.0, truth.start + 3.0, truth.start - 9.0])
+        at_start, at_end = (reference(np.array(at))[0] for at in (reference.start, end))
+        F_end = float(reference.F(np.ravel(np.asarray(result.point.inner_var, float)), end)[0])
+        best = reference.best(
+            [end, reference.start, reference.start - 4.0, reference.start + 3.0, reference.start - 9.0]
+        )
     return {"name": name, "status": str(result.status), "said": said, "start": at_start, "end": at_end, "best": best,
             "outer": F_end, "seconds": float(result.history["seconds"][-1]), "steps": int(result.history["step"][-1]),
             "dtype": dtype}  # fmt: skip
 
 
 def gap(found):
-    """How far h is above the best, relative to it."""
+    """Return the relative gap of h to the best h."""
     return (found["end"] - found["best"]) / abs(found["best"]) if "end" in found else None
 
 
 def report(everything):
-    """The table and what it says in sum."""
+    """Return the report."""
     ran = [found for found in everything if "end" in found]
     near = sum(gap(found) <= NEAR for found in ran)
     above = sum(found["end"] > found["start"] + 1e-6 * abs(found["start"]) for found in ran)
@@ -377,7 +379,7 @@ def report(everything):
     )
     text += f"{failed} diverged; {len(everything) - len(ran)} refused."
     columns = ["problem", "status", "steps", "seconds", "h at the start", "h at the end", "best h", "gap"]
-    columns += ["of the start's", "what it says"]
+    columns += ["of the initial gap", "messages"]
     rows = []
     for found in everything:
         cells = [number(found[key], 6) if key in found else None for key in ("start", "end", "best")]
@@ -402,7 +404,7 @@ def report(everything):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="problems to run, all by default; 'list' prints them")
-    parser.add_argument("--seconds", type=float, default=20.0, help="limit of a run, of steps alone")
+    parser.add_argument("--seconds", type=float, default=20.0, help="limit of the steps of a run")
     parser.add_argument("--folder", type=Path, default=Path("results/adversarial"))
     arguments = parser.parse_args()
     if arguments.names == ["list"]:
@@ -415,7 +417,7 @@ def main():
         if not files[name].exists():
             found = measure(name, arguments.seconds)
             files[name].write_text(json.dumps(found))
-            jax.clear_caches()  # those of the truth
+            jax.clear_caches()  # frees the programs of the reference
             off = gap(found)
             print(f"{name}: {found['status']}, {found['steps']} steps, gap {off}: {found['said']}", flush=True)
         everything = [json.loads(file.read_text()) for file in files.values() if file.exists()]

@@ -1,16 +1,17 @@
-"""The untuned setting of SRBA against baselines: seconds and calls until h is near the best value known.
+"""The untuned solver compared with baselines: seconds and calls until h is close to the best known value.
 
-    python benchmarks/auto.py [--sets IJCNN1;separable] [--solvers "SRBA tuned;Exact"] [--jobs 2]
+    python benchmarks/auto.py [--sets "IJCNN1;separable"] [--solvers "SRBA tuned;Exact"] [--jobs 2]
 
-Each data set is a unit of its own and leaves a JSON file in the folder, written after each solver. What a file has is
-not run again; whatever lies there is joined into the tables, written to auto.md beside the files, and the figure
-reports/auto.png. IJCNN1, Covertype and MNIST are looked for as `bilevel.datasets` does.
+The results of each data set are kept in a JSON file in the folder, which is written after each solver; results in a
+file are not computed again. All files of the folder are combined into the tables, in auto.md next to the files, and
+into the figure reports/auto.png. `bilevel.datasets` loads IJCNN1, Covertype and MNIST.
 
-Seconds are those of stepping alone. The untuned run ends by itself, or after 4 seconds. The plain methods are tuned by
-a sweep, which costs them nothing here: of 20 pairs of step and ratio the best after as many calls as the untuned
-setting took to come within 0.1 % of its own end; SRBA then has 40 seconds, the others 10. Exact and the methods that
-call themselves tuning-free run as they are, 5 seconds. The best known h of a set is the least that any of these runs
-has seen, and of L-BFGS on exact values of h from four starts, one of them the end of the untuned run.
+Seconds are those of steps alone. The untuned run ends by itself, or after 4 seconds. Plain methods are tuned by a sweep
+over 20 pairs of step size and ratio, whose cost is not counted. The selected setting is the best after the number of
+calls that the untuned solver needed to come within 0.1 % of its own final value; then SRBA has 40 seconds and the
+others have 10. Exact and methods that claim to be tuning-free run with their defaults for 5 seconds. The best known h
+of a set is the lowest value of all these runs and of L-BFGS on exact values of h from four starts, one of which is the
+end of the untuned run.
 """
 
 import argparse
@@ -25,8 +26,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from auto_hard_sets import HARD_SETS, REAL_SETS
-from auto_sets import SETS as FIRST_SETS
+from auto_problems import SETS
 from markdown import number, table
 from scipy.optimize import minimize
 
@@ -34,8 +34,8 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel.engine.driver import sweep
+from bilevel.engine.steps import prepare
 
-SETS = FIRST_SETS | REAL_SETS | HARD_SETS
 AUTO, STARTS = "AutoSRBA", "L-BFGS from four starts"
 TUNED = {"SRBA tuned": bilevel.SRBA, "SABA tuned": bilevel.SABA, "AmIGO tuned": bilevel.AmIGO}
 FREE = {"Exact": bilevel.Exact, "D-TFBO": bilevel.DTFBO, "S-TFBO": bilevel.STFBO, "Ada-BiO": bilevel.AdaBiO}
@@ -43,14 +43,14 @@ BASELINES = (*TUNED, *FREE)
 SECONDS = {AUTO: 4.0} | dict.fromkeys(TUNED, 10.0) | dict.fromkeys(FREE, 5.0) | {"SRBA tuned": 40.0}
 STEPS, RATIOS = np.geomspace(1 / 8, 8, 5), np.geomspace(1e-3, 1, 4)  # steps are relative to 1 / L
 TOLERANCES = {"1 %": 1e-2, "0.1 %": 1e-3}
-BATCH = 64  # or all rows of a smaller table
-START_SECONDS = 20  # of L-BFGS, all starts together
+BATCH = 64  # or all rows of a smaller level
+START_SECONDS = 20  # of L-BFGS, for all starts together
 FIGURE = Path(__file__).parents[1] / "reports" / "auto.png"
 
 
 def measure(name, solvers, folder):
-    """Add to the file of a data set the runs of these solvers that it lacks."""
-    warnings.simplefilter("ignore", RuntimeWarning)  # of drift, at the floor of float32
+    """Add the missing runs of these solvers to the file of a data set."""
+    warnings.simplefilter("ignore", RuntimeWarning)  # about drift at the rounding errors of float32
     file = file_of(folder, name)
     problem = SETS[name]()
     found = {"set": name, "n_inner": problem.n_inner, "n_outer": problem.n_outer, "runs": {}, "starts": None}
@@ -76,14 +76,14 @@ def one_run(problem, title, found):
 
 
 def calls_of_auto(found):
-    """How many calls the untuned run took to come within 0.1 % of its own end."""
+    """Return the calls of the untuned run until it is within 0.1 % of its own final value."""
     run = found["runs"][AUTO]
     reach = reached(run, run["history"]["value"][-1] * 1.001)
     return int(run["history"]["calls"][-1] if reach is None else reach[1])
 
 
 def multi_start(problem, end):
-    """The least values of h that L-BFGS finds from the start, two constants and an end, as far as time allows."""
+    """Return the lowest h that L-BFGS finds from each of four starts within the time limit."""
     first, began = np.asarray(trees.flat(problem.start.outer_var)), time.perf_counter()
     values = []
     for start in (np.array(end), first, np.full_like(first, -2.0), np.full_like(first, -6.0)):
@@ -116,7 +116,7 @@ def descend(problem, start, bounds, began):
 
 
 def timed(problem, solver, seconds, seed=0):
-    """A run against the clock; a setting that is None found nothing that stays finite."""
+    """Run a solver for some seconds; None stands for a sweep in which every setting diverged."""
     if solver is None:
         return {"status": "diverged", "setting": "all diverged", "rollbacks": 0, "history": {}, "reason": ""}
     result = bilevel.run(problem, solver, seed=seed, max_seconds=seconds)
@@ -129,25 +129,25 @@ def timed(problem, solver, seconds, seed=0):
         "setting": setting,
         "reason": result.reason,
         "seconds": seconds,
-        "outer_var": trees.flat(result.point.outer_var).tolist() if isinstance(solver, bilevel.SRBA) else None,
+        "outer_var": trees.flat(result.point.outer_var).tolist() if isinstance(solver, bilevel.AutoSRBA) else None,
         "rollbacks": rollbacks,
         "history": kept,
     }
 
 
 def tuned(problem, cls, calls):
-    """The best of the grid after so many calls, by h."""
+    """Return the setting of the grid with the lowest h after this number of calls."""
     curvature = largest_curvature(problem)
-    with arithmetic(problem.dtype):
-        batch = min(BATCH, problem.n_inner, problem.n_outer)
-        settings = [cls(step / curvature, ratio, batch).configure(problem) for step, ratio in product(STEPS, RATIOS)]
+    batch = min(BATCH, problem.n_inner, problem.n_outer)
+    grid = [cls(step / curvature, ratio, batch) for step, ratio in product(STEPS, RATIOS)]
+    settings = [prepare(problem, setting).solver for setting in grid]
     (cells,) = sweep(problem, settings, [0], calls)
     values = [cell.rows[-1].get("value", np.nan) if cell.status != "diverged" else np.nan for cell in cells]
     return None if np.isnan(values).all() else settings[int(np.nanargmin(values))]
 
 
 def largest_curvature(problem, products=30):
-    """Of ∇²zz G at the start, by the power method."""
+    """Return the largest eigenvalue of ∇²zz G at the start, by the power method."""
     with arithmetic(problem.dtype):
         product_with = jax.jit(lambda v: problem.oracles.hvp(problem.start._replace(v=v)))
         v = trees.ones_like(problem.start.inner_var)
@@ -157,13 +157,13 @@ def largest_curvature(problem, products=30):
 
 
 def best_known(found):
-    """The least h that any run or L-BFGS has seen."""
+    """Return the lowest h of all runs and of L-BFGS."""
     seen = [value for run in found["runs"].values() for value in run["history"].get("value", []) if value == value]
     return min([*seen, *found["starts"]])
 
 
 def reached(run, target):
-    """Seconds and calls at the first evaluation with h at most the target, or None."""
+    """Return seconds and calls at the first evaluation with h <= target, or None."""
     history = run["history"]
     for seconds, calls, value in zip(*(history.get(key, []) for key in ("seconds", "calls", "value")), strict=True):
         if value <= target:
@@ -172,7 +172,7 @@ def reached(run, target):
 
 
 def set_table(found):
-    """The runs of one data set."""
+    """Return the table of one data set."""
     best, rows = best_known(found), []
     for solver, run in found["runs"].items():
         cells = [reached(run, best * (1 + tolerance)) for tolerance in TOLERANCES.values()]
@@ -185,25 +185,25 @@ def set_table(found):
 
 
 def ratio(found, baseline, target):
-    """time(auto) / time(baseline), None where neither arrives.
+    """Return time(untuned) / time(baseline) to a target, or None if both miss it.
 
-    A baseline that never arrives counts with all its seconds, auto as infinite.
+    A baseline that misses the target counts with all of its seconds, the untuned run with infinite time.
     """
     ours, theirs = (reached(found["runs"][solver], target) for solver in (AUTO, baseline))
     if ours is None:
         return None if theirs is None else np.inf
     if theirs is not None and theirs[0] == 0:
-        return 1.0  # the start is near enough, for both
+        return 1.0  # the start already meets the target
     return ours[0] / (SECONDS[baseline] if theirs is None else theirs[0])
 
 
 def own_best(run):
-    """The least h that a run has seen."""
+    """Return the lowest h of a run."""
     return min([value for value in run["history"].get("value", []) if value == value], default=np.inf)
 
 
 def summary(everything):
-    """Medians over the sets where auto or the baseline arrives, at the best known h and at the baseline's own best."""
+    """Return medians over the sets where one of both reaches the target: best known h, and best h of the baseline."""
     rows = []
     for baseline, (title, tolerance) in product(BASELINES, TOLERANCES.items()):
         ran = [found for found in everything if baseline in found["runs"]]
@@ -219,20 +219,20 @@ def summary(everything):
         "to within",
         "of the best known h",
         "of the baseline's best h",
-        "sets where it never arrived",
+        "sets where it missed the target",
     ]
     return table(columns, rows)
 
 
 def middle_ratio(ran, baseline, targets):
-    """The median of time(auto) / time(baseline), and over how many sets."""
+    """Return the median of time(untuned) / time(baseline) and the number of sets."""
     ratios = [ratio(found, baseline, target) for found, target in zip(ran, targets, strict=True)]
     known = [one for one in ratios if one is not None]
     return f"{number(float(np.median(known)))} ({len(known)} sets)"
 
 
 def ends(everything):
-    """How the untuned run ended on each set."""
+    """Return the table of the ends of the untuned runs."""
     rows = []
     for found in everything:
         run = found["runs"][AUTO]
@@ -246,7 +246,7 @@ def ends(everything):
 
 
 def draw(everything, path):
-    """A panel per set: the gap to the best known h against seconds."""
+    """Draw the gap to the best known h against seconds, one panel per set."""
     from matplotlib.figure import Figure
 
     across = 5
@@ -279,9 +279,9 @@ def chosen(names, known):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default=";".join(SETS), help="names with ; between; '' only joins what is there")
-    parser.add_argument("--solvers", default=";".join(BASELINES), help="baselines, likewise; '' for none")
-    parser.add_argument("--jobs", type=int, default=1, help="data sets at a time")
+    parser.add_argument("--sets", default=";".join(SETS), help="names, separated by ;; '' only combines existing files")
+    parser.add_argument("--solvers", default=";".join(BASELINES), help="baselines, separated by ;; '' for none")
+    parser.add_argument("--jobs", type=int, default=1, help="data sets at the same time")
     parser.add_argument("--folder", type=Path, default=Path("results/auto"))
     parser.add_argument("--figure", type=Path, default=FIGURE)
     arguments = parser.parse_args()

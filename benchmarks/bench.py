@@ -2,14 +2,14 @@
 
     python benchmarks/bench.py [--only step,memory,…] [--out results/bench.md] [--quick]
 
-step      time per step of each solver on three problems, beside a textbook version, a floor and a goal
-memory    peak memory of a run, and the size of a solver's state
+step      time per step of each solver on three problems, compared with a textbook version, a floor and a goal
+memory    peak memory of a run, and the size of the state of a solver
 compile   seconds of compilation
-sweep     many cells in one program against one by one
-target    time to a value of h on IJCNN1; needs its data in the folder that BILEVEL_DATA names
-scaling   time and memory against rows and features
-device    solvers on a GPU against the CPU; says so where there is none
-gpu       what a GPU is good at: thousands of cells in one program, large batches; likewise
+sweep     many cells in one program compared with one after another
+target    time to a value of h on IJCNN1; needs the data in the folder BILEVEL_DATA
+scaling   time and memory against the numbers of rows and features
+device    agreement of solvers on an accelerator with the CPU
+gpu       thousands of cells in one program and large batches on an accelerator
 """
 
 import argparse
@@ -17,9 +17,7 @@ import os
 import time
 from pathlib import Path
 
-import compile_time
-import device_check
-import gpu
+import device
 import machine
 import memory
 import scaling
@@ -32,17 +30,17 @@ import bilevel
 PARTS = {
     "step": ("Time per step", step.measure),
     "memory": ("Memory", memory.measure),
-    "compile": ("Compilation", compile_time.measure),
+    "compile": ("Compilation", memory.measure_compilation),
     "sweep": ("Sweeps", sweep.measure),
     "target": ("Time to a target", target.measure),
     "scaling": ("Scaling", scaling.measure),
-    "device": ("Devices", device_check.measure),
-    "gpu": ("GPU", gpu.measure),
+    "device": ("Devices", device.compare_with_cpu),
+    "gpu": ("GPU", device.measure_throughput),
 }
 
 
 def main():
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # the seconds and the memory of compilation are measured
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # compilation is measured
     arguments = parsed()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [*machine.facts(), f"load average at the beginning: {machine.load()}"]
@@ -55,22 +53,22 @@ def main():
         text = measure(arguments.quick)
         seconds = f"{time.perf_counter() - began:.0f} s"
         sections.append(f"## {title}\n\n{text}\n\n({seconds}; load average after it: {machine.load_after()})")
-        # Parts that are done are kept, whatever becomes of the next.
+        # Finished parts are written, even if a later part fails.
         arguments.out.write_text(page(lines, sections, arguments.quick))
         print(f"{name}: {seconds}\n\n{text}\n", flush=True)
     print(f"load average at the end: {machine.load_after()}\nwritten: {arguments.out}")
 
 
 def page(lines, sections, quick):
-    title = "# Measurements" + (" (quick: the numbers mean nothing)" if quick else "")
+    title = "# Measurements" + (" (quick run: the numbers are meaningless)" if quick else "")
     return "\n\n".join([title, "\n".join(f"- {line}" for line in lines), *sections]) + "\n"
 
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=chosen, default=list(PARTS), metavar="PARTS", help="some of them, with commas")
+    parser.add_argument("--only", type=chosen, default=list(PARTS), metavar="PARTS", help="parts, separated by commas")
     parser.add_argument("--out", type=Path, default=Path("results/bench.md"))
-    parser.add_argument("--quick", action="store_true", help="tiny rounds, to see that everything runs")
+    parser.add_argument("--quick", action="store_true", help="tiny rounds, to check that everything runs")
     return parser.parse_args()
 
 

@@ -1,14 +1,14 @@
-"""Learned weights of training rows with wrong labels, here and in betty: seconds, memory, test error.
+"""Learned weights of training rows with wrong labels, compared with betty: seconds, memory, test error.
 
     python benchmarks/beside_betty.py --betty-python PATH [--steps 1000] [--width 100]
 
-PATH is the Python of an environment that has betty (`pip install betty-ml`, with PyTorch); without it only this library
-is measured. Each side runs in a process of its own, on one thread, with the same rows, network, start, batches, number
-of steps and inner optimizer (plain steps with a momentum of 0.9): one step of the network for each step of the weights.
-The digits of scikit-learn, half of whose labels are redrawn; one weight per row. Each side has the step of the weights,
-out of 10, 100, 1000 and 10 000, with the lowest error on validation rows at the last step. Betty has its default
-hypergradient, by a difference of gradients. Memory is the peak of the process beyond what it has after importing its
-libraries. Seconds are processor seconds of the steps, after some that compile or warm up; the least of four runs.
+PATH is the Python of an environment with betty (`pip install betty-ml`, with PyTorch); without it only this library is
+measured. Each side runs in its own process on one thread, with the same rows, network, start, batches, number of steps
+and inner optimizer (gradient steps with a momentum of 0.9), and takes one step of the network for each step of the
+weights. The data are the digits of scikit-learn with half of the labels redrawn, and one weight per row. The step size
+of the weights is that of 10, 100, 1000 and 10 000 with the lowest validation error at the last step. Betty has its
+default hypergradient, a difference of gradients. Memory is the peak of the process minus that after importing the
+libraries. Seconds are processor seconds of the steps after a warm-up, the minimum of four runs.
 """
 
 import argparse
@@ -21,14 +21,16 @@ import time
 from pathlib import Path
 
 import numpy as np
+from markdown import table
+from processes import peak_bytes
 
-ROWS, CLEAN, CLASSES, BATCH = 960, 256, 10, 64  # whole batches
+ROWS, CLEAN, CLASSES, BATCH = 960, 256, 10, 64  # multiples of the batch size
 RATE, MOMENTUM, DECAY, WARM = 0.1, 0.9, 1e-4, 20
 POWERS = range(1, 5)
 
 
 def make_task(width, seed=0):
-    """Rows, labels and the start."""
+    """Return rows, labels and the start."""
     import bilevel
 
     data, rng = bilevel.datasets.load("digits"), np.random.default_rng(seed)
@@ -48,7 +50,7 @@ def make_task(width, seed=0):
 
 
 def draw_batches(task, steps):
-    """The rows that a run of this library draws, by number."""
+    """Return the indices of the rows that a run of this library draws."""
     import jax
 
     from bilevel._precision import arithmetic
@@ -66,24 +68,19 @@ def draw_batches(task, steps):
     return {"inner": np.asarray(inner, np.int64), "outer": np.asarray(outer, np.int64)}
 
 
-def peak_bytes():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
 def error(task, name, weights):
     hidden = np.tanh(task[f"{name}_rows"] @ weights["first"] + weights["bias"])
     return float(np.mean(np.argmax(hidden @ weights["last"], axis=1) != task[f"{name}_labels"]))
 
 
 def answer(task, weights, seconds, before):
-    """What a side tells of a run."""
+    """Return the results of a run."""
     errors = {name: error(task, name, weights) for name in ("validation", "test")}
     return errors | {"seconds": seconds, "bytes": peak_bytes() - before}
 
 
 def build(task):
-    """The problem of this library; rows carry their numbers."""
+    """Return the problem for this library; rows contain their indices."""
     import jax
     import jax.numpy as jnp
 
@@ -112,7 +109,7 @@ def build(task):
 
 
 def with_bilevel(task, power):
-    """SOBA, which keeps its estimate of v from step to step."""
+    """Run SOBA, which keeps its estimate of v from step to step."""
     import jax
     import optax
 
@@ -131,7 +128,7 @@ def with_bilevel(task, power):
 
 
 def with_betty(task, power):
-    """The same in betty's problems."""
+    """Run the same task with betty."""
     import torch
     from betty.configs import Config, EngineConfig
     from betty.engine import Engine
@@ -169,7 +166,7 @@ def with_betty(task, power):
             return (self.outer(row) * losses).mean() + decay
 
     class Batches:
-        """Rows taken when they are asked for: a list of all batches would count as memory."""
+        """Batches that are made on demand, because a list of all batches would count as memory."""
 
         def __init__(self, name, drawn):
             self.rows = torch.tensor(task[f"{name}_rows"])
@@ -203,7 +200,7 @@ SIDES = {"bilevel": with_bilevel, "betty": with_betty}
 
 
 def measure(python, side, path, power):
-    """The answer of a side in a process of its own."""
+    """Return the results of a side from its own process."""
     command = [python, __file__, "--side", side, "--task", str(path), "--power", str(power)]
     threads = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | threads)
@@ -211,15 +208,15 @@ def measure(python, side, path, power):
 
 
 def describe(side, found):
-    """A row of the table: the step with the lowest validation error, and the least seconds of all runs."""
+    """Return a row of the table: the step with the lowest validation error, and the minimal seconds of all runs."""
     best, seconds = min(found, key=lambda one: one["validation"]), min(one["seconds"] for one in found)
-    cells = f"{1e6 * seconds:.0f} | {best['bytes'] / 2**20:.0f} MiB | {best['validation']:.3f} | {best['test']:.3f}"
-    return f"| {side} | {cells} | 1e{best['power']} |"
+    errors = (f"{best[name]:.3f}" for name in ("validation", "test"))
+    return [side, f"{1e6 * seconds:.0f}", f"{best['bytes'] / 2**20:.0f} MiB", *errors, f"1e{best['power']}"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--betty-python", help="the Python of an environment that has betty")
+    parser.add_argument("--betty-python", help="the Python of an environment with betty")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--width", type=int, default=100, help="hidden units")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -234,10 +231,15 @@ def main():
         task, path = make_task(arguments.width), Path(folder) / "task.npz"
         np.savez(path, **task, **draw_batches(task, arguments.steps))
         rounds = [{side: measure(python, side, path, power) for side, python in pythons.items()} for power in POWERS]
-    print("| | processor µs per outer step | peak memory | validation error | test error | step of the weights |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for side in pythons:
-        print(describe(side, [one[side] for one in rounds]))
+    columns = [
+        "",
+        "processor µs per outer step",
+        "peak memory",
+        "validation error",
+        "test error",
+        "step of the weights",
+    ]
+    print(table(columns, [describe(side, [one[side] for one in rounds]) for side in pythons]))
     return None
 
 

@@ -1,34 +1,41 @@
-"""Microseconds per step, ours beside the field's reference benchmark, benchopt/benchmark_bilevel.
+"""Microseconds per step, compared with the reference benchmark of the field, benchopt/benchmark_bilevel.
 
-    python benchmarks/beside_reference.py --reference PATH       # a checkout of it; BILEVEL_DATA has ijcnn1 and mnist
-    python benchmarks/beside_reference.py                        # ours alone
+    python benchmarks/beside_reference.py --reference PATH       # a checkout of it; needs IJCNN1 and MNIST
+    python benchmarks/beside_reference.py                        # only this library
     python benchmarks/beside_reference.py --reference PATH --problems cleaning --solvers SRBA,SOBA --rounds 3
 
 Batch 64, float32, T = Q = 10, on IJCNN1, quadratics (4 096 and 1 024 samples, p = 100, d = 10) and data cleaning on
-MNIST. One process for each side lives through the measurement of a problem; they take turns, one round at a time. Ours
-has fused loops, as in the command line; the reference runs as its own command has it. Full-batch passes and draws are
-included, every half pass over both levels for SRBA, every sixteenth for VRBO on both sides, evaluations are not. Other
-work on the machine disturbs the best rounds least, and least of all `--clock processors`, the seconds that processors
-spent on it.
-`--python` names an interpreter that has what the reference asks for: benchopt, jaxopt, libsvmdata, scikit-learn.
+MNIST. Each side has one process for a problem, and the two take turns, one round at a time. This library has fused
+loops, as in the command line; the reference runs as its own command runs it. Draws and full-batch passes are included
+(after every half epoch for SRBA, every sixteenth for VRBO), evaluations are not. Other work on the machine affects the
+best rounds least; `--clock processors` measures processor time instead of wall time.
+
+`--python` is an interpreter with the dependencies of the reference: benchopt, jaxopt, libsvmdata, scikit-learn. The
+reference uses its own data sets and solvers; only its downloads are replaced by the arrays of `bilevel.datasets`.
 """
 
 import argparse
+import importlib.util
+import os
+import pickle
 import sys
+import tempfile
 import time
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from markdown import number, table
-from turns import Turns, answer_turns
+from processes import Turns, answer_turns
 
 HERE = Path(__file__).resolve()
 STEP_SIZES = {"IJCNN1": 0.05, "quadratics": 0.002, "cleaning": 0.001}
 SOLVERS = ("SRBA", "SABA", "SOBA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
 PERIOD_FRACTIONS = {"SRBA": 1 / 2, "VRBO": 1 / 16}
-AT_ONCE = {"IJCNN1": 512, "quadratics": 64, "cleaning": 64}  # steps of a loop; where there is a period, it is that
+AT_ONCE = {"IJCNN1": 512, "quadratics": 64, "cleaning": 64}  # steps of a loop of solvers without a period
 CLOCKS = {"wall": time.perf_counter, "processors": time.process_time}
-SECONDS = 0.25  # of one solver in one round, or longer where its loop takes longer
+SECONDS = 0.25  # of one solver in one round, or longer if its loop takes longer
 GOALS = {
     "IJCNN1": dict.fromkeys(("SRBA", "SOBA", "MRBO", "VRBO", "F2SA", "AmIGO", "StocBiO"), 4),
     "quadratics": dict.fromkeys(SOLVERS, 50),
@@ -37,7 +44,7 @@ GOALS = {
 
 
 def be_ours(problem, solvers, clock):
-    """Take turns with our steps."""
+    """Take turns with the steps of this library."""
     import bilevel
 
     bilevel.fuse_cpu_loops()
@@ -45,7 +52,7 @@ def be_ours(problem, solvers, clock):
 
     builders = {
         "IJCNN1": lambda: without_exact_solver(bilevel.problems.ijcnn1(dtype="float32")),
-        "quadratics": lambda: quadratic_problem(n_inner=4_096),  # as the reference has them
+        "quadratics": lambda: quadratic_problem(n_inner=4_096),  # the size in the reference
         "cleaning": lambda: without_exact_solver(bilevel.problems.mnist_cleaning(dtype="float32")),
     }
     built, contenders = builders[problem](), {}
@@ -59,34 +66,98 @@ def be_ours(problem, solvers, clock):
 
 
 def our_steps(problem, solver, steps):
-    """A function that draws and takes so many steps, from where the last ones ended, several times."""
+    """Return a function that draws and takes this number of steps several times in a row."""
     import jax
+    from stepping import steps_of
 
     from bilevel._precision import arithmetic
-    from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 
+    stepping = steps_of(problem, solver)
     with arithmetic(problem.dtype):
-        oracles = problem.oracles.with_batches(64, "blocks")
-        solver = solver.configure(problem).cast(problem.dtype)
-        start = initial_state(solver, oracles, problem.start)
+        start = stepping.init()
 
     def take(times):
         state = start
         with arithmetic(problem.dtype):
             for i in range(times):
-                page = draw_page(solver, oracles, run_key(0), np.int32(i * steps), steps)
-                state = advance(solver, for_one_run(oracles), state, page, np.int32(0), np.int32(steps))
+                state = stepping.take(state, stepping.draw(i * steps, steps), 0, steps)
             jax.block_until_ready(state)
         if not np.all(np.isfinite(jax.tree.leaves(state.point)[0])):
-            raise RuntimeError(f"{solver!r} diverged on {problem.name}: a time of NaN would be worth nothing.")
+            raise RuntimeError(f"{solver!r} diverged on {problem.name}: timing NaN would be meaningless.")
 
     return take
 
 
+SETS = {"IJCNN1": "ijcnn1", "quadratics": "simulated", "cleaning": "mnist"}
+# An eighth of the inner samples of the paper, because the reference compiles p × p constants for each sample.
+QUADRATICS = {"n_samples_inner": 4_096, "n_samples_outer": 1_024, "dim_inner": 100, "dim_outer": 10}
+
+
+class Reference:
+    """A problem of the reference, and its solvers on it."""
+
+    def __init__(self, checkout, problem):
+        self.checkout = Path(checkout).resolve()
+        if not (self.checkout / "solvers" / "srba.py").exists():
+            raise FileNotFoundError(
+                f"`--reference {checkout}`: has no solvers/srba.py; pass a checkout of benchopt/benchmark_bilevel."
+            )
+        sys.path.insert(0, str(self.checkout))
+        os.chdir(tempfile.mkdtemp())  # it writes into the working directory
+        module = self._module("datasets", SETS[problem])
+        give_data(problem, module)
+        settings = QUADRATICS if problem == "quadratics" else {}
+        with redirect_stdout(sys.stderr):
+            self.objective = self._module("", "objective").Objective.get_instance()
+            self.objective.set_data(**module.Dataset.get_instance(**settings).get_data())
+
+    def _module(self, folder, name):
+        spec = importlib.util.spec_from_file_location(f"reference_{name}", self.checkout / folder / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def contender(self, name, step_size, period_fraction, at_once):
+        """Return a function that takes a period of steps, or ``at_once``, several times; and this number of steps."""
+        cls, settings = self._module("solvers", name.lower()).Solver, {"step_size": step_size, "batch_size": 64}
+        if period_fraction is not None:
+            settings["period_frac"] = period_fraction
+            at_once = int((self.objective.n_samples_inner + self.objective.n_samples_outer) * period_fraction / 64)
+        solver = cls.get_instance(**settings, eval_freq=at_once)
+        with redirect_stdout(sys.stderr):
+            solver.set_objective(**self.objective.get_objective())
+        return partial(run_loop, solver), at_once
+
+
+def run_loop(solver, times):
+    """Run the loop of a solver this number of times."""
+    import jax
+
+    left = iter(range(times))
+    solver.run(lambda: next(left, None) is not None)
+    jax.block_until_ready((solver.inner_var, solver.outer_var))
+
+
+def give_data(problem, module):
+    """Replace what the reference would download or keep on disk."""
+    from bilevel.datasets import load
+
+    if problem == "IJCNN1":
+        data = load("ijcnn1")
+        found = {"ijcnn1": (data.X_train, data.y_train), "ijcnn1_test": (data.X_test, data.y_test)}
+        module.fetch_libsvm = found.__getitem__
+    elif problem == "quadratics":
+        module.gen_matrices = module.gen_matrices.func
+    else:
+        data = load("mnist")
+        names = "training_images", "training_labels", "test_images", "test_labels"
+        images = (part.reshape(len(part), -1) for part in (data.X_train, data.X_test))
+        arrays = next(images), data.y_train, next(images), data.y_test
+        Path("mnist.pkl").write_bytes(pickle.dumps(dict(zip(names, arrays, strict=True))))
+
+
 def be_reference(problem, solvers, checkout, clock):
     """Take turns with the steps of the reference."""
-    from reference import Reference
-
     known, contenders = Reference(checkout, problem), {}
     for name in solvers:
         take, steps = known.contender(name, STEP_SIZES[problem], PERIOD_FRACTIONS.get(name), AT_ONCE[problem])
@@ -95,8 +166,8 @@ def be_reference(problem, solvers, checkout, clock):
 
 
 def repeat(take, steps, clock):
-    """A function that times about so many seconds of steps, and returns microseconds per step."""
-    take(1)  # it compiles
+    """Return a function that takes steps for about `SECONDS` and returns microseconds per step."""
+    take(1)  # compiles
 
     def micros(times):
         began = CLOCKS[clock]()
@@ -108,7 +179,7 @@ def repeat(take, steps, clock):
 
 
 def compare(problem, options):
-    """The rows of one problem."""
+    """Return the rows of one problem."""
     common = ["--problems", problem, "--solvers", ",".join(options.solvers), "--clock", options.clock]
     sides = [Turns([HERE, "--be", "ours", *common])]
     if options.reference:
@@ -122,7 +193,7 @@ def compare(problem, options):
 
 
 def row(problem, solver, micros):
-    """A line: best and median, and where there is a reference both ratios and the goal."""
+    """Return a row with best and median times, and with both ratios and the goal if there is a reference."""
     best, middle = micros.min(axis=0), np.median(micros, axis=0)
     cells = [problem, solver, *(number(time) for pair in zip(best, middle, strict=True) for time in pair)]
     if micros.shape[1] == 1:
@@ -135,12 +206,10 @@ def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, help="a checkout of benchopt/benchmark_bilevel")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the reference")
-    parser.add_argument("--problems", type=split, default=tuple(STEP_SIZES), help="names with commas between")
-    parser.add_argument("--solvers", type=split, default=SOLVERS, help="names with commas between")
+    parser.add_argument("--problems", type=split, default=tuple(STEP_SIZES), help="names, separated by commas")
+    parser.add_argument("--solvers", type=split, default=SOLVERS, help="names, separated by commas")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="of processors: for a machine that is not quiet"
-    )
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor time is for busy machines")
     parser.add_argument("--be", choices=("ours", "reference"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -160,12 +229,12 @@ def main():
         for problem in options.problems:
             lines += compare(problem, options)
             print(*(" ".join(line) for line in lines[-len(options.solvers) :]), sep="\n", flush=True)
-        columns = ["problem", "solver", "ours, best µs", "median"]
+        columns = ["problem", "solver", "bilevel, best µs", "median"]
         if options.reference:
-            columns += ["reference, best µs", "median", "reference / ours, best", "median of rounds", "goal"]
+            columns += ["reference, best µs", "median", "reference / bilevel, best", "median of rounds", "goal"]
         print(table(columns, lines))
         if not options.reference:
-            print("\nOurs alone: no `--reference PATH` was given.")
+            print("\nWithout the reference, because `--reference PATH` was not given.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A step of SOBA on a convolutional network on a CPU, with convolutions rearranged and as JAX differentiates them.
+"""A step of SOBA on a convolutional network on a CPU, with rearranged convolutions and with those of JAX.
 
     python benchmarks/convolutions.py [--batch 512] [--rounds 3]
 
-The network of `examples/label_noise.py` on random images of 28 × 28, a weight for each of 4096 rows. Both kinds take
-turns in one process; processor seconds count, which other work on the machine disturbs less.
+The network of `examples/label_noise.py` on random images of 28 × 28, with a weight for each of 4096 rows. Both kinds
+take turns in one process. Times are processor times, which depend less on other work on the machine.
 """
 
 import argparse
@@ -31,9 +31,9 @@ def random_images():
 
 
 def contender(problem, batch):
-    """A function that returns the processor milliseconds of a step."""
+    """Return a function that returns the processor milliseconds of a step."""
     run = bilevel.Run(problem, bilevel.SOBA(0.1, batch_size=batch), exact=False)
-    run.advance(1)  # it compiles
+    run.advance(1)  # compiles
 
     def millis():
         began = time.process_time()
@@ -52,7 +52,7 @@ def main():
     plain = replace(problem, oracles=replace(problem.oracles, convolves=False))
     kinds = [contender(kind, options.batch) for kind in (problem, plain)]
     found = np.median([[kind() for kind in kinds] for _ in range(options.rounds)], axis=0)
-    columns = ["batch", "rearranged, ms", "as differentiated, ms", "ratio"]
+    columns = ["batch", "rearranged, ms", "as in JAX, ms", "ratio"]
     print(table(columns, [[str(options.batch), *map(number, found), number(found[1] / found[0])]]))
 
 

@@ -1,11 +1,11 @@
-"""BilevelCoxPH against scikit-survival's models with a strength chosen by GridSearchCV, on public survival tables.
+"""BilevelCoxPH compared with models of scikit-survival tuned by GridSearchCV, on public survival tables.
 
     python benchmarks/cox.py --kept results/cox.csv        # about ten minutes on one core
     python benchmarks/cox.py --kept reports/cox.csv --show
 
-Tables are read from the wheels of scikit-survival and lifelines, fetched by pip into a folder as in
-`estimator_sets.py`, whose encoding, splits and scaling they share. scikit-survival must be installed; nothing of
-lifelines is. What is kept is not measured again.
+Tables are read from the wheels of scikit-survival and lifelines, downloaded by pip as in `estimator_sets.py`, with the
+same encoding, splits and scaling. scikit-survival must be installed, lifelines need not be. Kept results are not
+measured again.
 """
 
 import argparse
@@ -37,9 +37,9 @@ WHEELS = {
 
 
 class Entry(NamedTuple):
-    """A table: its file, the columns of time and event, what an event is called, and what is left out.
+    """A table: its file, the columns of time and event, the label of an event, and columns to drop.
 
-    Left out are names, other outcomes, and what was known only after the start.
+    Dropped are names, other outcomes, and measurements after the start.
     """
 
     reader: str
@@ -57,7 +57,7 @@ SETS = {
     "actg320": Entry("arff", "actg320", "time", "censor", "8fd16444e12439d8", drop=("time_d", "censor_d")),
     "breast_cancer": Entry(
         "arff", "breast_cancer_GSE7390-metastasis", "t.tdm", "e.tdm", "e9f79bfd8e20a33f", groups={"pattern": "^X"}
-    ),  # genes, and the others
+    ),  # genes and other columns
     "flchain": Entry("arff", "flchain", "futime", "death", "fe7799f7990dba81", "dead", ("chapter",)),
     "veteran": Entry("arff", "veteran", "Survival_in_days", "Status", "0c465a01283a95d1", "dead"),
     "whas500": Entry("arff", "whas500", "lenfol", "fstat", "2e6d9182232f8a0f"),
@@ -87,7 +87,7 @@ SETS = {
 
 
 class Survival(NamedTuple):
-    """Encoded columns with gaps as NaN, targets, the group of each column or None."""
+    """Encoded columns with NaN for gaps, targets, and the group of each column or None."""
 
     X: np.ndarray
     y: np.ndarray
@@ -95,7 +95,7 @@ class Survival(NamedTuple):
 
 
 def load(name, folder):
-    """The table of a set; one that is not as noted is refused."""
+    """Return the table of a set after comparing its digest."""
     entry = SETS[name]
     wheel, version, path = WHEELS[entry.reader]
     source = {"wheel": wheel, "version": version, "files": [path.format(entry.file)], "reader": entry.reader}
@@ -116,7 +116,7 @@ def encode(frame, entry):
 
 
 def loss_per_event(y, risk):
-    """The negative log partial likelihood of rows among themselves, over their events."""
+    """Return the negative log partial likelihood of some rows per event."""
     order = np.argsort(-y["time"], kind="stable")
     events, weights = y["event"][order].astype(float), np.ones((len(y), 1))
     total = Cox(y["time"][order], weights[:, 0]).total(events[:, None, None], risk[order][:, None, None], weights)
@@ -165,7 +165,7 @@ def models():
 
 
 def measure(found, split, fit):
-    """Concordance, loss per event of the test rows, seconds of the processor, and what was chosen."""
+    """Return concordance and loss per event on the test rows, processor seconds, and the chosen structure."""
     train, test = split_rows(len(found.y), split)
     X, X_test = standardize(found.X[train], found.X[test])
     before = time.process_time()
@@ -189,7 +189,7 @@ def read_kept(path):
 
 
 def run(path, folder, names):
-    """Measure what is not kept yet, one line of the file for each fit."""
+    """Run the missing fits, with one line of the file for each."""
     kept = read_kept(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -213,7 +213,7 @@ def run(path, folder, names):
 
 
 def summarize(kept):
-    """Means over splits: concordance, loss per event, seconds; differences of the first two from the reference."""
+    """Return tables of means over splits, with the differences of concordance and loss from the reference."""
     names, kinds = (list(dict.fromkeys(key[k] for key in kept)) for k in (0, 2))
     means = {
         (name, kind): np.mean([list(map(float, kept[key][:3])) for key in kept if key[::2] == (name, kind)], axis=0)
@@ -226,9 +226,9 @@ def summarize(kept):
         gains = [
             [(1 - 2 * k) * (means[name, kind][k] - means[name, REFERENCE][k]) for name in names] for kind in kinds[1:]
         ]
-        rows.append(["ahead of the first", None, *(f"{sum(x > 0 for x in row)} of {len(row)}" for row in gains)])
+        rows.append(["better than the first", None, *(f"{sum(x > 0 for x in row)} of {len(row)}" for row in gains)])
         rows.append(["median gain", None, *(f"{np.median(row):+.4f}" for row in gains)])
-        rows.append(["least gain", None, *(f"{min(row):+.4f}" for row in gains)])
+        rows.append(["smallest gain", None, *(f"{min(row):+.4f}" for row in gains)])
         parts.append(f"**{title}**\n\n" + table(["set", *kinds], rows))
     rows = [[name, *(number(means[name, kind][2]) for kind in kinds)] for name in names]
     return "\n\n".join([*parts, "**Seconds**\n\n" + table(["set", *kinds], rows)])
@@ -237,11 +237,11 @@ def summarize(kept):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kept", type=Path, default=Path("results/cox.csv"))
-    parser.add_argument("--folder", type=Path, default=default_folder(), help="of wheels")
+    parser.add_argument("--folder", type=Path, default=default_folder(), help="folder of wheels")
     parser.add_argument("--sets", type=lambda text: text.split(","), default=list(SETS))
-    parser.add_argument("--show", action="store_true", help="print what is kept, and measure nothing")
+    parser.add_argument("--show", action="store_true", help="print kept results and measure nothing")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of iterations that do not suffice
+    warnings.simplefilter("ignore")  # about convergence
     print(summarize(read_kept(options.kept) if options.show else run(options.kept, options.folder, options.sets)))
 
 

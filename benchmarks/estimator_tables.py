@@ -1,4 +1,4 @@
-"""Tables and a figure of the file of results: every model relative to the reference, set by set."""
+"""Tables and a figure of the comparison: the loss of every model relative to the reference, for each set."""
 
 from typing import NamedTuple
 
@@ -24,10 +24,10 @@ class Change(NamedTuple):
 
 
 def corrected_t_test(differences, ratio):
-    """Two-sided p-value that the mean is 0, of splits that share rows (Nadeau and Bengio, 2003).
+    """Return the two-sided p-value of mean 0 over splits that share rows (Nadeau and Bengio, 2003).
 
-    Differences over splits are correlated; their variance counts 1/J + `ratio` instead of 1/J, with `ratio` test rows
-    per training row.
+    Differences over J splits are correlated, so the variance of their mean has the factor 1/J + ``ratio`` instead of
+    1/J, where ``ratio`` is the number of test rows per training row.
     """
     count, mean = len(differences), np.mean(differences)
     if count < 2:
@@ -39,7 +39,7 @@ def corrected_t_test(differences, ratio):
 
 
 def losses(rows):
-    """Loss by set, model and split, of the fits that ended well; a later line replaces an earlier one."""
+    """Return the loss of successful fits by set, model and split; a later row replaces an earlier one."""
     found = {}
     for row in rows:
         cell = found.setdefault(row["set"], {}).setdefault(row["model"], {})
@@ -50,21 +50,21 @@ def losses(rows):
 
 
 def reference(by_model):
-    """The name of the reference of a set, or None where it was not fitted."""
+    """Return the name of the reference of a set, or None if it was not fitted."""
     return next((name for name in REFERENCE.values() if by_model.get(name)), None)
 
 
-def change(ours, theirs):
-    """How much larger ours are, in parts of theirs, over the splits that both have; None where there are none."""
-    shared = sorted(set(ours) & set(theirs))
+def change(losses, base):
+    """Return the relative change of losses over the common splits, or None without common splits."""
+    shared = sorted(set(losses) & set(base))
     if not shared:
         return None
-    relative = np.array([ours[split] / theirs[split] - 1 for split in shared])
+    relative = np.array([losses[split] / base[split] - 1 for split in shared])
     return Change(float(relative.mean()), corrected_t_test(relative, OVERLAP), len(shared))
 
 
 def changes(rows):
-    """By set and model, the change of the loss against the reference; only where all splits are there."""
+    """Return the change of the loss by set and model, for models with all splits."""
     found = {}
     for name, by_model in losses(rows).items():
         if (base := reference(by_model)) is None:
@@ -83,7 +83,7 @@ def models_of(found):
 
 
 def summary(rows):
-    """A row per model: on how many sets it is better, the median over sets, the worst, and its seconds."""
+    """Return a table with a row per model: wins, median, best and worst change over sets, and seconds."""
     found, lines = changes(rows), []
     for model in models_of(found):
         by_set = {name: compared[model] for name, compared in found.items() if model in compared}
@@ -96,7 +96,7 @@ def summary(rows):
             percent(np.median(list(means.values()))), f"{percent(means[best])} ({best})",
             f"{percent(means[worst])} ({worst})", *seconds(rows, model),
         ])  # fmt: skip
-    columns = ["model", "sets", "better", "clearly better, worse", "median", "best", "worst"]
+    columns = ["model", "sets", "better", "significantly better, worse", "median", "best", "worst"]
     return table([*columns, "first fit, s", "later fit, s"], lines)
 
 
@@ -105,14 +105,14 @@ def percent(value):
 
 
 def seconds(rows, model):
-    """Medians over sets of the first fit of a process, and of later ones."""
+    """Return the medians over sets of the first fit of a process and of later ones."""
     fits = [row for row in rows if row["model"] == model and row["status"] == "ok"]
     columns = [[float(row[key]) for row in fits if row[key]] for key in ("first", "second")]
     return [number(float(np.median(column)), 2) if column else None for column in columns]
 
 
 def table_of_sets(rows, regression):
-    """A row per set: the loss of the reference, and the change of each model; a star where it is clear."""
+    """Return a table with a row per set: the loss of the reference and the changes; stars mark p < 0.05."""
     found, everything = changes(rows), losses(rows)
     base = REFERENCE[not regression]
     found = {name: compared for name, compared in found.items() if reference(everything[name]) == base}
@@ -126,13 +126,13 @@ def table_of_sets(rows, regression):
 
 
 def why_not(rows, name, model):
-    """The status of what is missing, in a word."""
+    """Return the status of a missing model in one word."""
     there = [row["status"] for row in rows if (row["set"], row["model"]) == (name, model) and row["status"] != "ok"]
     return there[-1].partition(":")[0] if there else None
 
 
 def sets():
-    """A row per set of the list: where it is from, and its sizes."""
+    """Return a table with source and sizes of each set."""
     lines = [
         [name, known.get("wheel", "scikit-learn"), f"{known['rows']}", f"{min(MOST, round(SHARE * known['rows']))}",
          f"{known['columns']}", f"{known['classes']}" if known["classes"] else None,
@@ -151,12 +151,12 @@ def versions(rows):
 
 
 def page(rows):
-    """All tables as Markdown."""
+    """Return all tables as Markdown."""
     first, later = ([row for row in rows if is_later(row["set"]) is wanted] for wanted in (False, True))
     parts = [
         f"Fitted with {', '.join(versions(rows))}.",
-        "**Sets known while the estimators were made**", summary(first),
-        "**Later sets, fitted to once**", summary(later),
+        "**Sets used during development**", summary(first),
+        "**Later sets, used only once**", summary(later),
         "**Classes**", table_of_sets(rows, regression=False),
         "**Numbers**", table_of_sets(rows, regression=True),
         "**Sets**", sets(),
@@ -165,13 +165,13 @@ def page(rows):
 
 
 def draw(rows, path):
-    """A line per model, a mark per set: the relative change of the loss."""
+    """Draw the relative change of the loss, with a line per model and a mark per set."""
     import matplotlib
     from matplotlib.figure import Figure
 
     found = changes(rows)
     names = sorted(models_of(found), key=lambda model: (not model.startswith("bilevel"), model))
-    matplotlib.rcParams["svg.hashsalt"] = "estimators"  # the same file for the same results
+    matplotlib.rcParams["svg.hashsalt"] = "estimators"  # equal results give equal bytes
     figure = Figure(figsize=(9, 1.2 + 0.45 * len(names)), layout="constrained")
     axis = figure.subplots()
     for line, model in enumerate(names):
@@ -180,16 +180,16 @@ def draw(rows, path):
     axis.set_xscale("symlog", linthresh=1)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.set_yticks(range(len(names)), names)
-    axis.set(xlabel="test loss relative to LogisticRegressionCV or RidgeCV, %; a mark per table; left is better")
+    axis.set(xlabel="test loss relative to LogisticRegressionCV or RidgeCV, %; one mark per table; left is better")
     axis.invert_yaxis()
     axis.grid(axis="x", lw=0.3)
     figure.savefig(path, metadata={"Date": None})
 
 
 def draw_model(axis, line, column):
-    """Filled marks are clear; the bar is the median; the words count."""
+    """Draw a model: filled marks are significant, and the bar is the median."""
     means = np.array([100 * one.mean for one in column])
-    shift = 0.3 * (np.argsort(np.argsort(means)) % 5 / 4 - 0.5)  # marks of like sets stand beside one another
+    shift = 0.3 * (np.argsort(np.argsort(means)) % 5 / 4 - 0.5)  # separates similar marks
     for clear in (True, False):
         shown = np.array([(one.p < LEVEL) is clear for one in column])
         style = {"ls": "", "marker": "o", "ms": 5, "mfc": None if clear else "none", "alpha": 0.8}

@@ -1,13 +1,13 @@
-"""Our estimators against what a scikit-learn user would take instead, on public tables.
+"""Estimators of this library compared with the alternatives of a scikit-learn user, on public tables.
 
     python benchmarks/estimators.py                                    # about two hours on one core
     python benchmarks/estimators.py --sets sonar,hitters --models RidgeCV,bilevel --kept mine.csv
     python benchmarks/estimators.py --from-kept reports/estimators.csv --figure reports/estimators.svg
 
-Every fit is one line of the file of results, written as soon as it is there: a run that was stopped goes on where it
-was. Each set and model has a process of its own, one at a time, with one thread. The first fit of a process is timed
-apart: it pays for imports and compilation. Seconds are those of the processor. A fit that takes too long is a
-"timeout"; the later splits of that set and model are then not tried. Sets and splits: `estimator_sets.py`.
+Every fit is a line of the file of results, which is written immediately, so that a stopped run can be resumed. Each set
+and model has its own process with one thread, one at a time. The first fit of a process is timed separately, because it
+includes imports and compilation. Times are processor seconds. A fit that takes too long is a "timeout", and later
+splits of that set and model are not tried. Sets and splits: `estimator_sets.py`.
 """
 
 import argparse
@@ -31,13 +31,13 @@ KEY = COLUMNS[:3]
 ONE_THREAD = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"),
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-    "JAX_ENABLE_COMPILATION_CACHE": "0",  # what an earlier process has compiled does not count
+    "JAX_ENABLE_COMPILATION_CACHE": "0",  # compilation is timed
 }
-PATIENCE = 20  # times its processor seconds that a fit may take on a busy machine
+PATIENCE = 20  # largest ratio of wall seconds to processor seconds on a busy machine
 
 
 def read_kept(path):
-    """The lines of a file of results; one that was cut off by the end of its run is left out."""
+    """Return the lines of a file of results, without a line that was cut off."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -46,7 +46,7 @@ def read_kept(path):
 
 
 def keep(path, rows):
-    """Write a file of results anew, whole or not at all."""
+    """Write a file of results atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     with partial.open("w", newline="") as file:
@@ -62,14 +62,14 @@ def append(path, row):
 
 
 def missing(rows, name, model):
-    """The splits of a set and model that the results lack."""
+    """Return the missing splits of a set and model."""
     there = {tuple(row[key] for key in KEY) for row in rows}
     return [split for split in range(estimator_sets.SPLITS) if (name, str(split), model) not in there]
 
 
 def run_all(names, wanted, path, python, folder):
-    """Fit what the file lacks, set by set."""
-    # What was skipped is tried again: packages may have been installed since.
+    """Run the fits that the file lacks, set by set."""
+    # Skipped models are tried again, because packages may have been installed in the meantime.
     keep(path, rows := [row for row in read_kept(path) if not row["status"].startswith("skipped")])
     for name in names:
         try:
@@ -85,7 +85,7 @@ def run_all(names, wanted, path, python, folder):
 
 
 def run_model(name, model, splits, seconds, python=sys.executable, folder=None):
-    """Rows of the splits of one set and model, from a process of their own."""
+    """Yield the rows of the splits of a set and model, from their own process."""
     left = list(splits)
     if not left:
         return
@@ -106,7 +106,7 @@ def row_of(name, split, model, **found):
 
 
 def measure(name, model, splits, seconds, folder):
-    """Print what each split gives, a line each; the first fit of the process is repeated on its own rows."""
+    """Print the results of each split as a line; the first fit of the process is timed twice."""
     warnings.simplefilter("ignore")
     kind = estimator_sets.load(name, folder)
     first = ""
@@ -128,7 +128,7 @@ def measure(name, model, splits, seconds, folder):
 
 
 def limit(seconds):
-    """End this process by a signal after so many more seconds of the processor, or many more by the clock."""
+    """Let a signal end this process after this number of processor seconds, or many more wall seconds."""
     soft = int(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -142,7 +142,7 @@ def fit(settings, kind, rows):
 
 
 def evaluate(task, fitted, rows):
-    """Test log-loss and error, or root of the mean square and its share of the variance."""
+    """Return log-loss and error on the test rows, or RMSE and 1 - R² of a regression."""
     from sklearn.metrics import accuracy_score, log_loss, r2_score, root_mean_squared_error
 
     predicted = fitted.predict(rows.X_test)
@@ -155,7 +155,7 @@ def evaluate(task, fitted, rows):
 
 
 def version(model):
-    """Whose model it is, and of which version."""
+    """Return package and version of a model."""
     from importlib.metadata import version
 
     if model.startswith("bilevel"):
@@ -169,23 +169,23 @@ def version(model):
 
 
 def chosen(text, there, what):
-    """Names with commas between, each of them known; all where nothing is said."""
+    """Return names of a comma-separated list after a check; all names without a list."""
     wanted = [name.strip() for name in text.split(",")] if text else list(there)
     if unknown := [name for name in wanted if name not in there]:
-        raise SystemExit(f"no {what} is called {unknown[0]!r}; there are {'; '.join(there)}.")
+        raise SystemExit(f"unknown {what} {unknown[0]!r}; there are {'; '.join(there)}.")
     return wanted
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", help="names with commas between")
-    parser.add_argument("--models", help="names with commas between")
-    parser.add_argument("--kept", type=Path, default=KEPT, help="the file of results, which is gone on with")
-    parser.add_argument("--from-kept", type=Path, nargs="+", help="only print the tables of these files, and draw")
+    parser.add_argument("--sets", help="names, separated by commas")
+    parser.add_argument("--models", help="names, separated by commas")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="the file of results, which is continued")
+    parser.add_argument("--from-kept", type=Path, nargs="+", help="only print the tables of these files and draw")
     parser.add_argument("--figure", type=Path, help="an SVG file")
-    parser.add_argument("--folder", type=Path, help="where the wheels are kept")
-    parser.add_argument("--python", default=sys.executable, help="which Python fits the models")
-    parser.add_argument("--one", nargs=4, metavar=("SET", "MODEL", "SPLITS", "SECONDS"), help="fit, and print JSON")
+    parser.add_argument("--folder", type=Path, help="folder of wheels")
+    parser.add_argument("--python", default=sys.executable, help="the Python that fits the models")
+    parser.add_argument("--one", nargs=4, metavar=("SET", "MODEL", "SPLITS", "SECONDS"), help="fit and print JSON")
     return parser.parse_args(arguments)
 
 

@@ -1,15 +1,15 @@
-"""Seconds of the first fit of a new process, each estimator beside what scikit-learn has for the same model.
+"""Seconds of the first fit in a new process, compared with the estimator of scikit-learn for the same model.
 
     python benchmarks/first_fit.py                       # half an hour on a quiet machine
     python benchmarks/first_fit.py --sets digits --models BilevelRidge --processes 3
 
-Each fit has a process of its own, and processes alternate. A process reads the rows first; then the clock starts, and
-takes in the import of the estimator. It is that of the processor, and BLAS has one thread: what else a machine does
-then counts for little. All rows of a table are fitted to, standardized. The number of the class, with a little noise,
-is what regressors fit; for the Cox model it is a time, of which four of five are seen. scikit-learn has no
-cross-validated Poisson, gamma and Huber regression: its reference is a search over ten strengths and five folds. Every
-ratio to `LogisticRegressionCV` is of the same table. Caravan and adult are read from wheels, as in
-`estimator_sets.py`; covtype (20 000 rows) is the first of `$BILEVEL_DATA`.
+Each fit has its own process, and the processes of different models alternate. A process first reads the rows; the time
+then includes the import of the estimator. Times are processor times with one BLAS thread, which depend little on other
+work on the machine. Models are fitted to all rows of a table, standardized. The target of regressors is the number of
+the class plus some noise; for the Cox model it is a time, which is observed for four of five rows. scikit-learn has no
+cross-validated Poisson, gamma and Huber regression, so their reference is a search over ten strengths with five folds.
+Ratios to `LogisticRegressionCV` are on the same table. Caravan and adult are read from wheels, as in
+`estimator_sets.py`; covtype has the first 20 000 rows of the data set.
 """
 
 import argparse
@@ -22,11 +22,11 @@ import estimator_sets
 import numpy as np
 from estimator_models import LOG_LOSS
 from markdown import number, table
-from own_process import answer
+from processes import answer
 
 SETS = ("breast cancer", "digits", "covtype")
 LOGISTIC = "LogisticRegressionCV"
-# Each estimator with its reference.
+# Estimator -> reference.
 REFERENCES = {
     "BilevelLogisticRegression": LOGISTIC,
     "BilevelSparseLogisticRegression": LOGISTIC,
@@ -43,7 +43,7 @@ MANY_ROWS = 20_000
 
 
 def read(name):
-    """Standardized columns, classes, and groups or None."""
+    """Return standardized columns, classes, and groups or None."""
     if name in ("caravan", "adult"):
         X, y, groups = estimator_sets.load(name)[1:]
     elif name == "covtype":
@@ -60,7 +60,7 @@ def read(name):
 
 
 def target(model, y):
-    """What a model fits, made of the classes."""
+    """Return the target of a model, derived from the classes."""
     if model in (LOGISTIC, "DataCleaningClassifier") or "Logistic" in model:
         return y
     if "Poisson" in model:
@@ -74,7 +74,7 @@ def target(model, y):
 
 
 def make(model, groups):
-    """Import an estimator and make it."""
+    """Import and create an estimator."""
     if model in REFERENCES:
         import bilevel.estimators
 
@@ -105,7 +105,7 @@ def fit(name, model):
 
 
 def measure(name, processes, ours):
-    """Rows of the table: the size, seconds, and how many times the references ours take."""
+    """Return rows of the table: sizes, seconds, and ratios to the references."""
     wanted = dict.fromkeys([LOGISTIC, *(model for one in ours for model in (REFERENCES[one], one) if model)])
     seconds = {model: [] for model in wanted}
     for _ in range(processes):
@@ -131,10 +131,10 @@ def ratio(mine, theirs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default=",".join(SETS), help="names with commas between")
-    parser.add_argument("--processes", type=int, default=5, help="of each model, whose median counts")
-    parser.add_argument("--models", default=",".join(REFERENCES), help="of ours, with commas between")
-    parser.add_argument("--one", nargs=2, metavar=("SET", "MODEL"), help="fit once, and print the seconds")
+    parser.add_argument("--sets", default=",".join(SETS), help="names, separated by commas")
+    parser.add_argument("--processes", type=int, default=5, help="processes per model; the median is shown")
+    parser.add_argument("--models", default=",".join(REFERENCES), help="estimators of bilevel, separated by commas")
+    parser.add_argument("--one", nargs=2, metavar=("SET", "MODEL"), help="fit once and print the seconds")
     options = parser.parse_args()
     if options.one:
         fit(*options.one)

@@ -1,26 +1,27 @@
-"""About the time below which no program can take a step: rows, state and arithmetic at the machine's speeds.
+"""An estimate of the shortest possible time of a step: rows, state and arithmetic at the speeds of the machine.
 
-Drawn rows are read once from where all rows fit, in full-batch passes whole and else in the part that every derivative
-needs; the state is read and written once in the cache; each derivative counted takes the operations that no
-sharing between kinds saves, or half of them where a method takes differences between two points. The longest of the
-three counts, as if they ran at once.
+Drawn rows are read once, completely in full-batch passes and otherwise in the part that every derivative needs. The
+state is read and written once in the cache. Each derivative takes the operations that no sharing between kinds saves,
+or half of them if a method takes differences between two points. The floor is the longest of the three times, as if
+they overlapped completely.
 """
 
 import jax
 import numpy as np
+from stepping import steps_of
 
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel._types import Rows
-from bilevel.engine.loop import draw_page, initial_state, run_key
+from bilevel.engine.loop import run_key
 from bilevel.engine.steps import PAGE_LENGTH
 
-# The products back with the rows, or all products where D is affine, can serve both points of a difference at once.
+# The transposed products, or all products if D is affine, can serve both points of a difference.
 TAKE_DIFFERENCES = (bilevel.SRBA, bilevel.SPABA, bilevel.MRBO, bilevel.VRBO, bilevel.SUSTAIN, bilevel.FSLA)
 
 
 class CountedDraws:
-    """Oracles as `Solver.draw` uses them, which count the batches that are drawn."""
+    """The oracles that `Solver.draw` needs, with a count of the batches that are drawn."""
 
     def __init__(self, oracles):
         self.oracles, self.inner, self.outer = oracles, 0, 0
@@ -38,14 +39,12 @@ class CountedDraws:
 
 
 def floor_seconds(shape, solver, speed):
-    """Seconds per step, full-batch passes spread over the steps between them."""
+    """Return the floor in seconds per step, with full-batch passes spread over the steps."""
+    steps = steps_of(shape.problem, solver)
+    oracles, drawn = steps.oracles, CountedDraws(steps.oracles)
     with arithmetic(shape.problem.dtype):
-        oracles = shape.problem.oracles.with_batches(solver.batch_size, solver.sampling)
-        solver = solver.configure(shape.problem).cast(shape.problem.dtype)
-        page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
-        state = jax.eval_shape(initial_state, solver, oracles, shape.problem.start)
-        drawn = CountedDraws(oracles)
-        solver.draw(drawn, run_key(0), np.int32(1))
+        page, state = steps.draw(0, PAGE_LENGTH), jax.eval_shape(steps.init)
+        steps.solver.draw(drawn, run_key(0), np.int32(1))
     share = 0.5 if isinstance(solver, TAKE_DIFFERENCES) else 1.0
     return max(
         _bytes_read(shape.least_read, oracles, drawn, page) / speed.rows,
@@ -68,7 +67,7 @@ def _bytes_read(least_read, oracles, drawn, page):
 
 
 def row_bytes(oracles):
-    """Bytes of the rows of both levels."""
+    """Return the bytes of the rows of both levels."""
     return _nbytes(oracles.inner_samples.leaves) + _nbytes(oracles.outer_samples.leaves)
 
 
@@ -77,7 +76,7 @@ def _nbytes(tree):
 
 
 def _passes_per_step(oracles, page):
-    """Full-batch passes per step; a refresh of SABA sums tables and reads no row."""
+    """Return the full-batch passes per step. A refresh of SABA sums its tables and reads no row."""
     refreshes = np.asarray(page.refreshes)
     if not refreshes.any():
         return 0.0
@@ -86,7 +85,7 @@ def _passes_per_step(oracles, page):
 
 
 def _state_bytes(state, oracles):
-    """Bytes of the state that a step touches: one row of a table."""
+    """Return the bytes of the state that a step reads; of a table, one row."""
     blocks = oracles.inner_samples.n_blocks, oracles.outer_samples.n_blocks
 
     def touched(leaf):

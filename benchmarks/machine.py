@@ -1,4 +1,4 @@
-"""What was measured on: processor, versions, load, and how fast it reads and multiplies."""
+"""The machine: processor, versions, load, and the speeds of memory and arithmetic."""
 
 import os
 import platform
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from bilevel.bench.cells import environment
 
-BUSY = 0.5  # processes of others, on average over a minute
+BUSY = 0.5  # load of other processes that disturbs a measurement
 
 
 def facts():
-    """The facts as lines of a list."""
+    """Return a description of machine and versions, line by line."""
     known = environment()
     return [
         f"machine: {known['machine']}, {platform.platform()}",
@@ -24,13 +24,13 @@ def facts():
 
 
 def load(own=0):
-    """The load average over a minute, with a warning where more than our own processes must have been at work."""
+    """Return the load average over a minute, with a warning if other processes were running."""
     average = os.getloadavg()[0]
-    return f"{average:.2f}" + (" **(busy: these times mean little)**" if average > own + BUSY else "")
+    return f"{average:.2f}" + (" **(busy machine: times are unreliable)**" if average > own + BUSY else "")
 
 
 def load_after():
-    """The same after a part has used all cores."""
+    """Return the load average after a part that used all cores."""
     return load(own=os.cpu_count() or 1)
 
 
@@ -49,19 +49,19 @@ class Speed(NamedTuple):
 
 
 def speed(row_bytes):
-    """Measure the three; rows that fit into a cache of their size are read at its speed."""
+    """Measure the speeds, the first one with an array as large as the rows."""
     matrix = jnp.full((512, 512), 1 / 512, jnp.float32)
     return Speed(_stream(row_bytes), _stream(2**17), _rate(lambda a: a @ matrix, matrix, 2 * 512**3, 20))
 
 
 def _stream(size):
-    """Bytes read and written per second; a sum would be held up by the order of its additions, not by memory."""
+    """Return bytes read and written per second. A sum would be limited by the order of its additions."""
     array = jnp.ones(size // 4, jnp.float32)
     return _rate(lambda a: a * 0.999 + 1.0, array, 2 * array.nbytes, max(8, 2**29 // size))
 
 
 def _rate(function, start, work, times, rounds=5):
-    """Work per second of ``function`` applied over and over to its own result, in the best of some rounds."""
+    """Return the work per second of repeated application of ``function``, in the best of some rounds."""
 
     @jax.jit
     def repeated(array):

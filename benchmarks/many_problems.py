@@ -1,10 +1,11 @@
-"""Memory of a process that solves many problems one after the other.
+"""Memory of a process that solves many problems one after another.
 
     python benchmarks/many_problems.py [--problems 2000] [--solver SOBA] [--kind own]
 
-Each problem has losses of its own, defined in a function (`own`), or a shape of its own (`ready-made`), so each run
-compiles programs. Printed after every tenth of the problems: memory maps, of which Linux allows a process 65 530, and
-resident memory. A jitted function of the caller is called after every problem; the last line counts its traces.
+Each problem has its own losses, defined in a function (`own`), or its own shape (`ready-made`), so each run compiles
+programs. After every tenth of the problems, the number of memory maps (Linux allows 65 530 per process) and the
+resident memory are printed. A jitted function of the caller is called after every problem; the last line gives the
+number of its traces.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from markdown import head, line
 
 import bilevel
 
@@ -23,7 +25,7 @@ KINDS = ("own", "ready-made")
 
 
 def own_problem(number):
-    """Losses and a number of rows that few other problems have."""
+    """Return a problem with new losses and an unusual number of rows."""
     X = np.random.default_rng(number).standard_normal((40 + number % 50, 3))
 
     def outer(z, x, row):
@@ -41,7 +43,7 @@ def ready_made_problem(number):
 
 
 def held():
-    """Memory maps and resident megabytes of this process."""
+    """Return the number of memory maps and the resident megabytes of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return Path("/proc/self/maps").read_bytes().count(b"\n"), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -57,21 +59,19 @@ def solve(n_problems, solver, kind, max_steps=50):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=2000)
-    parser.add_argument("--solver", default="SOBA", help='a name, or "auto" for the untuned solver')
+    parser.add_argument("--solver", default="SOBA", help="a name; AutoSRBA for the untuned solver")
     parser.add_argument("--kind", choices=KINDS, default="own")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if options.solver == "auto":
-        solver = bilevel.AutoSRBA()
-    else:
-        solver = bilevel.SOLVERS[options.solver](step_size=0.05, outer_ratio=1.0, batch_size=8)
+    parameters = {} if options.solver == "AutoSRBA" else {"step_size": 0.05, "outer_ratio": 1.0, "batch_size": 8}
+    solver = bilevel.SOLVERS[options.solver](**parameters)
     traces, began = [], time.perf_counter()
     users = jax.jit(lambda x: traces.append(1) or 2 * x)
-    print("| problems | memory maps | MB | seconds |\n| ---: | ---: | ---: | ---: |")
+    print(head(["problems", "memory maps", "MB", "seconds"]))
     for number, (maps, megabytes) in enumerate(solve(options.problems, solver, options.kind), start=1):
         users(1.0)
         if number % max(1, options.problems // 10) == 0:
-            print(f"| {number} | {maps} | {megabytes:.0f} | {time.perf_counter() - began:.0f} |", flush=True)
+            print(line([f"{number}", f"{maps}", f"{megabytes:.0f}", f"{time.perf_counter() - began:.0f}"]), flush=True)
     print(f"The caller's function was traced {len(traces)} time(s).")
 
 

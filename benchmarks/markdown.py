@@ -1,14 +1,23 @@
-"""Tables as Markdown."""
+"""Markdown tables."""
 
 
 def table(columns, rows):
-    """A table of cells that are strings or None, which is shown as a dash."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join("–" if cell is None else cell for cell in line) + " |" for line in lines)
+    """Return a table of cells that are strings or None, which is shown as a dash."""
+    return "\n".join([head(columns), *map(line, rows)])
+
+
+def head(columns):
+    """Return the first two lines of a table."""
+    return f"{line(columns)}\n{line(['---'] * len(columns))}"
+
+
+def line(cells):
+    """Return one line of a table."""
+    return "| " + " | ".join("–" if cell is None else cell for cell in cells) + " |"
 
 
 def number(value, digits=3):
-    """A number with so many digits that count, without an exponent where it is of ordinary size."""
+    """Return a number with this many significant digits, without an exponent between 0.001 and a million."""
     if value is None:
         return None
     if 1e-3 <= abs(value) < 1e6:

@@ -1,4 +1,4 @@
-"""Peak memory of building a problem and of running SRBA and SABA on it, each in a process of its own."""
+"""Peak memory of building a problem and of running SRBA and SABA on it, each in a process of its own; compilation."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ import floor
 import jax
 import shapes
 from markdown import number, table
-from own_process import answer, peak_bytes, peak_with_jax
+from processes import answer, peak_bytes, peak_with_jax
 
 import bilevel
 
@@ -16,24 +16,24 @@ COLUMNS = ["problem", "solver", "rows, MB", "built, MB", "after a run, MB", "sta
 
 
 def measure(quick):
-    """The table; a quick one is of the first problem alone."""
+    """Return the table; a quick one contains only the first problem."""
     rows = []
     for problem in list(shapes.PROBLEMS)[: 1 if quick else None]:
         for solver in SOLVERS:
-            if solver == "SABA, memory of rows" and problem != "cleaning":  # rows of few numbers have nothing to spare
+            if solver == "SABA, memory of rows" and problem != "cleaning":  # no savings for short rows
                 continue
             sizes = answer("memory.py", problem, solver)
             rows.append([problem, solver, *map(number, sizes)])
             print(f"  {' '.join(rows[-1])}", flush=True)
     words = (
-        "Above a process that has imported JAX and run one operation; the NumPy arrays that a problem is built from "
-        "count. A run adds the compiler's memory. The state of SABA is its tables."
+        "Memory beyond that of a process that has imported JAX and run one operation, including the arrays of the "
+        "problem. A run adds the memory of the compiler. The state of SABA contains its tables."
     )
     return f"{words}\n\n{table(COLUMNS, rows)}"
 
 
 def peaks(name, solver):
-    """Megabytes of the rows and at the peaks after building and after a run, kilobytes of the solver's state."""
+    """Return megabytes of the rows and at the peaks after building and after a run, and kilobytes of the state."""
     before = peak_with_jax()
     problem = shapes.PROBLEMS[name]()
     built = peak_bytes() - before
@@ -42,6 +42,17 @@ def peaks(name, solver):
     state = sum(leaf.nbytes for leaf in jax.tree.leaves(result.state))
     sizes = floor.row_bytes(problem.oracles), built, peak_bytes() - before
     return [*(size / 1e6 for size in sizes), state / 1e3]
+
+
+def measure_compilation(quick):
+    """Return the seconds of compilation of each solver on logistic selection with 22 features."""
+    problem = shapes.logistic_problem(5_000, 4_000)
+    rows = []
+    for name in ("SRBA", "SABA", "SOBA") if quick else bilevel.SOLVERS:
+        result = bilevel.run(problem, bilevel.SOLVERS[name](step_size=0.01, outer_ratio=10.0), max_steps=1)
+        rows.append([name, number(result.compile_seconds)])
+        print(f"  {' '.join(rows[-1])} s", flush=True)
+    return table(["solver", "seconds"], rows)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Memory of a step of SOBA on a deep network, and its time: whole, in parts, with rematerialization, in bfloat16.
+"""Memory and time of a step of SOBA on a deep network: complete batches, parts, rematerialization, bfloat16.
 
     python benchmarks/network_memory.py [--layers 16] [--width 256] [--batch 1024]
 
-Memory is what the compiled step asks for beside its arguments, as XLA tells it. Seconds are medians of five rounds of
-steps, interleaved.
+Memory is what the compiled step needs in addition to its arguments, according to XLA. Times are medians of five
+interleaved rounds.
 """
 
 import argparse
@@ -13,14 +13,16 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from markdown import table
+from stepping import steps_of
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.engine.loop import advance
 
 STEPS, ROUNDS = 3, 5
 OPTIONS = {
-    "whole": {},
+    "complete batches": {},
     "`accumulate=4`": {"accumulate": 4},
     "`accumulate=16`": {"accumulate": 16},
     "`jax.checkpoint` of each layer": {"remat": True},
@@ -30,7 +32,7 @@ OPTIONS = {
 
 
 def build(layers, width, batch, remat=False, **options):
-    """A deep network with a weight decay to learn."""
+    """Return a deep network with a weight decay to learn."""
     rng = np.random.default_rng(0)
 
     def layer(row, weights):
@@ -53,14 +55,12 @@ def build(layers, width, batch, remat=False, **options):
 
 
 def prepare(batch, problem):
-    """The compiled steps, and a function that takes some."""
-    solver = bilevel.SOBA(0.01, 1.0, batch).cast("float32")
-    oracles = problem.oracles.with_batches(batch, "blocks")
-    page = draw_page(solver, oracles, run_key(0), np.int32(0), 64)
-    state = initial_state(solver, oracles, problem.start)
-    arguments = solver, oracles, state, page, np.int32(0), np.int32(STEPS)
-    program = advance.lower(*arguments).compile()
-    return program.memory_analysis().temp_size_in_bytes, lambda: jax.block_until_ready(advance(*arguments))
+    """Return the memory of the compiled steps, and a function that takes some."""
+    steps = steps_of(problem, bilevel.SOBA(0.01, 1.0, batch))
+    page, state = steps.draw(0, 64), steps.init()
+    program = advance.lower(steps.solver, steps.oracles, state, page, np.int32(0), np.int32(STEPS)).compile()
+    memory = program.memory_analysis().temp_size_in_bytes
+    return memory, lambda: jax.block_until_ready(steps.take(state, page, 0, STEPS))
 
 
 def main():
@@ -78,10 +78,10 @@ def main():
                 began = time.perf_counter()
                 take()
                 seconds[name].append((time.perf_counter() - began) / STEPS)
-    first = statistics.median(seconds["whole"])
-    print("| step | memory | time, whole = 1 |\n| --- | --- | --- |")
-    for name, (size, _) in ready.items():
-        print(f"| {name} | {size / 2**20:.0f} MiB | {statistics.median(seconds[name]) / first:.2f} |")
+    first = statistics.median(seconds["complete batches"])
+    times = {name: f"{statistics.median(found) / first:.2f}" for name, found in seconds.items()}
+    rows = [[name, f"{size / 2**20:.0f} MiB", times[name]] for name, (size, _) in ready.items()]
+    print(table(["step", "memory", "time, complete batches = 1"], rows))
 
 
 if __name__ == "__main__":

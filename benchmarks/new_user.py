@@ -1,8 +1,8 @@
-"""A new user's path on a clean environment: install the wheel, the README's example, own losses, one benchmark.
+"""First steps in a clean environment: install the wheel, run the examples of the README, run a benchmark.
 
     python -m benchmarks.new_user --out reports/new_user.md
 
-Each step is a process of its own, without a compilation cache, in an empty folder.
+Each step is a process in an empty folder, without a compilation cache.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from benchmarks.machine import facts, load
 from benchmarks.markdown import table
 from tests import wheel
 
-STEPS = ("the README's example", "losses of one's own", "one benchmark and its page")
+STEPS = ("first example of the README", "user-defined losses", "one benchmark and its page")
 
 
 def take_step(programs, step, folder):
-    """Take a step of the README as written; return what it prints and its seconds, on the clock and of processors."""
+    """Take a step as the README describes it; return its output, wall seconds and processor seconds."""
     estimator, own_losses, _ = wheel.blocks("README.md", "python")
     (command,) = (line for line in wheel.commands("README.md") if line.startswith("bilevel run"))
     began, compiles = _clocks(), {"JAX_ENABLE_COMPILATION_CACHE": "0"}
@@ -41,12 +41,12 @@ def _since(began):
 
 
 def measure(folder):
-    """Yield each step with its seconds."""
+    """Yield each step with its wall and processor seconds."""
     built, began = wheel.build_wheel(folder / "wheel"), _clocks()
     programs = wheel.make_environment(folder / "environment", f"{built}[estimators,bench]")
-    yield "a new environment, and the wheel with `estimators` and `bench` in it", _since(began)
+    yield "new environment, and installation of the wheel with `estimators` and `bench`", _since(began)
     for step in STEPS:
-        place = folder / step.replace(" ", "-").replace("'", "")
+        place = folder / step.replace(" ", "-")
         place.mkdir()
         yield step, take_step(programs, step, place)[1]
 
@@ -58,10 +58,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         rows = [[step, *(f"{seconds:.0f}" for seconds in found)] for step, found in measure(Path(folder))]
     known = "\n".join(f"- {fact}" for fact in [*facts(), f"load {load(own=1)}"])
-    text = f"# A new user's path\n\n    python -m benchmarks.new_user --out reports/new_user.md\n\n{known}\n\n"
-    text += "From the start of a process to its end, in an empty environment, without a compilation cache.\n\n"
+    text = f"# First steps of a new user\n\n    python -m benchmarks.new_user --out reports/new_user.md\n\n{known}\n\n"
+    text += "Times are from the start of a process to its end, in a new environment without a compilation cache.\n\n"
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(text + table(["step", "seconds", "of processors"], rows) + "\n")
+    given.out.write_text(text + table(["step", "seconds", "processor seconds"], rows) + "\n")
     print(given.out.read_text())
 
 

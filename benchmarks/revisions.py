@@ -1,11 +1,11 @@
-"""Time per step of this revision beside another one, in interleaved rounds.
+"""Time per step of this revision compared with another one, in interleaved rounds.
 
     git worktree add ../before REVISION
     python benchmarks/revisions.py ../before [--rounds 20]
-    python benchmarks/revisions.py . --plain      # this revision beside itself without fused loops
+    python benchmarks/revisions.py . --plain      # this revision with and without fused loops
 
-One process per revision lives through the whole measurement. They take turns, one round at a time, so that what slows
-the machine slows both. Full-batch passes and draws are included, evaluations are not.
+Each revision has one process for the whole measurement. They take turns, one round at a time, so that a slow phase of
+the machine affects both. Full-batch passes and draws are included, evaluations are not.
 """
 
 import argparse
@@ -13,18 +13,19 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from turns import Turns, answer_turns
+from markdown import table
+from processes import Turns, answer_turns
 
 SOLVERS = ("SRBA", "SABA", "SOBA")
-SECONDS = 0.2  # of one solver in one round
+SECONDS = 0.2  # per solver and round
 HERE = Path(__file__).resolve()
 
 
 def worker(fused):
-    """Answer each line of standard input with the microseconds per step of every solver on every problem."""
+    """Take turns with the microseconds per step of every solver on every problem."""
     import bilevel
 
-    fuse = getattr(bilevel, "fuse_cpu_loops", None)  # earlier revisions do it by themselves
+    fuse = getattr(bilevel, "fuse_cpu_loops", None)  # early revisions fuse loops by default
     if fused and fuse is not None:
         fuse()
     contenders = {
@@ -36,7 +37,7 @@ def worker(fused):
 
 
 def problems(bilevel):
-    """Each problem with a step size at which nothing diverges."""
+    """Return each problem with a step size at which no solver diverges."""
     rng = np.random.default_rng(0)
     features = rng.standard_normal((49_990 + 91_701, 22))
     signs = np.sign(features[:, 0] + rng.standard_normal(len(features)))
@@ -84,24 +85,24 @@ def compare(other, rounds, fused):
     now = Turns(words, PYTHONPATH=str(HERE.parents[1]))
     pairs = [(before.take(), now.take()) for _ in range(rounds)]
     before.end(), now.end()
-    print("| problem, solver | before, best µs | now, best µs | now / before, best | median of ratios |")
-    print("|---|---|---|---|---|")
+    rows = []
     for name in pairs[0][0]:
         old, new = (np.array([pair[side][name] for pair in pairs]) for side in (0, 1))
         ratios = new.min() / old.min(), np.median(new / old)
-        print(f"| {name} | {old.min():.2f} | {new.min():.2f} | {ratios[0]:.3f} | {ratios[1]:.3f} |")
+        rows.append([name, *(f"{time:.2f}" for time in (old.min(), new.min())), *(f"{ratio:.3f}" for ratio in ratios)])
+    print(table(["problem, solver", "before, best µs", "now, best µs", "now / before, best", "median of ratios"], rows))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", nargs="?", type=Path, help="a checkout of the revision to compare with")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--plain", action="store_true", help="the other one without fused loops")
+    parser.add_argument("--plain", action="store_true", help="the other revision without fused loops")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         worker(not arguments.plain)
     elif arguments.other is None:
-        parser.error("name a checkout of the revision to compare with")
+        parser.error("pass a checkout of the revision to compare with")
     else:
         compare(arguments.other.resolve(), arguments.rounds, not arguments.plain)

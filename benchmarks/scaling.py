@@ -1,7 +1,7 @@
 """Time and memory against the number of rows and of features: logistic selection, half of the rows on each level.
 
 An epoch is n + m calls of SRBA with its default period, full-batch passes included. Each point is measured in a process
-of its own; slopes are those of a line through the points on a log-log scale, and of the steepest piece between two.
+of its own. The slopes on a log-log scale are that of a line fitted to all points and the steepest between neighbors.
 """
 
 import json
@@ -12,20 +12,20 @@ import jax
 import numpy as np
 import shapes
 from markdown import number, table
-from own_process import answer, peak_bytes, peak_with_jax
+from processes import answer, peak_bytes, peak_with_jax
 
 import bilevel
 from bilevel._precision import arithmetic
 
-FEATURES, ROWS = 22, 10_000  # of the sweep over the other
+FEATURES, ROWS = 22, 10_000  # fixed while the other one varies
 OVER_ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 OVER_FEATURES = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 MEASURED = ["s per epoch", "s per full-batch pass", "peak MB"]
-SECONDS = 0.3  # of stepping that a point is measured over, at least
+SECONDS = 0.3  # shortest measurement of a point
 
 
 def measure(quick):
-    """Both tables."""
+    """Return both tables."""
     some = slice(0, 3, 2) if quick else slice(None)
     over_rows = scaled("rows", [(n, FEATURES) for n in OVER_ROWS[some]], 0)
     over_features = scaled("features", [(ROWS, p) for p in OVER_FEATURES[some]], 1)
@@ -33,7 +33,7 @@ def measure(quick):
 
 
 def scaled(what, points, axis):
-    """The table against one of the two sizes."""
+    """Return the table against one of the two sizes."""
     found = []
     for n, p in points:
         found.append(answer("scaling.py", n, p))
@@ -46,13 +46,13 @@ def scaled(what, points, axis):
 
 
 def slopes(sizes, lines):
-    """Of each measured column, the slope of a fitted line and the largest between neighbors."""
+    """Return the slope of a fitted line and the largest slope between neighbors, for each measured column."""
     x, y = np.log(sizes), np.log(lines)
     return np.polyfit(x, y, 1)[0], np.max(np.diff(y, axis=0) / np.diff(x)[:, None], axis=0)
 
 
 def point(n, p):
-    """Seconds per epoch, seconds per full-batch pass, and megabytes at the peak, building included."""
+    """Return seconds per epoch, seconds per full-batch pass, and peak megabytes, including building."""
     before = peak_with_jax()
     data = shapes.signed_rows(n // 2, n - n // 2, p)
     problem = bilevel.problems.logistic_selection(*data, **shapes.logistic_start(p), dtype="float32")
@@ -62,7 +62,7 @@ def point(n, p):
 
 
 def seconds_per_epoch(problem):
-    """The best of three runs of whole periods."""
+    """Return the best of three runs of complete periods."""
     period = max(1, (problem.n_inner + problem.n_outer) // (2 * shapes.BATCH))
     solver = bilevel.SRBA(0.01, 1.0, shapes.BATCH, period=period)
 
@@ -77,7 +77,7 @@ def seconds_per_epoch(problem):
 
 
 def seconds_per_pass(problem):
-    """The best of some passes."""
+    """Return the time of the fastest of some passes."""
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(shapes.BATCH, "blocks")
         direction = jax.jit(lambda oracles, point: oracles.direction(point))

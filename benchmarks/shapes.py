@@ -1,7 +1,7 @@
-"""The three problems that are timed, with the losses of a batch from which their textbook versions are made.
+"""The three problems that are timed, with the batch losses from which their textbook versions are made.
 
-The rows are drawn at random in the shape of the published data: time does not depend on their values. A textbook
-version reads the rows of the problem in the problem's order, rows × features, so that block i is block i in both.
+The rows are random and have the shape of the published data, because times do not depend on their values. A textbook
+version reads the rows of the problem in the same order, as rows × features, so that block i is the same in both.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from bilevel._types import Calls
 from bilevel.problems.losses import logistic
 
 BATCH = 64
-RIDGE = 0.2  # of cleaning
+RIDGE = 0.2  # regularization of cleaning
 
 
 class Shape(NamedTuple):
-    """A problem, its losses on a batch, its rows, and what a row costs at least.
+    """A problem, its losses on a batch, its rows, and the minimal cost of a row.
 
-    ``row_flops`` are those of each kind of derivative that no sharing between kinds saves, ``least_read`` is the share
-    of a row that the most frugal kind reads.
+    ``row_flops`` are the operations of each kind of derivative that no sharing between kinds saves, and ``least_read``
+    is the smallest share of a row that a kind reads.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 
 def logistic_problem(n_train=49_990, n_val=91_701, dim=22, dtype="float32"):
-    """Penalty selection in the shape of IJCNN1."""
+    """Return penalty selection in the shape of IJCNN1."""
     rows = signed_rows(n_train, n_val, dim)
     return without_exact_solver(bilevel.problems.logistic_selection(*rows, **logistic_start(dim), dtype=dtype))
 
@@ -48,7 +48,7 @@ def logistic_like(dtype="float32", **sizes):
     problem = logistic_problem(**sizes, dtype=dtype)
     dim = len(problem.start.inner_var)
     levels = [level.leaves.T for level in (problem.oracles.inner_samples, problem.oracles.outer_samples)]
-    # Labels are multiplied into the rows of the problem, so ones are left for a version that keeps them apart.
+    # The rows of the problem are multiplied by their labels, so separate labels are ones.
     inner_rows, outer_rows = ((np.asarray(rows), np.ones(len(rows), dtype)) for rows in levels)
 
     def outer_loss(z, x, rows):
@@ -58,14 +58,14 @@ def logistic_like(dtype="float32", **sizes):
     def inner_loss(z, x, rows):
         return outer_loss(z, x, rows) + 0.5 * jnp.sum(jnp.exp(x) * z**2)
 
-    # One product with the row forwards and one back; ∇x F = 0 and the penalty has no row.
+    # One product with the row and one with its transpose; ∇x F = 0, and the penalty does not depend on rows.
     flops = Calls(inner_grad=4 * dim, hvp=4 * dim, outer_grad=4 * dim)
     losses = logistic_from_losses(inner_rows, outer_rows, dim, dtype)
     return Shape("IJCNN1", problem, inner_loss, outer_loss, inner_rows, outer_rows, 0.05, flops, from_losses=losses)
 
 
 def logistic_from_losses(inner_rows, outer_rows, dim, dtype):
-    """The same problem as a user would write it, sample by sample."""
+    """Return the same problem defined by losses of one sample, as a user would write it."""
 
     def outer_loss(z, x, sample):
         row, label = sample
@@ -84,7 +84,7 @@ def logistic_start(dim):
 
 
 def signed_rows(n_train, n_val, dim, seed=0):
-    """Rows and labels of each level."""
+    """Return rows and labels of each level."""
     rng = np.random.default_rng(seed)
     truth = (rng.standard_normal(dim) / dim**0.5).astype(np.float32)
 
@@ -97,12 +97,12 @@ def signed_rows(n_train, n_val, dim, seed=0):
 
 
 def quadratic_problem(n_inner=32_768, n_outer=1_024, p=100, d=10, dtype="float32"):
-    """The quadratics of the paper."""
+    """Return the quadratics of the paper."""
     return without_exact_solver(bilevel.problems.quadratic(n_inner, n_outer, p, d, dtype=dtype))
 
 
 def quadratic_like(**sizes):
-    """The textbook loss knows the rank-one factors: with p × p matrices it would be slower a hundredfold."""
+    """Return the quadratics with a loss that uses the rank-one factors; p × p matrices would be 100 times slower."""
     problem = quadratic_problem(**sizes)
     p, d = len(problem.start.inner_var), len(problem.start.outer_var)
 
@@ -123,7 +123,7 @@ def quadratic_like(**sizes):
 
 
 def cleaning_problem(n_train=20_000, n_val=5_000, dim=784, classes=10, dtype="float32"):
-    """Data cleaning in the shape of MNIST."""
+    """Return data cleaning in the shape of MNIST."""
     rng = np.random.default_rng(0)
     data = []
     for n in (n_train, n_val):
@@ -152,7 +152,7 @@ def cleaning_like(**sizes):
 
 
 def without_exact_solver(problem):
-    """The same problem, evaluated by cheap metrics alone: exact solutions would take far longer than the steps."""
+    """Return the problem without exact metrics, which would take far longer than the steps."""
     return bilevel.BilevelProblem(problem.oracles, problem.start, name=problem.name)
 
 

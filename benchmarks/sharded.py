@@ -1,10 +1,10 @@
-"""Time per step and per pass over all rows against the number of rows, on one device and on several.
+"""Time per step and per full-batch pass against the number of rows, on one device and on several.
 
     python benchmarks/sharded.py [--devices 1 2 8] [--rows 100000 1000000] [--features 22] [--batch 256]
 
-Logistic penalty selection in float32; as many validation as training rows, ``--rows`` of each. Rows are made in host
-memory and placed from there, so that no device ever holds more than its part. Where JAX has no accelerator the
-devices are simulated: threads of one CPU, which shows the cost of communication and no gain from more hardware.
+Logistic penalty selection in float32 with ``--rows`` training and the same number of validation rows. Rows are created
+in host memory and copied from there, so that no device ever holds more than its part. Without accelerators the devices
+are simulated by threads of one CPU, which shows the cost of communication but no gain.
 """
 
 import argparse
@@ -12,10 +12,11 @@ import time
 
 import jax
 import numpy as np
+from markdown import head, line
+from stepping import steps_of
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 
 SOLVERS = {"SOBA": bilevel.SOBA, "SRBA": bilevel.SRBA}
 
@@ -33,7 +34,7 @@ def build(n, features, devices):
 
 
 def best_seconds(work, repeats):
-    """The shortest of several times; the first call, which compiles, is not among them."""
+    """Return the shortest of several times, after a first call that compiles."""
     jax.block_until_ready(work())
     times = []
     for _ in range(repeats):
@@ -44,15 +45,11 @@ def best_seconds(work, repeats):
 
 
 def step_seconds(problem, solver, steps, repeats):
-    """Of one step between two passes over all rows."""
-    oracles = problem.oracles.with_batches(solver.batch_size, solver.sampling)
-    traced = solver.configure(problem).cast(problem.dtype)
-    page = draw_page(traced, oracles, run_key(0), np.int32(0), steps + 1)
-    state = initial_state(traced, oracles, problem.start)
-    # SRBA's first step is a pass.
-    state = advance(traced, for_one_run(oracles), state, page, np.int32(0), np.int32(1))
-    positions = np.int32(1), np.int32(steps + 1)
-    return best_seconds(lambda: advance(traced, for_one_run(oracles), state, page, *positions), repeats) / steps
+    """Return the seconds of one step between two full-batch passes."""
+    stepping = steps_of(problem, solver)
+    page = stepping.draw(0, steps + 1)
+    state = stepping.take(stepping.init(), page, 0, 1)  # the first step of SRBA contains a pass
+    return best_seconds(lambda: stepping.take(state, page, 1, steps + 1), repeats) / steps
 
 
 @jax.jit
@@ -71,8 +68,8 @@ def row(problem, n, options):
     with arithmetic(problem.dtype):
         micros = [1e6 * step_seconds(problem, solver, options.steps, options.repeats) for solver in solvers]
         passed = 1e3 * best_seconds(lambda: whole_pass(problem.oracles, problem.start), options.repeats)
-    sizes = f"{n:,} | {problem.oracles.mesh.size} | {megabytes_per_device(problem):,.1f}"
-    return f"| {sizes} | {micros[0]:.1f} | {micros[1]:.1f} | {passed:.2f} |"
+    sizes = f"{n:,}", f"{problem.oracles.mesh.size}", f"{megabytes_per_device(problem):,.1f}"
+    return line([*sizes, *(f"{time:.1f}" for time in micros), f"{passed:.2f}"])
 
 
 def parsed():
@@ -91,10 +88,10 @@ def main():
     jax.config.update("jax_num_cpu_devices", max(options.devices))
     devices = jax.devices()
     if max(options.devices) > len(devices):
-        raise SystemExit(f"`--devices {max(options.devices)}`: JAX has {len(devices)}; ask for at most that many.")
+        raise SystemExit(f"`--devices {max(options.devices)}`: JAX has {len(devices)}; use at most this number.")
     print(f"JAX {jax.__version__}, {len(devices)} x {devices[0].device_kind}, batch {options.batch}\n")
-    print("| rows per level | devices | MB per device | µs per SOBA step | µs per SRBA step | ms per pass |")
-    print("|---|---|---|---|---|---|")
+    columns = ["rows per level", "devices", "MB per device", "µs per SOBA step", "µs per SRBA step", "ms per pass"]
+    print(head(columns))
     for n in options.rows:
         for count in options.devices:
             print(row(build(n, options.features, devices[:count]), n, options), flush=True)

@@ -1,7 +1,7 @@
-"""Time per step of every compiled solver on three problems, beside its textbook version, a floor and a goal.
+"""Time per step of every compiled solver on three problems, compared with its textbook version, a floor and a goal.
 
-Full-batch passes and draws are included, evaluations are not. The solvers of a problem take turns within one process:
-what counts are their ratios. T = Q = 10 where a method has loops.
+Full-batch passes and draws are included, evaluations are not. The solvers of a problem take turns within one process,
+so that their ratios are reliable. Loops and Neumann series have ten iterations.
 """
 
 from dataclasses import dataclass, field, replace
@@ -12,16 +12,15 @@ import machine
 import numpy as np
 import shapes
 import textbook
-import textbook_methods
 from markdown import number, table
 
 import bilevel
 from bilevel.engine.result import Status
-from bilevel.engine.steps import PAGE_LENGTH
+from bilevel.engine.steps import PAGE_LENGTH, prepare
 from bilevel.oracles import RowwiseOracles
 from bilevel.solvers import Solver
 
-# Microseconds.
+# Goals in microseconds.
 GOALS = {
     "IJCNN1": {
         **{"SRBA": 3.2, "SABA": 3, "SOBA": 2},
@@ -37,7 +36,7 @@ EVERY = tuple(name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, S
 
 @dataclass
 class Contender:
-    """Something that takes steps: ``timed(steps)`` gives seconds; rounds of it are whole periods."""
+    """A function ``timed(steps)`` that returns seconds. Each round consists of complete periods."""
 
     timed: object
     period: int
@@ -45,10 +44,10 @@ class Contender:
     micros: list = field(default_factory=list)
 
     def prepare(self, seconds):
-        """Compile, and choose the steps of a round that takes about so long, or longer where a page does."""
+        """Compile, and choose the number of steps that takes about this long, or longer if a page takes longer."""
         self.timed(self.period)
         each = self._seconds_per_step(max(0.1, seconds / 2))
-        # The library draws a page at a time and charges it whole, so rounds are pages where those are not too long.
+        # The library draws a page of steps at a time, so rounds are complete pages unless a page takes too long.
         unit = PAGE_LENGTH if PAGE_LENGTH * each < 8 * seconds else self.period
         self.steps = unit * max(1, round(seconds / each / unit))
 
@@ -63,7 +62,7 @@ class Contender:
 
 
 def measure(quick):
-    """The tables of all problems."""
+    """Return the tables of all problems."""
     solvers = FEW if quick else EVERY
     rounds, seconds = (2, 0.02) if quick else (7, 0.25)
     parts = []
@@ -75,7 +74,7 @@ def measure(quick):
 
 
 def problem_table(shape, batch, solvers, rounds, seconds):
-    """Time the solvers on one problem, in turn."""
+    """Time the solvers on one problem in turn and return the table."""
     speed = machine.speed(floor.row_bytes(shape.problem.oracles))
     found = contenders(shape, batch, solvers)
     for label, contender in found.items():
@@ -87,17 +86,17 @@ def problem_table(shape, batch, solvers, rounds, seconds):
         print(f"  {shape.name}: round {i + 1} of {rounds}", flush=True)
     columns = ["solver", "best µs", "median µs", "textbook best", "textbook median", "textbook / ours", "floor", "goal"]
     lines = table(columns, [row(shape, batch, name, found, speed) for name, kind in found if kind == OURS])
-    return f"{lines}\n\nThe floor is at the speeds measured just before: {speed}."
+    return f"{lines}\n\nThe floor follows from the speeds measured just before: {speed}."
 
 
 def contenders(shape, batch, solvers):
-    """What is timed, by name and kind."""
+    """Return what is timed, by name and kind."""
     found = {}
     for name in solvers:
         solver = solver_of(name, shape, batch)
         found[name, OURS] = Contender(timed_run(shape.problem, solver), period_of(shape, solver))
-        if name in textbook_methods.METHODS:
-            method = textbook.build(textbook_methods.METHODS[name], shape, batch)
+        if name in textbook.METHODS:
+            method = textbook.build(textbook.METHODS[name], shape, batch)
             found[name, TEXTBOOK] = Contender(textbook.timed(method, shape, batch), period_of(shape, solver))
     if isinstance(shape.problem.oracles, RowwiseOracles) and "SABA" in solvers:
         solver = replace(solver_of("SABA", shape, batch), memory="rows")
@@ -111,24 +110,23 @@ def contenders(shape, batch, solvers):
 
 
 def solver_of(name, shape, batch):
-    # A normalized step has the same length however small the gradient is.
+    # The length of a normalized step does not depend on the gradient.
     ratio = 100.0 if name == "F2SAp" else 1.0
     return bilevel.SOLVERS[name](shape.step_size, ratio, batch)
 
 
 def period_of(shape, solver):
-    """Steps from one full-batch pass to the next; 1 where there is none."""
-    resolved = solver.configure(shape.problem)
-    return resolved.parameters().get("period") or 1
+    """Return the steps from one full-batch pass to the next, or 1 for solvers without passes."""
+    return prepare(shape.problem, solver).solver.parameters().get("period") or 1
 
 
 def timed_run(problem, solver):
-    """A function from steps to the seconds of the library's own clock, less those of the initial state."""
+    """Return a function from steps to seconds, by the clock of the run and without the initial state."""
 
     def seconds(steps):
         result = bilevel.run(problem, solver, max_steps=steps, eval_every=steps)
         if result.status is Status.diverged:
-            raise RuntimeError(f"{solver!r} diverged on {problem.name}: a time of NaN would be worth nothing.")
+            raise RuntimeError(f"{solver!r} diverged on {problem.name}: timing NaN would be meaningless.")
         clock = result.history["seconds"]
         return clock[-1] - clock[0]
 
@@ -136,7 +134,7 @@ def timed_run(problem, solver):
 
 
 def row(shape, batch, label, found, speed):
-    """One line of the table; the ratio is that of the medians."""
+    """Return one row of the table; the ratio is that of the medians."""
     name = label.partition(",")[0]
     ours, baseline = found[label, OURS].micros, found.get((name, TEXTBOOK))
     theirs = [None] * 3

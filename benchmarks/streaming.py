@@ -1,11 +1,11 @@
-"""SRBA on rows of a file that are never in memory together: time per pass beside plain reads, time per step, memory.
+"""SRBA on rows of a file that never fit into memory: time per pass compared with plain reads, time per step, memory.
 
     python benchmarks/streaming.py [--rows 100000000] [--features 22] [--folder .] [--window 4000000] [--keep]
 
-Logistic penalty selection in float32. The training rows, standard normal, and their labels, of a logistic model, are
-written to two files in ``--folder`` first, and deleted at the end unless ``--keep`` is given. A pass computes ∇z G, the
-Hessian-vector and the cross product. Before each pass, and before each plain read, the system is told to forget the
-file, so that both come from the disk.
+Logistic penalty selection in float32. Standard normal training rows and labels from a logistic model are first written
+to two files in ``--folder``, which are deleted at the end unless ``--keep`` is given. A pass computes ∇z G, the
+Hessian-vector product and the cross product. Before each pass and each plain read, the file is dropped from the page
+cache of the system, so that both read from the disk.
 """
 
 import argparse
@@ -16,13 +16,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from markdown import head, line
 
 import bilevel
 from bilevel._precision import arithmetic
 from bilevel.engine.steps import PAGE_LENGTH
 
 N_VALIDATION = 1_000_000
-WRITTEN = 2**18  # rows at a time
+WRITTEN = 2**18  # rows that are written at a time
 BUFFER = 2**24  # bytes of a plain read
 MARGIN = 2**30  # bytes of disk to leave free
 
@@ -38,7 +39,7 @@ def make_rows(rng, n, features):
 
 
 def write(folder, n, features):
-    """Write rows and labels, a little at a time; refuse a disk that is too small."""
+    """Write rows and labels in parts, unless the disk is too small."""
     needed, free = n * (4 * features + 1), shutil.disk_usage(folder).free
     if needed + MARGIN > free:
         raise SystemExit(f"`--rows {n}` takes {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free.")
@@ -55,7 +56,7 @@ def write(folder, n, features):
 
 
 def forget(paths):
-    """Have the system drop its copies of the files."""
+    """Drop the files from the page cache of the system."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -63,7 +64,7 @@ def forget(paths):
 
 
 def plain_read(paths):
-    """Seconds to read the files from end to end."""
+    """Return the seconds to read the files from beginning to end."""
     forget(paths)
     buffer, began = bytearray(BUFFER), time.perf_counter()
     for path in paths:
@@ -79,7 +80,7 @@ def whole_pass(oracles, point):
 
 
 def one_pass(problem, paths):
-    """Seconds of a pass, and of all cores together; the second tells more where other work is on them."""
+    """Return wall and processor seconds of a pass; processor seconds depend less on other work on the machine."""
     forget(paths)
     began = time.perf_counter(), time.process_time()
     jax.block_until_ready(whole_pass(problem.oracles, problem.start))
@@ -87,15 +88,15 @@ def one_pass(problem, paths):
 
 
 def memory():
-    """Megabytes of this process, by what they hold; the last is the most that was ever there, mapped files too."""
+    """Return the megabytes of this process by kind; the last is the peak, including mapped files."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return {name: int(lines[name].split()[0]) / 1024 for name in ("RssAnon", "RssShmem", "RssFile", "VmHWM")}
 
 
-def tell_memory(when, most):
+def print_memory(when, most):
     found = memory()
     own = found["RssAnon"] + found["RssShmem"]
-    print(f"memory {when}: {own:,.0f} MB of its own, peak {found['VmHWM']:,.0f} MB with mapped files", flush=True)
+    print(f"memory {when}: {own:,.0f} MB, peak {found['VmHWM']:,.0f} MB with mapped files", flush=True)
     return max(most, own)
 
 
@@ -110,17 +111,15 @@ def build(paths, n, features, window):
 
 def time_passes(problem, paths, repeats, gigabytes):
     with arithmetic(problem.dtype):
-        print(
-            "| plain read, s | pass, s | of the cores, s | pass / plain | pass, GB/s |\n| --- | --- | --- | --- | --- |"
-        )
+        print(head(["plain read, s", "pass, s", "processors, s", "pass / plain", "pass, GB/s"]))
         for _ in range(repeats):
             plain, (passed, cores) = plain_read(paths), one_pass(problem, paths)
-            row = f"{plain:.1f} | {passed:.1f} | {cores:.1f} | {passed / plain:.2f} | {gigabytes / passed:.2f}"
-            print(f"| {row} |", flush=True)
+            seconds = (f"{value:.1f}" for value in (plain, passed, cores))
+            print(line([*seconds, f"{passed / plain:.2f}", f"{gigabytes / passed:.2f}"]), flush=True)
 
 
 def time_steps(problem, paths, solver, n_steps):
-    """Run SRBA; print how long passes and steps took, and how far the end is from the model that made the rows."""
+    """Run SRBA; print the times of pass and steps, and the distance of the end from the true model."""
     forget(paths)
     run = bilevel.Run(problem, solver, exact=False)
     began = time.perf_counter()
@@ -135,7 +134,7 @@ def time_steps(problem, paths, solver, n_steps):
 
 
 def time_draws(problem, paths, batch):
-    """Print the time of a step without passes, its rows read from the disk: that of a page of steps after the first."""
+    """Print the time per step of the second page of steps, without passes and with rows from the disk."""
     run = bilevel.Run(problem, bilevel.SOBA(0.1, 1.0, batch), exact=False)
     run.advance(PAGE_LENGTH)
     forget(paths)
@@ -153,7 +152,7 @@ def parsed():
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--keep", action="store_true", help="leave the files there")
+    parser.add_argument("--keep", action="store_true", help="keep the files")
     return parser.parse_args()
 
 
@@ -163,21 +162,21 @@ def main():
     paths, most = write(options.folder, n, options.features), 0.0
     try:
         print(f"JAX {jax.__version__}, {os.cpu_count()} cores; {n:,} rows, {gigabytes:.1f} GB")
-        most = tell_memory("before", most)
+        most = print_memory("before", most)
         problem = build(paths, n, options.features, None)
         time_passes(problem, paths, options.repeats, gigabytes)
-        most = tell_memory("after the passes", most)
+        most = print_memory("after the passes", most)
         solver = bilevel.SRBA(0.5, 1.0, options.batch, period=options.steps // 4, outer_optimizer="adam")
         print("\nSRBA, batches from all rows")
         time_draws(problem, paths, options.batch)
         time_steps(problem, paths, solver, options.steps)
-        most, problem = tell_memory("after the run", most), None
+        most, problem = print_memory("after the run", most), None
         print(f"\nSRBA, batches from a window of {options.window:,} rows")
         problem = build(paths, n, options.features, options.window)
         time_draws(problem, paths, options.batch)
         time_steps(problem, paths, solver, options.steps)
-        most = tell_memory("after the run", most)
-        print(f"\nmost of its own at these moments: {most:,.0f} MB")
+        most = print_memory("after the run", most)
+        print(f"\nlargest of these: {most:,.0f} MB")
     finally:
         for path in () if options.keep else paths:
             path.unlink()

@@ -1,8 +1,8 @@
-"""Many cells in one program against the same cells one after another: cell-steps per second, as a ratio.
+"""Many cells in one program compared with the same cells one after another: the ratio of cell-steps per second.
 
-SRBA on data of the shape of IJCNN1, batch 64, float32. Both ways evaluate the cheap metrics at the same steps; seconds
-are those of the wall, with draws, full-batch passes and evaluations, without compilation. The two ways take turns, and
-the results are compared.
+SRBA on data of the shape of IJCNN1, batch 64, float32. Both ways evaluate the cheap metrics at the same steps. Wall
+times include draws, full-batch passes and evaluations, but not compilation. The two ways take turns, and their results
+are compared.
 """
 
 import time
@@ -21,7 +21,7 @@ QUICK = 4, 2, 10
 
 
 def measure(quick):
-    """The table."""
+    """Return the table."""
     n_settings, n_seeds, epochs = QUICK if quick else (SETTINGS, SEEDS, EPOCHS)
     problem = shapes.logistic_problem()
     epoch = problem.n_inner + problem.n_outer
@@ -38,7 +38,7 @@ def measure(quick):
 
 
 def grid(n, problem):
-    """n settings of one period, SRBA's default, spread over steps and ratios that do not diverge."""
+    """Return n settings with the default period, spread over steps and ratios that do not diverge."""
     side = round(n**0.5)
     period = (problem.n_inner + problem.n_outer) // (2 * shapes.BATCH)
     pairs = product(np.geomspace(0.03, 0.5, side), np.geomspace(1, 10, -(-n // side)))
@@ -46,7 +46,7 @@ def grid(n, problem):
 
 
 def alone(problem, solvers, seeds, calls):
-    """The final values, the seconds, and the steps."""
+    """Return the final values, the seconds and the steps of separate runs."""
     values, seconds, steps = [], 0.0, 0
     for seed, solver in product(seeds, solvers):
         began = time.perf_counter()
@@ -58,7 +58,7 @@ def alone(problem, solvers, seeds, calls):
 
 
 def together(problem, solvers, seeds, calls):
-    """The same; seeds are stepped together as well where that pays."""
+    """Return the same of a sweep; on accelerators the seeds are stepped together too."""
     began = time.perf_counter()
     results = sweep(problem, solvers, seeds, calls, together=jax.default_backend() != "cpu")
     seconds = time.perf_counter() - began
@@ -67,7 +67,7 @@ def together(problem, solvers, seeds, calls):
 
 
 def described(found, title):
-    """The table, the ratio, and how far the results differ."""
+    """Return the table with the ratio, and the difference of the results."""
     rows, micros = [], []
     for name, results in found.items():
         seconds, steps = sum(r[1] for r in results), sum(r[2] for r in results)

@@ -1,7 +1,7 @@
-"""Seconds of stepping until h is at or below a target on IJCNN1, without compilation and evaluations.
+"""Seconds of stepping until h reaches a target on IJCNN1, without compilation and evaluations.
 
-The first step at which h is there is found by evaluating a run, then the piece of it between two evaluations more
-densely: runs repeat bit for bit. The run up to that step is then timed with no evaluation on the way.
+The first step that reaches the target is found by evaluating a run, and then, since runs repeat bit for bit, by denser
+evaluations between the last two. The run up to that step is timed without evaluations.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ from bilevel import datasets, problems
 from bilevel.solvers import HostSolver
 
 TARGETS = (0.2133, 0.2086)
-BETWEEN = 32  # evaluations between the two that a coarser run leaves
+BETWEEN = 32  # evaluations between two of the coarse run
 
-# SRBA and SABA as docs/problem_tables.py tunes them, AmIGO by hand; and SRBA as somebody would try it first.
+# SRBA and SABA are tuned by docs/problem_tables.py, AmIGO by hand; SRBA(0.25) is a plausible first try.
 SOLVERS = {
     "SRBA, tuned": bilevel.SRBA(2.0, 1.0, 64),
     "SABA, tuned": bilevel.SABA(1.0, 1.0, 64),
@@ -28,9 +28,9 @@ SOLVERS = {
 
 
 def measure(quick):
-    """The table, or why there is none."""
+    """Return the table, or the reason for its absence."""
     if datasets.locate("ijcnn1") is None:
-        return "Not measured: there is no IJCNN1; put it into the folder that BILEVEL_DATA names (docs/problems.md)."
+        return "Not measured: IJCNN1 is missing; put it into the folder BILEVEL_DATA (docs/problems.md)."
     problem = problems.ijcnn1(dtype="float32")
     limit, repeats = (0.5, 1) if quick else (15.0, 5)
     rows = []
@@ -48,7 +48,7 @@ def measure(quick):
 
 
 def first_step(problem, solver, coarse, target):
-    """The first step with h <= target, or None; to half a hundredth where steps are many."""
+    """Return the first step with h <= target, or None; up to about 0.5 % of the steps."""
     hit = first_hit(coarse, target)
     if hit is None:
         return None
@@ -65,7 +65,7 @@ def first_hit(history, target):
 
 
 def between(problem, solver, before, after):
-    """The history of the run up to ``after``, evaluated densely since ``before``."""
+    """Return the history of the run up to ``after``, with dense evaluations from ``before`` on."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.npz"
         bilevel.run(problem, solver, max_steps=before, eval_every=max(1, before)).save(path)
@@ -74,5 +74,5 @@ def between(problem, solver, before, after):
 
 
 def seconds_of(problem, solver, step):
-    """Seconds of the first steps, looked at only when they are done."""
+    """Return the seconds of the first steps, without evaluations in between."""
     return float(bilevel.run(problem, solver, max_steps=step, eval_every=max(1, step)).history["seconds"][-1])

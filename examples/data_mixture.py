@@ -1,16 +1,17 @@
-"""How much of each source to train on: softmax weights of a few sources, learned for a low loss on a target.
+"""The share of each data source in training: softmax weights of sources, learned for a low loss on a target.
 
     python examples/data_mixture.py            # four sources of MNIST digits
-    python examples/data_mixture.py --quick    # of the small digits of scikit-learn
+    python examples/data_mixture.py --quick    # four sources of the digits of scikit-learn
     python examples/data_mixture.py --text     # three sources of text that ship with Python
 
 The inner problem trains a network on a mixture, G = Σ p_k (mean loss of source k); the outer problem chooses p =
 softmax(x) for a low loss on rows of the target. Baselines are the uniform mixture and the best of a grid of mixtures by
 validation loss; every fit has the same start, optimizer, batches and number of steps.
 
-Digits: clean rows, three times as many of which 60 % have a wrong label, rows with permuted pixels and random labels,
-and copies of some clean rows. Text: a model of the next character after eight; few rows of Python's help topics, which
-are the target, the same topics with their characters shuffled, and source code of the standard library.
+Digits: clean rows, three times the number of rows of which 60 % have a wrong label, rows with permuted pixels and
+random labels, and copies of some clean rows. Text: a model predicts the next character from eight; the sources are few
+rows of the help topics of Python, which are the target, the same topics with shuffled characters, and source code of
+the standard library.
 """
 
 import argparse
@@ -32,7 +33,7 @@ MODULES = ("argparse", "inspect", "typing", "datetime", "tarfile")
 
 @dataclass(frozen=True)
 class Sources:
-    """Names, rows and labels of the sources; rows of the target to choose by and to test on; the number of classes."""
+    """Names, rows and labels of the sources, validation and test rows of the target, and the number of classes."""
 
     names: tuple[str, ...]
     train: tuple[tuple[np.ndarray, np.ndarray], ...]
@@ -42,7 +43,7 @@ class Sources:
 
 
 def digits(name, size, seed=0):
-    """Sources of images: ``size`` clean rows, three times as many with wrong labels, and as many off task."""
+    """Return sources of images: ``size`` clean rows, 3 ``size`` rows with wrong labels, and ``size`` off-task rows."""
     data, rng = bilevel.datasets.load(name), np.random.default_rng(seed)
     order = rng.permutation(len(data.X_train))
     rows = (data.X_train[order].reshape(len(order), -1) / data.X_train.max()).astype(np.float32)
@@ -61,14 +62,14 @@ def digits(name, size, seed=0):
 
 
 def windows(text, alphabet, count, rng):
-    """Contexts of a text as codes, and the character after each."""
+    """Return contexts of a text as codes, and the character after each."""
     codes = np.array([alphabet.get(letter, 0) for letter in text], np.int32)
     places = rng.integers(0, len(codes) - CONTEXT, count)
     return codes[places[:, None] + np.arange(CONTEXT)], codes[places + CONTEXT]
 
 
 def texts(size, seed=0):
-    """Sources of text: ``size`` rows of topics, and ten times as many of the others."""
+    """Return sources of text: ``size`` rows of topics, and ten times this number of the others."""
     from pydoc_data.topics import topics
 
     rng = np.random.default_rng(seed)
@@ -85,7 +86,7 @@ def texts(size, seed=0):
 
 
 def weights_of(sources, seed=0):
-    """A layer of hidden units, and for text an embedding of each character before it."""
+    """A network with one hidden layer, and for text an embedding of each character."""
     rng, rows = np.random.default_rng(seed), sources.train[0][0]
     is_text = rows.dtype == np.int32
     width = CONTEXT * EMBEDDED if is_text else rows.shape[1]
@@ -97,7 +98,7 @@ def weights_of(sources, seed=0):
 
 
 def entropies(weights, rows, labels):
-    """Cross-entropy of each row of a batch."""
+    """Return the cross-entropy of each row of a batch."""
     if "letters" in weights:
         rows = weights["letters"][rows].reshape(len(rows), -1)
     scores = jnp.tanh(rows @ weights["hidden"]) @ weights["scores"]
@@ -105,9 +106,9 @@ def entropies(weights, rows, labels):
 
 
 def build(sources, seed=0):
-    """The problem; the mixture starts uniform."""
+    """Return the problem, which starts at the uniform mixture."""
     largest, size = max(len(labels) for _, labels in sources.train), len(sources.names)
-    # Small sources are repeated: few rows with large weights would make steps noisy.
+    # Small sources are repeated, because few rows with large weights would make steps noisy.
     repeated = [[part[np.arange(largest) % len(part)] for part in source] for source in sources.train]
     rows, labels = (np.concatenate(parts) for parts in zip(*repeated, strict=True))
     of_source = np.repeat(np.arange(size), largest).astype(np.int32)
@@ -139,7 +140,7 @@ def build(sources, seed=0):
 
 
 def fit(problem, steps, mixture=None):
-    """Train on a given mixture, or learn it on the way, from the uniform one."""
+    """Train on a given mixture, or learn the mixture during training, starting from the uniform one."""
     outer = optax.adam(optax.cosine_decay_schedule(OUTER_RATE, steps)) if mixture is None else optax.set_to_zero()
     if mixture is not None:
         logits = np.log(np.maximum(mixture, 1e-6)).astype(np.float32)
@@ -150,7 +151,7 @@ def fit(problem, steps, mixture=None):
 
 
 def grid(sources):
-    """Mixtures of equal parts of one, two or three sources."""
+    """Return mixtures of equal parts of one, two or three sources."""
     size = len(sources.names)
     for count in (1, 2, 3):
         for chosen in itertools.combinations(range(size), count):
@@ -158,7 +159,7 @@ def grid(sources):
 
 
 def compare(sources, steps, seed=0):
-    """Mixture and run, by name."""
+    """Return mixture and run by name."""
     problem = build(sources, seed)
     uniform = np.full(len(sources.names), 1 / len(sources.names))
     found = [(mixture, fit(problem, steps, mixture)) for mixture in grid(sources)]
@@ -170,10 +171,10 @@ def compare(sources, steps, seed=0):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the digits of scikit-learn in the place of MNIST")
-    parser.add_argument("--text", action="store_true", help="text that ships with Python in the place of images")
-    parser.add_argument("--rows", type=int, help="rows of the good source; 200 of the small digits, else 2000")
-    parser.add_argument("--steps", type=int, help="steps of each fit; 6000 on text, else 2000")
+    parser.add_argument("--quick", action="store_true", help="digits of scikit-learn instead of MNIST")
+    parser.add_argument("--text", action="store_true", help="text that ships with Python instead of images")
+    parser.add_argument("--rows", type=int, help="rows of the clean source; by default 200 for --quick, otherwise 2000")
+    parser.add_argument("--steps", type=int, help="steps of each fit; by default 6000 on text, otherwise 2000")
     arguments = parser.parse_args()
     size = arguments.rows or (200 if arguments.quick else 2000)
     sources = texts(size) if arguments.text else digits("digits" if arguments.quick else "mnist", size)

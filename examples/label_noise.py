@@ -1,15 +1,15 @@
-"""Images with wrong labels: a convolutional network, and weights of its training rows, learned on few clean rows.
+"""Images with wrong labels: a convolutional network with weights of training rows, learned from few clean rows.
 
-    python examples/label_noise.py --seeds 3 --page noise.html   # MNIST, half of its labels redrawn; for a GPU
-    python examples/label_noise.py --steps 4000 --batch 256      # the same rows, on two cores in ten minutes or so
-    python examples/label_noise.py --quick                       # the small digits of scikit-learn, in a minute
+    python examples/label_noise.py --seeds 3 --page noise.html   # MNIST with half of the labels redrawn; for a GPU
+    python examples/label_noise.py --steps 4000 --batch 256      # the same rows, ten minutes on two cores
+    python examples/label_noise.py --quick                       # digits of scikit-learn, one minute
 
 The inner problem fits the network to weighted training rows; the outer problem chooses the weights for a low loss on
-clean validation rows. There is one weight for each row; or weights are a function of the loss of a row, of which two
-numbers are learned. Baselines have the same network, optimizer and number of steps: no weights; cleanlab's filter,
-which leaves out rows that models of other folds disagree with (where cleanlab is installed); and clean labels, which
-nobody has. Of each run the point with the lowest validation error counts, and its test error is told. Learned weights
-have seen the validation rows, the baselines have not: the rule is the same for all, and flatters none on test rows.
+clean validation rows. There is either one weight for each row, or a function of the loss of a row with two learned
+parameters. Baselines with the same network, optimizer and number of steps are: no weights; the filter of cleanlab (if
+installed), which removes rows whose labels models of other folds contradict; and clean labels, which are not available
+in practice. The test error of each run is that of the point with the lowest validation error. Only learned weights use
+the validation rows in training; the selection rule is the same for all runs, and test rows are not used by any.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import bilevel
 
 CLASSES, FOLDS = 10, 3
 RATE, OUTER_RATE, WEIGHT_DECAY, V_STEP = 3e-3, 1e-2, 1e-4, 0.1
-EVALUATIONS = 10  # of a run; each passes over all rows
+EVALUATIONS = 10  # per run; each is a pass over all rows
 PIECE = 500  # rows that a metric reads at a time
 PLAIN, FILTER, LEARNED, LOSS, CLEAN = (
     "no weights",
@@ -49,7 +49,7 @@ class Images:
 
 
 def load(name, n_train, n_validation, noise, seed=0):
-    """Images of digits; a training label is redrawn with probability ``noise``. Test rows are the source's, if any."""
+    """Return images of digits, whose training labels are redrawn with probability ``noise``."""
     data = bilevel.datasets.load(name)
     side, rng = int(np.prod(data.X_train.shape[1:]) ** 0.5), np.random.default_rng(seed)
     order = rng.permutation(len(data.X_train))
@@ -66,7 +66,7 @@ def load(name, n_train, n_validation, noise, seed=0):
 
 
 def weights_of(side, seed=0):
-    """Two convolutions with stride 2, and a linear layer; more channels for larger images."""
+    """Return a network of two convolutions with stride 2 and a linear layer; larger images have more channels."""
     rng = np.random.default_rng(seed)
     first, last = (8, 16) if side < 16 else (16, 32)
     small = -(-side // 4)
@@ -76,7 +76,7 @@ def weights_of(side, seed=0):
 
 
 def scores_of(weights, images):
-    """Scores of a batch of images."""
+    """Return the scores of a batch of images."""
     hidden, options = images[..., None], {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     for name in ("first", "second"):
         hidden = jax.nn.relu(jax.lax.conv_general_dilated(hidden, weights[name], (2, 2), "SAME", **options))
@@ -84,7 +84,7 @@ def scores_of(weights, images):
 
 
 def entropies(weights, images, labels):
-    """Cross-entropy of each row."""
+    """Return the cross-entropy of each row."""
     scores = scores_of(weights, images)
     return jax.nn.logsumexp(scores, axis=1) - jnp.take_along_axis(scores, labels[:, None], axis=1)[:, 0]
 
@@ -99,7 +99,7 @@ def weighted_loss(weights, outer, batch):
 
 
 def bent_loss(weights, outer, batch):
-    """A loss that grows less the larger it is: the weight of a row, its slope, is sigmoid(level - slope * entropy)."""
+    """Return a concave function of the entropy, whose slope sigmoid(level - slope * entropy) is the weight of a row."""
     images, labels, _ = batch
     slope = jnp.exp(outer["log_slope"])
     left = jax.nn.softplus(outer["level"] - slope * entropies(weights, images, labels))
@@ -111,12 +111,12 @@ def outer_loss(weights, outer, batch):
 
 
 def predict(weights, images):
-    """Scores of many images, some at a time: a pass over all of them would take more memory than a step."""
+    """Return scores of many images in pieces, because a pass over all would take more memory than a step."""
     return jax.lax.map(lambda image: scores_of(weights, image[None])[0], images, batch_size=PIECE)
 
 
 def errors(images, labels):
-    """A metric: the share of wrong answers on these rows."""
+    """Return a metric: the error rate on these rows."""
 
     @jax.jit
     def error(point):
@@ -126,7 +126,7 @@ def errors(images, labels):
 
 
 def build(data, kept=None, labels=None, seed=0, by_loss=False):
-    """The problem, on the rows to keep, with the noisy labels or with others; a weight per row, or by its loss."""
+    """Return the problem on some rows, with noisy or other labels, and with weights by row or by loss."""
     images, noisy = data.train
     labels = noisy if labels is None else labels
     kept = np.arange(len(images)) if kept is None else kept
@@ -151,10 +151,10 @@ def inner_optimizer(steps):
 
 
 def outer_optimizer(outer_var, steps, reach):
-    """Logits move by ``reach`` times the mean of their derivatives, however many rows there are."""
+    """Return the optimizer of x; logits move by ``reach`` times the mean of their derivatives."""
     if "logit" not in outer_var:
         return optax.adam(OUTER_RATE)
-    # A row is in one batch of rows / batch, with a weight of 1 / batch: its logit sees 1 / rows of each step.
+    # A row is in one of rows / batch batches with weight 1 / batch, so its mean derivative has the factor 1 / rows.
     return optax.sgd(optax.cosine_decay_schedule(reach * len(outer_var["logit"]) / steps, steps))
 
 
@@ -164,7 +164,7 @@ def solver_of(outer_var, steps, reach, batch):
 
 
 def fit(problem, steps, reach, batch=64, seed=0):
-    """A run whose best point is the one with the lowest validation error; without reach weights of rows stand still."""
+    """Return the run with its point of lowest validation error; with ``reach`` 0 the weights of rows are fixed."""
     solver = solver_of(problem.start.outer_var, steps, reach, batch)
     best = bilevel.EarlyStopping("validation_error", patience=steps)
     every = max(1, steps // EVALUATIONS)
@@ -172,7 +172,7 @@ def fit(problem, steps, reach, batch=64, seed=0):
 
 
 def filter_rows(data, steps, batch, seed):
-    """The rows that cleanlab keeps, by networks that did not see them; None where it is not installed."""
+    """Return the rows that cleanlab keeps, by cross-validated networks, or None if it is not installed."""
     try:
         from cleanlab.filter import find_label_issues
     except ImportError:
@@ -187,7 +187,7 @@ def filter_rows(data, steps, batch, seed):
 
 
 def compare(data, steps, reach, batch=64, seed=0):
-    """Runs by name, and the area under the curve of each kind of weights."""
+    """Return runs by name, and the area under the ROC curve of each kind of weights."""
     runs = {PLAIN: fit(build(data, seed=seed), steps, 0.0, batch, seed)}
     kept = filter_rows(data, steps, batch, seed)
     if kept is not None:
@@ -200,7 +200,7 @@ def compare(data, steps, reach, batch=64, seed=0):
 
 
 def row_logits(point, data):
-    """Of the weight of each training row."""
+    """Return the logit of the weight of each training row."""
     outer = point.outer_var
     if "logit" in outer:
         return outer["logit"]
@@ -215,7 +215,7 @@ def tested(run):
 
 
 def share_closed(runs, name):
-    """How much of the way from no weights to clean labels the learned ones go."""
+    """Return the share of the gap between no weights and clean labels that learned weights close."""
     plain, learned, clean = (tested(runs[kind]) for kind in (PLAIN, name, CLEAN))
     return (plain - learned) / (plain - clean) if plain > clean else float("nan")
 
@@ -232,7 +232,7 @@ def report(seed, runs, areas):
 
 
 def summarize(found):
-    """Medians over the seeds, by name."""
+    """Return medians over the seeds by name."""
     runs, areas = found[0]
     rows = {name: f"{median(tested(runs[name]) for runs, _ in found):.4f}" for name in runs}
     for name in areas:
@@ -243,13 +243,13 @@ def summarize(found):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the digits of scikit-learn in the place of MNIST")
+    parser.add_argument("--quick", action="store_true", help="digits of scikit-learn instead of MNIST")
     parser.add_argument("--noise", type=float, default=0.5, help="probability that a training label is redrawn")
-    parser.add_argument("--rows", type=int, help="training rows; 1000 of the small digits, 59000 of MNIST")
-    parser.add_argument("--steps", type=int, help="of each run; 2000 of the small digits, 8000 of MNIST")
-    parser.add_argument("--batch", type=int, help="rows of a batch; 64 of the small digits, 512 of MNIST")
-    parser.add_argument("--reach", type=float, default=100.0, help="how far weights move; 0 holds them")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of everything; medians are told")
+    parser.add_argument("--rows", type=int, help="training rows; by default 1000 for --quick, 59000 of MNIST")
+    parser.add_argument("--steps", type=int, help="steps of each run; by default 2000 for --quick, 8000 on MNIST")
+    parser.add_argument("--batch", type=int, help="rows of a batch; by default 64 for --quick, 512 on MNIST")
+    parser.add_argument("--reach", type=float, default=100.0, help="step of the weights; 0 keeps them fixed")
+    parser.add_argument("--seeds", type=int, default=1, help="number of repetitions; medians are reported")
     parser.add_argument("--page", help="write curves, histogram, worst rows and table to this HTML file")
     parser.add_argument("--figure", help="write curves and histogram to this SVG file")
     return parser.parse_args()

@@ -1,9 +1,9 @@
-"""Peak memory of `label_noise.py` with a weight per row, beside plain training of the same network.
+"""Peak memory of `label_noise.py` with a weight per row, compared with plain training of the same network.
 
     python examples/label_noise_memory.py [--quick]
 
-Each is measured in a process of its own. On a GPU it is the peak of the device; on a CPU the rows, and by how much the
-process grows in a second run.
+Each is measured in its own process: on a GPU the peak of the device, on a CPU the size of the rows plus the growth of
+the process in a second run.
 """
 
 import argparse
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import optax
 from label_noise import LEARNED, PLAIN, SIZES, build, decay, entropies, fit, inner_optimizer, load, weights_of
 
-STEPS = 2  # each of them evaluated
+STEPS = 2  # with an evaluation after each
 REACH, NOISE = 100.0, 0.5
 
 
 def train_plainly(data, steps, batch, seed=0):
-    """The compiled steps of the same network and optimizer without a library, and their arguments."""
+    """Return compiled steps of the same network and optimizer without the library, and their arguments."""
     images, labels = (jnp.asarray(part) for part in data.train)
     optimizer, weights = inner_optimizer(steps), jax.tree.map(jnp.asarray, weights_of(images.shape[1], seed))
 
@@ -45,13 +45,13 @@ def train_plainly(data, steps, batch, seed=0):
 
 
 def peak_memory(kind, data, steps, reach, batch):
-    """Bytes, as said above."""
+    """Return the bytes, as described above."""
     if kind == PLAIN:
         program, arguments = train_plainly(data, steps, batch)
         train = partial(program, *arguments)
     else:
         train = partial(fit, build(data), steps, reach, batch)
-    _wait(train())  # what compiling takes is no matter of the run
+    _wait(train())  # excludes the memory of compilation
     between = _reset_peak() if jax.devices()[0].memory_stats() is None else 0
     _wait(train())
     stats = jax.devices()[0].memory_stats()
@@ -64,7 +64,7 @@ def _wait(result):
 
 
 def _reset_peak():
-    """Begin anew to count the peak of the process; return what it has now."""
+    """Reset the peak memory of the process and return its current memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -79,7 +79,7 @@ def _status(name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the digits of scikit-learn in the place of MNIST")
+    parser.add_argument("--quick", action="store_true", help="digits of scikit-learn instead of MNIST")
     parser.add_argument("--of", choices=(PLAIN, LEARNED), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.of:

@@ -1,4 +1,4 @@
-"""The page of `label_noise.py`: one HTML file with its pictures inside, and nothing to install for it."""
+"""The page of `label_noise.py`: a self-contained HTML file."""
 
 import base64
 import struct
@@ -25,7 +25,7 @@ STYLE = (
 
 
 def write(data, runs, logits, right, table, about, page=None, figure=None):
-    """Write the page, or two pictures alone, from the runs of one seed, the logits of their weights, and the table."""
+    """Write the page, or only two pictures, from the runs of one seed, the logits of their weights, and the table."""
     curves, *histograms = draw_curves(runs), *(draw_histogram(kind, right) for kind in logits.values())
     if figure:
         Path(figure).write_text(beside(curves, histograms[0]), encoding="utf-8")
@@ -50,7 +50,7 @@ def draw_table(table):
 
 
 def draw_curves(runs):
-    """Test errors against steps, on a log scale; the point that counts has a dot."""
+    """Draw test errors against steps on a log scale; a dot marks the selected point."""
     last = max(run.history["step"][-1] for run in runs.values())
     values = np.concatenate([run.history["test_error"][1:] for run in runs.values()])
     low, high = max(values.min(), 1e-4), max(values.max(), 2e-4)
@@ -73,7 +73,7 @@ def draw_curves(runs):
 
 
 def draw_histogram(logits, right, bins=30):
-    """Shares of rows by weight, those with wrong labels over those with right ones."""
+    """Draw histograms of the weights of rows with wrong labels and with correct labels."""
     weights = (1 + np.tanh(logits / 2)) / 2
     marks, width = [], (WIDTH - 2 * MARGIN) / bins
     counts = [np.histogram(weights[part], bins, (0, 1))[0] / max(1, part.sum()) for part in (right, ~right)]
@@ -89,7 +89,7 @@ def draw_histogram(logits, right, bins=30):
 
 
 def draw_worst(data, logits):
-    """The rows that count least, with the label they were given and the true one."""
+    """Show the rows with the lowest weights, with given and true labels."""
     images, given = data.train
     return "".join(
         f"<figure><img src='{png(images[row])}' width='{28 * SCALE}' height='{28 * SCALE}' alt='a digit'>"
@@ -99,7 +99,7 @@ def draw_worst(data, logits):
 
 
 def png(image):
-    """A gray image with values in [0, 1] as a data URI."""
+    """Return a gray image with values in [0, 1] as a data URI."""
     height, width = image.shape
     pixels = np.round(255 * (1 - image)).astype(np.uint8)
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
@@ -113,7 +113,7 @@ def png(image):
 
 
 def beside(first, second):
-    """Two pictures as one SVG."""
+    """Return two pictures as one SVG."""
     moved = second.replace("<svg ", f"<svg x='{WIDTH}' ", 1)
     size = f"width='{2 * WIDTH}' height='{HEIGHT}' viewBox='0 0 {2 * WIDTH} {HEIGHT}'"
     return f"<svg xmlns='http://www.w3.org/2000/svg' {size}>{first}{moved}</svg>\n"

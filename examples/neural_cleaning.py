@@ -1,12 +1,12 @@
-"""A small neural network at the inner level: which of the training labels are wrong?
+"""Find wrong training labels with a small neural network at the inner level.
 
     python examples/neural_cleaning.py [--corruption 0.4] [--steps 8000]
 
-The digits of scikit-learn, part of whose training labels are redrawn. The inner problem fits a network to weighted
-training rows; the outer problem chooses the weights, one per row, for a low loss on clean validation rows. Variables
-are pytrees: the network's own parameters inside, {"logit": one number per row} outside. The inner loss is not
-convex, so there is no exact solution; what counts is the test error and how well the weights tell clean rows from
-corrupted ones.
+The data are the digits of scikit-learn with some of the training labels redrawn. The inner problem fits a network to
+weighted training rows; the outer problem chooses the weights, one per row, for a low loss on clean validation rows.
+Variables are pytrees: the parameters of the network inside, {"logit": one number per row} outside. The inner loss is
+not convex, so there is no exact solution; the results are the test error and the separation of clean and corrupted rows
+by the weights.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def digits(corruption, seed=0):
 
 
 def build(corruption):
-    """The problem, and the metrics to follow."""
+    """Return the problem with its metrics."""
     (X, y), (X_val, y_val), (X_test, y_test), wrong = digits(corruption)
     network = eqx.nn.MLP(64, 10, width_size=32, depth=1, activation=jnp.tanh, key=jax.random.key(0))
     weights, architecture = eqx.partition(network, eqx.is_inexact_array)
@@ -76,13 +76,13 @@ def main():
     parser.add_argument("--steps", type=int, default=8000, help="steps of each solver")
     arguments = parser.parse_args()
     problem = build(arguments.corruption)
-    # With a ratio this large the outer variable stands still: a plain fit to the noisy labels.
+    # With a ratio this large the outer variable does not move: this is a plain fit to the noisy labels.
     # The last solver is not tuned.
     for name, solver in {
         "plain fit": bilevel.SOBA(0.1, 1e12, 32),
         "SOBA": bilevel.SOBA(0.1, 2e-4, 32),
         "SRBA": bilevel.SRBA(0.1, 2e-4, 32),
-        "SRBA, auto": bilevel.AutoSRBA(batch_size=32),
+        "AutoSRBA": bilevel.AutoSRBA(batch_size=32),
     }.items():
         run = bilevel.run(problem, solver, max_steps=arguments.steps, eval_every=max(1, arguments.steps // 4))
         auc = "" if name == "plain fit" else f"   AUC of the weights {run.history['auc'][-1]:.3f}"

@@ -1,21 +1,21 @@
-"""What the code published with the SRBA paper does otherwise than the paper, or the algorithm, says.
+"""Differences of the code published with the SRBA paper from the paper, or from the algorithm that it names.
 
     python examples/published_differences.py
 
-Each class is one of our solvers with a difference that an option switches on; without it the steps are ours. The
-differences were read in benchopt/benchmark_bilevel (as of February 2024, the date of the configurations of the paper,
-and of May 2025) and are written anew here. `benchmarks/published.py` and `benchmarks/f2sa_parts.py` measure what they
-change.
+Each class is a solver of the library with an option that switches a difference on; without it the steps are those of
+the library. The differences were found in benchopt/benchmark_bilevel (as of February 2024, the date of the
+configurations of the paper, and of May 2025) and are implemented independently here. `paper/studies/published.py` and
+`paper/studies/f2sa_parts.py` measure their effect.
 
 | class | option | what the published code does |
 |---|---|---|
-| LossyVRBO | lost_move | both gradients of a difference are taken at the new x: the move of x is in no difference |
-| ZeroMRBO | previous_at_zero | the first STORM difference has the point (0, 0) in the place of the start |
-| PassSRBA | ordered_passes | blocks in passes, the first in order whatever the seed, each last block twice |
-| PassSRBA | reread | a last short batch is filled with rows of the block before it, all with one weight |
+| LossyVRBO | lost_move | both gradients of a difference are taken at the new x, so it lacks the move of x |
+| ZeroMRBO | previous_at_zero | the first STORM difference uses the point (0, 0) instead of the start |
+| PassSRBA | ordered_passes | blocks in passes, the first in order for every seed, each last block twice |
+| PassSRBA | reread | a short last batch is filled with rows of the previous block, all with equal weights |
 | PartsF2SA | growth_power | λ grows by δ_0 t^-1/7, so like t^6/7, as the paper prints |
 | PartsF2SA | outer_power | x moves with steps of t^-4/7; the F²SA paper has t^-5/7 |
-| PartsF2SA | y_with_penalty | y moves by α t^-5/7 (∇z F + λ ∇z G), whatever λ has grown to |
+| PartsF2SA | y_with_penalty | y moves by α t^-5/7 (∇z F + λ ∇z G), regardless of λ |
 """
 
 from dataclasses import replace
@@ -36,11 +36,11 @@ from bilevel.solvers.neumann import NeumannDraw, hypergradient_calls
 
 @solver
 class LossyVRBO(bilevel.VRBO):
-    """VRBO whose estimates never learn that x has moved.
+    """VRBO whose estimates ignore the move of x.
 
     Parameters
     ----------
-    lost_move : leave out the difference over the move of x
+    lost_move : omit the difference over the move of x
     """
 
     lost_move: bool = flag(default=True)
@@ -69,11 +69,11 @@ class LossyVRBO(bilevel.VRBO):
 
 @solver
 class ZeroMRBO(bilevel.MRBO):
-    """MRBO whose first difference begins at zero.
+    """MRBO whose first difference starts at zero.
 
     Parameters
     ----------
-    previous_at_zero : take (0, 0) for the point before the start, and 0 for the estimates there
+    previous_at_zero : use (0, 0) as the point before the start, and 0 as its estimates
     """
 
     previous_at_zero: bool = flag(default=True)
@@ -101,7 +101,7 @@ class PassSRBA(bilevel.SRBA):
     Parameters
     ----------
     ordered_passes : draw blocks in passes, the first one in order, and the last block of each pass twice
-    reread : fill a last short batch with rows of the block before it
+    reread : fill a short last batch with rows of the previous block
     """
 
     ordered_passes: bool = flag(default=True)
@@ -119,14 +119,14 @@ class PassSRBA(bilevel.SRBA):
 
 
 def block_of_pass(n_blocks, key, index):
-    """The block of step ``index``: in order in the first pass, permuted by the key in the others."""
+    """Return the block of step ``index``: in order in the first pass, permuted by the key in later passes."""
     turn, place = jnp.divmod(index, n_blocks + 1)
     place = jnp.minimum(place, n_blocks - 1)
     return jnp.where(turn == 0, place, permute(jax.random.fold_in(key, turn), place, n_blocks))
 
 
 def with_reread_rows(oracles):
-    """Oracles whose last short block reaches back: a slice past the end is moved, and all its rows count alike."""
+    """Return oracles whose short last block is filled with earlier rows; all of its rows have equal weights."""
     levels = oracles.inner_samples, oracles.outer_samples
     inner, outer = (replace(samples, blocks=None, row_weights=None) for samples in levels)
     return replace(oracles, inner_samples=inner, outer_samples=outer)
@@ -134,13 +134,13 @@ def with_reread_rows(oracles):
 
 @solver
 class PartsF2SA(bilevel.F2SA):
-    """F²SA in parts, all of them traced: one program has every combination. By default it is F2SA.
+    """F²SA with traced variants of its parts, so that one program runs every combination. The default equals F2SA.
 
     Parameters
     ----------
     growth_power : λ grows by δ_0 t^-growth_power
     outer_power : the step of x decreases like t^-outer_power
-    y_with_penalty : 1 where the step of y along ∇z F/λ + ∇z G is α λ t^-5/7, as published; else (α/2) t^-4/7
+    y_with_penalty : if 1, the step of y along ∇z F/λ + ∇z G is α λ t^-5/7, as published; otherwise (α/2) t^-4/7
     """
 
     growth_power: float = fraction(default=6 / 7)

@@ -2,9 +2,9 @@
 
     python examples/two_processes.py [--whole] [--out run.npz]
 
-starts itself twice on the loopback interface. On a cluster the scheduler starts the processes, and the body of
-`work` is all there is. Each process reads its half of the rows; with ``--whole`` each builds the whole problem and
-places only its half, which gives the very run of one process.
+The script starts itself twice on the loopback interface. On a cluster the scheduler starts the processes, and only the
+body of `work` is needed. Each process reads its half of the rows. With ``--whole`` each process builds the complete
+problem and places only its half, which gives exactly the run of one process.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SOLVER, STEPS = bilevel.SRBA(step_size=0.1, outer_ratio=1.0, batch_size=32), 100
 
 
 def breast_cancer(part):
-    """Training and validation rows of one process, ``part`` being a slice."""
+    """Return training and validation rows of one process, given by the slice ``part``."""
     data = bilevel.datasets.load("breast_cancer")
     X = (data.X_train - data.X_train.mean(axis=0)) / data.X_train.std(axis=0)
     y = 2 * data.y_train.astype(int) - 1
@@ -31,7 +31,7 @@ def breast_cancer(part):
 
 
 def work(address, n_processes, process, whole):
-    """What each process does."""
+    """Run the part of one process."""
     # By default the first process would listen at every address of this machine.
     jax.distributed.initialize(address, n_processes, process, coordinator_bind_address=address)
     part = slice(None) if whole else slice(process, None, n_processes)
@@ -46,9 +46,9 @@ def free_address():
 
 
 def start_all(file, arguments, n_processes, timeout):
-    """Run a file once per process; where one fails or all take too long, stop the others. Return the worst status."""
+    """Run a file once per process, stop all if one fails or time is up, and return the worst status."""
     command = [sys.executable, file, *arguments, "--address", free_address(), "--process"]
-    # JAX's transport prints a line in each process; the first one's output is enough.
+    # The transport of JAX prints a line in each process; the output of the first one is enough.
     outputs = [None, *[subprocess.DEVNULL] * (n_processes - 1)]
     processes = [subprocess.Popen([*command, str(i)], stdout=output) for i, output in enumerate(outputs)]
     deadline = time.monotonic() + timeout
@@ -66,8 +66,8 @@ def start_all(file, arguments, n_processes, timeout):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--whole", action="store_true", help="every process builds the whole problem")
-    parser.add_argument("--out", help="where the first process writes point and history")
+    parser.add_argument("--whole", action="store_true", help="every process builds the complete problem")
+    parser.add_argument("--out", help="file to which the first process writes point and history")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)

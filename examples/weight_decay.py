@@ -1,17 +1,17 @@
-"""Weight decay of a Flax network, one per array of its parameters: learned, or searched for as long.
+"""Weight decay of a Flax network, one per array of its parameters: learned, or searched for the same time.
 
     python examples/weight_decay.py [--rows 400] [--steps 3000] [--seeds 3] [--times 10]
 
-A network sees five images of a digit's size, one of the digit and four of other digits, as from sensors of which one is
-of use. It is not told which. Each image has a kernel of its own. With few rows to train on, a network without weight
-decay learns from all five; one decay for all arrays weakens the right kernel with the others.
+The input of the network consists of five images: one of the digit and four of other digits, as from sensors of which
+only one is useful. Each image has its own kernel. With few training rows, a network without weight decay learns from
+all five images, and a single decay for all arrays weakens the useful kernel together with the others.
 
 The inner problem fits the network with weight decay; the outer problem chooses the logarithms of the decays, one for
-each array, for a low loss on validation rows. Variables are pytrees: Flax's own parameters inside, a tree of numbers
-like it outside. Searches have as many seconds as the steps of that one run, or ``--times`` as many, for fits with the
-same optimizer and number of steps, without second derivatives: of one decay for all arrays, and of one for each.
-Compilation counts for none. Searches are Optuna's where it is installed, else random. Of each search the fit with the
-lowest validation loss counts.
+each array, for a low loss on validation rows. Variables are pytrees: the parameters of Flax inside, a tree of numbers
+with the same structure outside. Searches over one decay for all arrays, and over one for each, have the same seconds as
+the steps of that run, or ``--times`` this number. Their fits have the same optimizer and number of steps, without
+second derivatives. Compilation is not counted. Searches use Optuna if it is installed and are random otherwise; the fit
+with the lowest validation loss is selected.
 """
 
 import argparse
@@ -38,7 +38,7 @@ NO_DECAY, LEARNED, ONE, EACH = (
 
 
 class Network(nn.Module):
-    """Scores of the ten digits, from several images."""
+    """A network that scores the ten digits from several images."""
 
     @nn.compact
     def __call__(self, images):
@@ -61,7 +61,7 @@ def outer_loss(weights, log_decay, sample):
 
 
 def digits(n_train, seed=0):
-    """Rows of training, validation and test: an image of the digit, and beside it images of others."""
+    """Return training, validation and test rows: an image of the digit next to images of other digits."""
     data = bilevel.datasets.load("digits")
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(data.X_train))
@@ -78,7 +78,7 @@ def error_of(weights, rows):
 
 
 def build(parts, seed=0):
-    """The problem, with the metric to follow."""
+    """Return the problem with its metric."""
     train, validation, test = parts
     weights = Network().init(jax.random.key(seed), jnp.zeros((N_IMAGES, 64), np.float32))["params"]
     return bilevel.BilevelProblem.from_losses(
@@ -104,12 +104,12 @@ def solver_of(steps):
 
 
 def learn(problem, steps):
-    """Move the decays while the network is trained."""
+    """Learn the decays while the network is trained."""
     return bilevel.run(problem, solver_of(steps), max_steps=steps, eval_every=steps)
 
 
 def trainer(problem, parts, steps, seed=0):
-    """A compiled function: weights of a fit with given decays, and their loss on the validation rows."""
+    """Return a compiled function from decays to the fitted weights and their validation loss."""
     train, validation, _ = (jax.tree.map(jnp.asarray, part) for part in parts)
     size, change = len(train[1]), optimizer(steps)
 
@@ -134,7 +134,7 @@ def trainer(problem, parts, steps, seed=0):
 
 
 def suggestions(n_decays, seed):
-    """Ask for decays and tell how they did, by Optuna or at random."""
+    """Propose decays and record their losses, by Optuna or at random."""
     names, low, high = [str(place) for place in range(n_decays)], *np.log(BOUNDS)
     try:
         import optuna
@@ -152,7 +152,7 @@ def suggestions(n_decays, seed):
 
 
 def search(problem, parts, steps, seconds, one_for_all, seed=0):
-    """The weights with the lowest validation loss, that loss, and the number of fits; at least one is made."""
+    """Return the weights with the lowest validation loss, this loss, and the number of fits (at least one)."""
     structure, best, count = jax.tree.structure(problem.start.outer_var), (None, np.inf), 0
     size, fit = structure.num_leaves, trainer(problem, parts, steps, seed)
     ask, tell = suggestions(1 if one_for_all else size, seed)
@@ -169,7 +169,7 @@ def search(problem, parts, steps, seconds, one_for_all, seed=0):
 
 
 def compare(parts, steps, times=1.0, seed=0):
-    """Validation loss, test error and a remark, by name; and the learned decays."""
+    """Return validation loss, test error and a remark by name, and the learned decays."""
     problem = build(parts, seed)
     learned = learn(problem, steps)
     seconds = learned.history["seconds"][-1]
@@ -200,7 +200,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400, help="training rows")
     parser.add_argument("--steps", type=int, default=3000, help="steps of each fit")
-    parser.add_argument("--seeds", type=int, default=1, help="of rows and starts; medians are told")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of rows and starts; medians are reported")
     parser.add_argument("--times", type=float, default=1.0, help="seconds of a search, relative to the learned run")
     arguments = parser.parse_args()
     print(f"searches by {searcher()}")

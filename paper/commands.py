@@ -38,7 +38,7 @@ def reproduce(
     stores: Annotated[Path, typer.Option(help="folder with a store for each part")] = Path("results") / "reproduce",
     kept: KeptFolder = KEPT,
     page: Annotated[Path, typer.Option(help="the page to write")] = PAGE,
-    quick: Annotated[bool, typer.Option("--quick", help="all of it in little, in a minute or two")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="smaller problems, in a minute or two")] = False,
     from_kept: Annotated[
         bool, typer.Option("--from-kept", help="run nothing: page and figures from kept results")
     ] = False,
@@ -70,7 +70,7 @@ def reproduce(
         for path in write_page(kept, page):
             say(out, str(path))
     if failures:
-        say(err, f"{count_failures(failures)}; all else is kept. The same command tries again.")
+        say(err, f"{count_failures(failures)}; other results are kept. The same command tries again.")
         raise typer.Exit(FAILED)
 
 

@@ -9,14 +9,21 @@ NOT_REACHED = "not reached"
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table with escaped cells."""
+    """Return a table with escaped cells; None is shown as "–"."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(escape(str(cell)) for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join('–' if cell is None else escape(str(cell)) for cell in line)} |" for line in lines)
 
 
 def escape(text: str) -> str:
     """Escape bars, which would end a table cell, and brackets that could begin a tag or a link."""
     return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", re.sub(r"([|\[])", r"\\\1", " ".join(text.split())))
+
+
+def format_number(value: float | None, digits: int = 3) -> str | None:
+    """Return a number with this many significant digits, without an exponent between 0.001 and a million."""
+    if value is None or not 1e-3 <= abs(value) < 1e6:
+        return None if value is None else f"{value:.{digits - 1}e}"
+    return f"{value:.{max(0, digits - 1 - int(f'{value:e}'.partition('e')[2]))}f}"
 
 
 def format_value(value: float) -> str:

@@ -47,7 +47,7 @@ def reproduce(
     if quick:
         experiment = shrink(experiment, PARTS[name].little)
     failures = execute(experiment, store, watcher, phases=phases, where=where, config=find_config(name))
-    _Slim(stores / name, (experiment.metric, PARTS[name].draws)).keep(kept / f"{name}.parquet")
+    _Slim(stores / name, experiment.metric, PARTS[name].draws).keep(kept / f"{name}.parquet")
     Store(kept).keep_config(find_config(name))
     return failures
 
@@ -55,24 +55,30 @@ def reproduce(
 class _Slim(Store):
     """A store that reads only what the page and the audit need, so that the kept file is small.
 
-    It leaves out other metrics, calls by kind and versions, and numbers the cells of an experiment instead of using
-    their hashes, so nothing can be resumed from the kept file.
+    It omits other metrics, calls by kind and versions, and in the sweep also the drawn metric and costs except rounded
+    epochs. It numbers the cells of an experiment instead of using their hashes, so nothing can be resumed from it.
     """
 
-    def __init__(self, folder: Path, metrics: Collection[str]) -> None:
+    def __init__(self, folder: Path, selecting: str, drawn: str) -> None:
         super().__init__(folder)
-        self._dropped = {*METRICS, *_VERSIONS, *(f"calls_{kind}" for kind in Calls._fields)} - {*metrics}
+        self._dropped = {*METRICS, *_VERSIONS, *(f"calls_{kind}" for kind in Calls._fields)} - {selecting, drawn}
+        self._only_timed = ["seconds", "step", "calls", *({drawn} - {selecting})]
 
     def read(self, phase: str | None = None) -> Frame:
-        rows = super().read(phase).drop(columns=[*self._dropped]).dropna(axis="columns", how="all")
+        rows = super().read(phase)
+        rows = rows.drop(columns=[*self._dropped.intersection(rows)]).dropna(axis="columns", how="all")
         rows = rows.sort_values(["phase", "solver", "cell"], kind="stable")
         cells = {cell: f"{place:06}" for place, cell in enumerate(rows["cell"].unique())}
         rows["cell"] = rows["experiment"] + " " + rows["cell"].map(cells)
-        return rows.astype({"seconds": np.float32, "epochs": np.float32})
+        rows = rows.astype({"seconds": np.float32, "epochs": np.float32})
+        is_timed = rows["phase"] == TIMING
+        rows[self._only_timed] = rows[self._only_timed].where(is_timed)
+        rows["epochs"] = rows["epochs"].where(is_timed, rows["epochs"].round())
+        return rows
 
 
 def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
-    """Return the experiment with one published setting of each solver and untuned SRBA, for two seeds and an epoch.
+    """Return the experiment with one published setting of each solver and AutoSRBA, for two seeds and an epoch.
 
     The problem is made with the arguments in ``little``.
     """

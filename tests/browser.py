@@ -1,4 +1,4 @@
-"""A browser for the tests of pages: how it is started, how a page is loaded, what an accessibility check finds.
+"""A browser for the tests of pages: start, loading of pages, and accessibility checks.
 
 Screenshots are written to the folder of ``BILEVEL_SCREENSHOTS``, or to ``results/screenshots``.
 """
@@ -55,7 +55,7 @@ def open_browser(profile, downloads):
 def load(browser, address, width, scheme="light"):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.get("about:blank")  # or another fragment would not load the page anew
+    browser.get("about:blank")  # otherwise a change of the fragment would not reload the page
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     browser.get(address)
@@ -68,9 +68,9 @@ def shoot(page, name):
 
 
 def find_serious(page):
-    """Return what axe-core finds serious or critical, with the elements."""
+    """Return the serious and critical findings of axe-core with their elements."""
     page.execute_script(Path(AXE.origin).with_name("axe.min.js").read_text())
-    only = "{resultTypes: ['violations']}"  # what passes is not described element by element
+    only = "{resultTypes: ['violations']}"  # checks that pass are not listed by element
     found = page.execute_async_script(f"axe.run(document, {only}).then(arguments[arguments.length - 1])")["violations"]
     serious = [one for one in found if one["impact"] in ("serious", "critical")]
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in serious]

@@ -1,4 +1,4 @@
-"""Small problems, in JAX and as the NumPy transcription of the same rows."""
+"""Small problems in JAX, and as NumPy transcriptions of the same rows."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -18,16 +18,16 @@ from bilevel.problems.losses import logistic
 from bilevel.solvers import Solver
 from tests.transcription import problems as numpy_problems
 
-# Neither 53 nor 31 is a multiple of the batch: every shared test meets a short last block.
+# Neither 53 nor 31 is a multiple of the batch size, so every shared test has a short last block.
 N_INNER, N_OUTER, BATCH = 53, 31, 8
 
 
-# Short loops and series: what is tested is their order, not their effect.
+# Short loops and series, because the tests are about their order and not their effect.
 SHORT = {"n_inner_steps": 2, "n_neumann": 3, "period": 5}
 
 
 def short(cls, *args, **kwargs):
-    """A solver of a class with its loops cut short."""
+    """Return a solver of a class with short loops."""
     names = {field.name for field in dataclasses.fields(cls)}
     return cls(*args, **({name: value for name, value in SHORT.items() if name in names} | kwargs))
 
@@ -89,7 +89,7 @@ LOSSES = {"quadratic": (quadratic_loss, quadratic_loss), "logistic": (signed_inn
 
 
 def by_autodiff(name, problem):
-    """The same rows in the same layout, differentiated automatically."""
+    """Return oracles of the same rows in the same layout, differentiated automatically."""
     inner_loss, outer_loss = LOSSES[name]
     oracles = problem.oracles
     samples = {"inner_samples": oracles.inner_samples, "outer_samples": oracles.outer_samples}
@@ -97,7 +97,7 @@ def by_autodiff(name, problem):
 
 
 def in_numpy(name, problem):
-    """The transcription of a problem, on rows in the order of its layout."""
+    """Return the transcription of a problem, with rows in the order of its layout."""
     inner, outer = problem.oracles.inner_samples.leaves, problem.oracles.outer_samples.leaves
     if name == "quadratic":
         keys = ("a", "c", "e", "f", "dz", "dx")
@@ -110,7 +110,7 @@ def in_numpy(name, problem):
 
 
 def indices(samples, rows):
-    """The drawn rows as positions in the layout; None for every row."""
+    """Return the drawn rows as positions in the layout, or None for all rows."""
     if rows is None:
         return None
     if samples.sampling == "iid":
@@ -120,12 +120,12 @@ def indices(samples, rows):
 
 
 def trajectory(problem, solver, steps, seed=0, page=None):
-    """Iterates, states and draws of the first steps, one compiled step at a time."""
+    """Return iterates, states and draws of the first steps, one compiled step at a time."""
     with arithmetic(problem.dtype):
         inner, outer = solver.batches()
         oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
         traced = solver.configure(problem).cast(problem.dtype)
-        # As long as in a run, which then needs no other program.
+        # The page has the length of a page in a run, so that both share a program.
         page = page or draw_page(traced, oracles, run_key(seed), np.int32(0), PAGE_LENGTH)
         states = [initial_state(traced, oracles, problem.start)]
         for position in range(steps):
@@ -137,19 +137,19 @@ def trajectory(problem, solver, steps, seed=0, page=None):
 
 
 def lowered_steps(problem, solver, oracles):
-    """The loop of a solver, lowered; nothing else is compiled."""
+    """Return the lowered loop of a solver."""
     page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH))
     state = jax.eval_shape(initial_state, solver, oracles, problem.start)
     arguments = solver, for_one_run(oracles), state, page, np.int32(0), np.int32(9)
     return advance.lower(*arguments)
 
 
-# Each in one program: taken one by one, the operations of an oracle are dozens of programs.
+# Each is one program, because the operations of an oracle are dozens of programs otherwise.
 
 
 @jax.jit
 def every_kind(oracles, point, rows=Rows()):  # noqa: B008
-    """All derivatives that count as calls, by name."""
+    """Return all derivatives that count as calls, by name."""
     drawn = {kind: rows.outer if kind.startswith("outer") else rows.inner for kind in Calls._fields}
     return {kind: getattr(oracles, kind)(point, drawn[kind]) for kind in Calls._fields}
 

@@ -9,16 +9,15 @@ from bilevel import _programs
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# A shell lets its background jobs ignore Ctrl-C, and so would this process and those that tests start and stop.
+# Background jobs of a shell ignore Ctrl-C, and so would this process and the processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _programs.MAX_PROGRAMS = 10**6  # tests share programs across modules; the fixture below frees them
 
-gc.set_threshold(50_000, 20, 50)  # tracing makes many objects that live on; looking through them takes a twentieth
+gc.set_threshold(50_000, 20, 50)  # tracing creates many long-lived objects; this saves 5 % of the time
 
-# Files with the longest tests. They come first: a worker that is done takes over the last tests of the other, and at
-# the end neither waits long for the other.
+# Files with the longest tests. They run first, so that both workers finish at about the same time.
 _LONG = ("test_audit.py", "test_cpu_loops.py", "test_sharded.py", "test_wheel.py")
 
 _MAPS = Path("/proc/self/maps")
@@ -43,8 +42,8 @@ def _names(item):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _compiled_programs_are_let_go():
-    """Each takes dozens of memory maps, of which a process has 65 530; without any left XLA crashes."""
+def _compiled_programs_are_freed():
+    """Each compiled program takes dozens of the 65 530 memory maps of a process, without which XLA crashes."""
     yield
     if not _MAPS.exists() or _MAPS.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()

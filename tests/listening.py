@@ -1,4 +1,4 @@
-"""Which addresses a process listens at, from Linux's own tables."""
+"""The addresses at which a process listens, from the tables of Linux."""
 
 import ipaddress
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def addresses(pid="self"):
-    """The addresses of all listening TCP sockets of a process."""
+    """Return the addresses of all listening TCP sockets of a process."""
     links = (os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
     own = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     found = set()
@@ -15,7 +15,7 @@ def addresses(pid="self"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in own:  # LISTEN
-                words = bytes.fromhex(fields[1].partition(":")[0])  # of 32 bits, each in the order of this machine
+                words = bytes.fromhex(fields[1].partition(":")[0])  # 32-bit words in the byte order of this machine
                 numbers = struct.unpack(f"={len(words) // 4}I", words)
                 found.add(ipaddress.ip_address(struct.pack(f">{len(numbers)}I", *numbers)))
     return found

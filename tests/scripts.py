@@ -1,4 +1,4 @@
-"""Scripts of the examples, as modules."""
+"""Loading of the examples as modules."""
 
 import importlib.util
 import sys
@@ -10,6 +10,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def load_example(name):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
+    sys.modules[name] = module  # required by dataclasses
     spec.loader.exec_module(module)
     return module

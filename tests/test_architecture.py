@@ -1,4 +1,4 @@
-"""The size of the package, the line of its rooms, what is written twice, and the words that are gone."""
+"""The size of the package, the order of its imports, duplicate code, and words that are not used."""
 
 import ast
 import io
@@ -17,14 +17,14 @@ import bilevel
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bilevel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-PAPER = sorted((ROOT / "paper").rglob("*.py"))  # in a clone alone; these do not count as lines of the package
+PAPER = sorted((ROOT / "paper").rglob("*.py"))  # only in a clone; not counted as lines of the package
 
 # Without the modules that define an algorithm, of which there may be any number.
 MOST_MODULES = 124
 MOST_LINES = 21_000
 LONGEST_MODULE = 800  # above that, a module holds two concepts
-MEDIAN_FUNCTION = 8  # lines of code, less than this
-SHARED_LINES = 10  # of code, fewer than these in two places
+MEDIAN_FUNCTION = 8  # lines of code; the median must be smaller
+SHARED_LINES = 10  # lines of code that no two places may share
 
 ROOMS = [
     ["_types", "_optional", "_io", "_archives", "_html"],
@@ -41,7 +41,7 @@ ROOMS = [
 ]
 PLACE = {name: place for place, names in enumerate(ROOMS) for name in names}
 
-# Words of our own that have better ones in the field, and British spellings.
+# Words with better alternatives in the field, and British spellings.
 OLD_WORDS = [
     *(r"all-rows", r"ledgers?", r"rivals?", r"referees?", r"judged", r"drawn back", r"gone back", r"back-?off"),
     *(r"left the finite numbers", r"cautious(?:ly)?", r"front door"),
@@ -49,9 +49,9 @@ OLD_WORDS = [
     *(r"optimis(?:e|es|ed|er|ers|ing)", r"standardis\w*", r"colour\w*", r"centred", r"labelled"),
 ]
 GONE = re.compile(rf"\b(?:{'|'.join(OLD_WORDS)})\b", re.IGNORECASE)
-# Ordinary words in prose, but in code they stood for probabilities, residuals and weights.
+# Former names of probabilities, residuals and weights.
 OLD_NAMES = {"chances", "missed", "trust"}
-# Names and titles of others, as they write them.
+# Names and titles that are spelled by others.
 TITLES: list[str] = []
 
 
@@ -82,7 +82,7 @@ def test_no_module_is_long():
 
 
 def code_lines(source):
-    """Line number and tokens of each line with code; docstrings, imports, comments and lone brackets are none."""
+    """Return number and tokens of lines of code, without docstrings, imports, comments and single brackets."""
     passed_over = set()
     for node in ast.walk(ast.parse(source)):
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
@@ -110,7 +110,7 @@ def test_functions_are_short():
 
 
 def shared(sources, least):
-    """Pairs of places with the same ``least`` lines of code in a row, by name of the source and line."""
+    """Return pairs of places, by source and line, that share ``least`` consecutive lines of code."""
     places, pairs = defaultdict(list), set()
     for name, source in sources.items():
         lines = code_lines(source)
@@ -163,7 +163,7 @@ def test_other_words_are_not(text):
 
 
 def imported(path):
-    """The rooms that a module imports from, anywhere in it."""
+    """Yield the packages from which a module imports anywhere."""
     for node in ast.walk(ast.parse(read(path))):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{names(path)}: relative import"

@@ -1,4 +1,4 @@
-"""What is timed beside the library computes the same, and the tables hold what they say."""
+"""Textbook versions that are timed compute the same as the library, and the tables have the expected contents."""
 
 import importlib
 import re
@@ -24,12 +24,12 @@ BASELINES = ("SABA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
 QUICK = [("IJCNN1", "SRBA"), ("IJCNN1", "SOBA")]
 PAIRS = [("IJCNN1", solver) for solver in ("SRBA", "SOBA", *BASELINES)]
 PAIRS += [(problem, solver) for problem in ("quadratics", "cleaning") for solver in ("SRBA", "SABA", "AmIGO")]
-TIMED = ["SRBA", "SABA", "AmIGO", "F2SAp", "STFBO"]  # with and without a baseline, tables, an order, steps of its own
+TIMED = ["SRBA", "SABA", "AmIGO", "F2SAp", "STFBO"]  # with and without a baseline, tables or own steps
 
 
 @pytest.fixture
 def script(monkeypatch):
-    """Import one of the scripts by name, as its neighbors do."""
+    """Return a function that imports a script by name, as other scripts do."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
     for path in FOLDER.glob("*.py"):
@@ -42,8 +42,8 @@ def tiny(script, problem, dtype="float64"):
 
 
 def textbook_point(script, shape, solver):
-    """The point of the textbook version after some steps on the library's blocks."""
-    textbook, methods = script("textbook"), script("textbook_methods").METHODS
+    """Return the point of the textbook version after some steps on the blocks of the library."""
+    textbook = script("textbook")
     with arithmetic(np.float64):
         oracles = shape.problem.oracles.with_batches(BATCH, "blocks")
 
@@ -51,7 +51,7 @@ def textbook_point(script, shape, solver):
         inner, outer = method.batches()
         return oracles.draw_inner(run_key(0), index, inner), oracles.draw_outer(run_key(0), index, outer)
 
-    method = textbook.build(methods[solver], shape, BATCH, OUTER_RATIO)
+    method = textbook.build(textbook.METHODS[solver], shape, BATCH, OUTER_RATIO)
     return textbook.compiled(method, shape, BATCH, same_blocks)(STEPS)[0]
 
 
@@ -61,12 +61,12 @@ def marked(pair):
 
 @pytest.mark.parametrize(("problem", "solver"), [marked(pair) for pair in PAIRS])
 @pytest.mark.slow
-def test_textbook_versions_take_the_librarys_steps(script, problem, solver):
+def test_textbook_versions_take_the_steps_of_the_library(script, problem, solver):
     shape = tiny(script, problem)
     settings = bilevel.SOLVERS[solver](STEP_SIZE, OUTER_RATIO, BATCH)
     ours = bilevel.run(shape.problem, settings, max_steps=STEPS).point
     point = textbook_point(script, shape, solver)
-    assert len(point) in (2, 3)  # v is not always kept
+    assert len(point) in (2, 3)  # some methods have no v
     for here, before, there in zip(ours, shape.problem.start, point, strict=False):
         move = np.linalg.norm(here - before)
         assert move > 1e-6
@@ -108,16 +108,17 @@ def times_written(solver, folder):
 
 
 @pytest.mark.slow
-def test_the_table_of_equal_calls_goes_on_with_what_is_kept(script, tmp_path, monkeypatch):
+def test_the_table_of_equal_calls_is_resumed_from_kept_results(script, tmp_path, monkeypatch):
     monkeypatch.chdir(FOLDER.parent)
-    equal, page = script("equal_calls"), tmp_path / "page.md"
-    assert equal.main(["--quick", "--only", "SOBA", "--out", str(page)]) == 0
-    first = times_written("SOBA", tmp_path / "page")
-    assert equal.main(["--quick", "--only", "SOBA", "--only", "MASOBA", "--out", str(page)]) == 0
-    assert {path.name for path in (tmp_path / "page").glob("*.parquet")} == {"runs.parquet"}
-    assert len(first) > 0 and times_written("SOBA", tmp_path / "page") == first, "it was not run again"
-    equal.compact(tmp_path / "page", ["MASOBA"])
-    assert times_written("SOBA", tmp_path / "page") == first and not times_written("MASOBA", tmp_path / "page")
+    equal, page, store = script("equal_calls"), tmp_path / "page.md", tmp_path / "store"
+    options = ["--quick", "--out", str(page), "--store", str(store), "--only", "SOBA"]
+    assert equal.main(options) == 0
+    first = times_written("SOBA", store)
+    assert equal.main([*options, "--only", "MASOBA"]) == 0
+    assert {path.name for path in store.glob("*.parquet")} == {"runs.parquet"}
+    assert len(first) > 0 and times_written("SOBA", store) == first, "it was not run again"
+    equal.compact(store, ["MASOBA"])
+    assert times_written("SOBA", store) == first and not times_written("MASOBA", store)
     rows = rows_of(page.read_text().partition("## How")[0])
     assert set(rows) == {"`MASOBA`", "`SOBA`"} and all(len(cells) == 5 for cells in rows.values())
 
@@ -131,11 +132,11 @@ def test_solvers_are_ranked_by_their_medians_and_the_missing_are_last(script):
 
 
 def test_a_folder_that_is_no_checkout_of_the_reference_is_refused(script, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"`--reference .*holds no solvers/srba.py"):
-        script("reference").Reference(tmp_path, "IJCNN1")
+    with pytest.raises(FileNotFoundError, match=r"`--reference .*has no solvers/srba.py"):
+        script("beside_reference").Reference(tmp_path, "IJCNN1")
 
 
-def test_a_line_beside_the_reference_has_both_ratios_and_alone_has_none(script):
+def test_a_row_has_ratios_only_if_there_is_a_reference(script):
     row = script("beside_reference").row
     micros = np.array([[2.0, 12.0], [4.0, 8.0], [3.0, 9.0]])
     assert row("IJCNN1", "SOBA", micros)[2:] == ["2.00", "3.00", "8.00", "9.00", "4", "3", "4"]
@@ -143,8 +144,8 @@ def test_a_line_beside_the_reference_has_both_ratios_and_alone_has_none(script):
 
 
 def test_processes_that_take_turns_answer_every_round(script):
-    turns = script("turns")
-    program = "import turns; turns.answer_turns({'one': iter((1, 2)).__next__})"
+    turns = script("processes")
+    program = "import processes; processes.answer_turns({'one': iter((1, 2)).__next__})"
     process = turns.Turns(["-c", program], PYTHONPATH=str(FOLDER))
     assert [process.take(), process.take()] == [{"one": 1}, {"one": 2}]
     process.end()
@@ -163,21 +164,34 @@ def test_the_batches_handed_to_betty_are_those_of_a_run(script):
     residuals = np.exp(hidden @ task["last"])
     residuals /= residuals.sum(axis=1, keepdims=True)
     residuals[np.arange(beside.BATCH), task["train_labels"][rows]] -= 1
-    gradient = hidden.T @ residuals / 2 / beside.BATCH + 2 * beside.DECAY * task["last"]  # weights begin at 1/2
+    gradient = hidden.T @ residuals / 2 / beside.BATCH + 2 * beside.DECAY * task["last"]  # weights start at 1/2
     np.testing.assert_allclose(run.point.inner_var["last"], task["last"] - beside.RATE * gradient, atol=1e-6)
 
 
-def test_streamed_rows_are_refused_where_the_disk_is_too_small(script, tmp_path):
+def test_streaming_is_refused_if_the_disk_is_too_small(script, tmp_path):
     with pytest.raises(SystemExit, match=r"takes 8900000000\.0 GB"):
         script("streaming").write(tmp_path, 10**17, 22)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_streamed_rows_are_those_that_were_written(script, tmp_path):
+def test_streamed_rows_equal_those_that_were_written(script, tmp_path):
     streaming = script("streaming")
     paths = streaming.write(tmp_path, 3000, 4)
     rows, labels = streaming.make_rows(np.random.default_rng(0), 3000, 4)
     problem = streaming.build(paths, 3000, 4, 100)
     np.testing.assert_array_equal(problem.oracles.inner_samples.reader.rows(np.arange(3000))[0], rows * labels[:, None])
     assert streaming.plain_read(paths) > 0 and streaming.memory()["VmHWM"] > 0
+
+
+def test_every_script_that_a_page_names_exists():
+    root = FOLDER.parent
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("reports/**/*.md"), root / "Makefile"]
+    pages += root.glob("reports/**/*.toml")
+    for page in pages:
+        text = page.read_text()
+        for path in re.findall(r"\b(?:benchmarks|examples|paper)/[\w/]+\.(?:py|toml)\b", text):
+            assert (root / path).exists(), f"{page.name} names {path}"
+        for module in re.findall(r"python -m ((?:benchmarks|paper|tests)[\w.]*)", text):
+            path = root / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name} names {module}"

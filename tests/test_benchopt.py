@@ -1,4 +1,4 @@
-"""The adapter for benchopt: a real run of its command, whose curves are those of `bilevel.engine.run`."""
+"""The adapter for benchopt: curves of its command equal those of `bilevel.engine.run`."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def by_name(name, parameters):
 
 @pytest.fixture(scope="module")
 def benchmark(tmp_path_factory):
-    """What the command printed, and its table; made in a copy, with a home of its own and no cache of programs."""
+    """Return output and table of the command, run in a copy with its own home and without a compilation cache."""
     folder = tmp_path_factory.mktemp("benchopt")
     shutil.copytree(ADAPTER, folder / "adapter", ignore=shutil.ignore_patterns("outputs", "__cache__", "__pycache__"))
     out = folder / "out" / "curves.parquet"
@@ -43,7 +43,7 @@ def benchmark(tmp_path_factory):
 
 
 def rerun(rows):
-    """The same solver by `bilevel.engine.run`: its history at the steps of the rows."""
+    """Return the history of the same solver by `bilevel.engine.run` at the steps of the rows."""
     problem = bilevel.problems.quadratic(**PROBLEM, common_linear=0.5, dtype="float32")
     first = rows.iloc[0]
     settings = () if first.file_solver.endswith("deterministic.py") else (first.p_solver_step_size, 1.0, 8)
@@ -69,7 +69,7 @@ def test_curves_are_those_of_run(benchmark):
         np.testing.assert_allclose(rows.objective_hypergrad_norm_sq, history["hypergrad_norm_sq"], rtol=1e-9)
 
 
-def test_repetitions_have_seeds_of_their_own(benchmark):
+def test_repetitions_have_different_seeds(benchmark):
     found = curves(benchmark[1])
     first, second = found["SRBA", 0], found["SRBA", 1]
     assert first.objective_seed.iloc[0] != second.objective_seed.iloc[0]
@@ -77,20 +77,20 @@ def test_repetitions_have_seeds_of_their_own(benchmark):
     assert first.objective_value.iloc[-1] != second.objective_value.iloc[-1]
 
 
-def test_the_clock_does_not_see_compilation(benchmark):
-    # Without a cache, to compile SRBA or SABA takes a second or two; thirty steps take a few milliseconds.
+def test_the_clock_excludes_compilation(benchmark):
+    # Without a cache, SRBA or SABA take a second or two to compile; thirty steps take a few milliseconds.
     for name in ("SRBA", "SABA"):
         seconds = curves(benchmark[1])[name, 0].time.to_numpy()
         assert np.all(np.diff(seconds) > 0) and seconds[-1] < 0.3
 
 
-def test_a_diverging_solver_is_called_so(benchmark):
+def test_a_diverging_solver_is_reported(benchmark):
     printed, table = benchmark
     assert TOO_LONG not in table.p_solver_step_size.tolist()
     assert "diverged" in printed
 
 
-def test_data_that_are_not_there_are_skipped(benchmark):
+def test_missing_data_are_skipped(benchmark):
     printed, table = benchmark
     assert "name its folder in BILEVEL_DATA" in printed
     assert not table.dataset_name.str.startswith("ijcnn1").any()

@@ -1,4 +1,4 @@
-"""The command line: what it shows, what it writes, and one line for what it cannot do."""
+"""The command line: output, files, and error messages of one line."""
 
 import csv
 import html
@@ -29,7 +29,7 @@ TEXT = tiny.HEAD + tiny.BUDGET + tiny.SECONDS + tiny.SOBA
 
 
 def said(*arguments, code=0):
-    """What a command prints, without its line breaks; anything but an exit would be a traceback."""
+    """Return the output of a command without line breaks; only an exit may end it."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == code, result.output
@@ -39,7 +39,7 @@ def said(*arguments, code=0):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A config, the store it filled, and what was said."""
+    """Return a config, the store that it filled, and the output."""
     folder = tmp_path_factory.mktemp("run")
     config = tiny.write(folder, TEXT)
     return config, folder / "store", said("run", config, "--store", folder / "store")
@@ -71,7 +71,7 @@ def test_each_kind_can_be_listed_alone_or_with_the_others(kind, names):
     assert all(name in said("list") for name in names)
 
 
-def test_a_run_fills_a_store_and_says_what_is_next(finished):
+def test_a_run_fills_a_store_and_names_the_next_command(finished):
     config, folder, shown = finished
     store = Store(folder)
     experiment = tiny.load_config(config)
@@ -81,7 +81,7 @@ def test_a_run_fills_a_store_and_says_what_is_next(finished):
     assert (folder / "_tiny.toml").read_text() == config.read_text()
 
 
-def test_what_is_piped_comes_line_by_line_and_says_what_where_and_how_long(finished):
+def test_piped_output_has_a_line_per_event_with_place_and_time(finished):
     _, folder, shown = finished
     assert f"in the timing phase; results go to {folder} sweep: 4 cells; 0 cells were there" in shown
     assert "sweep: SOBA on quadratic, seed 0: compiling, running sweep: SOBA on quadratic, seed 0: done" in shown
@@ -102,14 +102,14 @@ def test_the_default_store_is_named_after_the_experiment(config, tmp_path, monke
     assert set(Store(tmp_path / "results" / "tiny").read()["seed"]) == {3, 4}
 
 
-def test_the_selected_setting_is_shown_with_its_numbers(finished):
+def test_the_selected_setting_is_shown_with_its_results(finished):
     shown = said("select", finished[1]).replace("│", "").replace(" ", "")  # a narrow table folds
     best = Store(finished[1]).read("timing")["param_step_size"].iloc[0]
     assert "SOBA" in shown and "value_gap" in shown
     assert f"step_size={best:g}" in shown and "batch_size" in shown
 
 
-def test_selected_settings_are_read_by_programs(finished):
+def test_selected_settings_are_available_as_csv_and_json(finished):
     best = Store(finished[1]).read("timing")["param_step_size"].iloc[0]
     result = CliRunner().invoke(app, ["select", str(finished[1]), "--format", "csv"])
     (row,) = csv.DictReader(result.stdout.splitlines())
@@ -134,11 +134,11 @@ def test_commands_about_the_paper_are_not_installed(command):
     assert f"No such command '{command}'" in said(command, code=2)
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     assert said("--version") == f"bilevel {bilevel.__version__}"
 
 
-def test_the_help_tells_the_exit_codes_and_the_shell_completes():
+def test_the_help_lists_the_exit_codes_and_the_shell_completes():
     assert "Exit codes: 0 done, 1 some of the work failed, 2 refused" in said("--help")
     assert "--install-completion" in said("--help")
     asked = {"_BILEVEL_COMPLETE": "complete_bash", "COMP_WORDS": "bilevel run de", "COMP_CWORD": "2"}
@@ -146,7 +146,7 @@ def test_the_help_tells_the_exit_codes_and_the_shell_completes():
     assert done.stdout.split() == ["demo"]
 
 
-def test_telling_commands_do_not_wait_for_jax():
+def test_informative_commands_do_not_import_jax():
     told = "import atexit; atexit.register(lambda: print('jax' in sys.modules))"
     script = f"import sys; sys.argv[1:] = ['--help']; {told}; {COMMAND}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -162,7 +162,7 @@ def test_telling_commands_do_not_wait_for_jax():
         (["doctor"], 0, "extra bench: "),
     ],
 )
-def test_without_its_extra_the_command_line_names_it(words, code, expected, monkeypatch, capsys):
+def test_without_its_extra_the_command_line_says_how_to_install_it(words, code, expected, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bilevel", *words])
     monkeypatch.setattr("bilevel.cli.find_spec", lambda name: None if name in ("typer", "rich") else name)
     with pytest.raises(SystemExit) as ended:
@@ -191,7 +191,7 @@ def test_the_report_compares_with_an_earlier_store(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_figures_are_written_for_print(finished, tmp_path):
+def test_figures_are_written_as_files(finished, tmp_path):
     shown = said("figure", finished[1], "--out", tmp_path / "figures")
     kinds = {path.suffix: path for path in (tmp_path / "figures").iterdir()}
     assert kinds.keys() == {".pdf", ".png"} and all(str(path) in shown for path in kinds.values())
@@ -204,7 +204,7 @@ def test_the_machine_is_described():
     assert "cpu" in shown and "digits" in shown and "cache" in shown
 
 
-def test_a_name_that_looks_like_markup_is_printed_as_it_is(config, tmp_path, monkeypatch):
+def test_a_name_that_looks_like_markup_is_printed_literally(config, tmp_path, monkeypatch):
     tiny.Pretence().install(monkeypatch)
     folder = tmp_path / "a[red]b[" / "]c[" / "bold]"
     assert f"results in {folder};" in said("run", config, "--store", folder)
@@ -221,7 +221,7 @@ def test_a_task_that_fails_is_named_and_the_exit_code_is_1(config, tmp_path, mon
     said("run", config, "--store", folder, "--only", "SOBA")
 
 
-def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch):
+def test_ctrl_c_says_how_to_resume(config, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -231,7 +231,7 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch):
     assert f"To go on: bilevel run {config} --store '{folder}' --seeds 0:1" in shown
 
 
-def test_a_stop_that_a_callback_swallows_comes_again(config, tmp_path, monkeypatch):
+def test_a_stop_that_a_callback_swallows_is_repeated(config, tmp_path, monkeypatch):
     class Swallowing:
         def __del__(self):
             os.kill(os.getpid(), signal.SIGINT)
@@ -251,7 +251,7 @@ def test_a_stop_that_a_callback_swallows_comes_again(config, tmp_path, monkeypat
     assert "To go on: bilevel run" in shown
 
 
-def test_sigterm_stops_as_ctrl_c_does(config, finished, tmp_path, monkeypatch):
+def test_sigterm_stops_like_ctrl_c(config, finished, tmp_path, monkeypatch):
     def terminated(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -282,13 +282,13 @@ def test_sigterm_stops_as_ctrl_c_does(config, finished, tmp_path, monkeypatch):
         (("--device", "abacus"), "Invalid value for '--device'"),
     ],
 )
-def test_a_bad_option_is_refused_in_a_line(config, tmp_path, monkeypatch, arguments, message):
+def test_an_invalid_option_is_refused_in_one_line(config, tmp_path, monkeypatch, arguments, message):
     pretence = tiny.Pretence().install(monkeypatch)
     assert message in said("run", config, "--store", tmp_path / "store", *arguments, code=2)
     assert pretence.swept == []
 
 
-def test_an_unknown_config_is_refused_with_the_nearest(tmp_path):
+def test_an_unknown_config_is_refused_with_a_suggestion(tmp_path):
     assert "no such config in the package; did you mean `smoke`?" in said("run", "smoek", code=2)
     assert "no such file" in said("run", tmp_path / "none.toml", code=2)
     (tmp_path / "bad.toml").write_text("name = ")
@@ -297,7 +297,7 @@ def test_an_unknown_config_is_refused_with_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["select", "report", "figure"])
-def test_a_store_that_is_not_there_or_empty_is_refused(command, tmp_path):
+def test_a_missing_or_empty_store_is_refused(command, tmp_path):
     missing = tmp_path / "none"
     assert f"`{missing}`: no such folder; `bilevel run CONFIG --store {missing}` makes it." in said(
         command, missing, code=2
@@ -309,14 +309,14 @@ def test_a_store_that_is_not_there_or_empty_is_refused(command, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["select", "report", "figure"])
-def test_an_unknown_metric_is_refused_with_the_nearest(command, finished, tmp_path):
+def test_an_unknown_metric_is_refused_with_a_suggestion(command, finished, tmp_path):
     options = ("--metric",) if command == "select" else ("--out", tmp_path, "--select")
     shown = said(command, finished[1], *options, "value_gab", code=2)
     assert "did you mean `value_gap`?" in shown
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_damaged_file_is_told_and_its_cells_are_run_again(finished, tmp_path, monkeypatch):
+def test_a_damaged_file_is_reported_and_its_cells_are_run_again(finished, tmp_path, monkeypatch):
     config, folder, _ = finished
     store = Store(shutil.copytree(folder, tmp_path / "store"))
     whole = store.finished()
@@ -333,7 +333,7 @@ def test_a_damaged_file_is_told_and_its_cells_are_run_again(finished, tmp_path, 
 
 
 @pytest.mark.filterwarnings("default")
-def test_results_that_vanish_are_told_by_all_commands(finished, tmp_path, monkeypatch):
+def test_results_that_disappear_are_reported_by_all_commands(finished, tmp_path, monkeypatch):
     config, folder, _ = finished
     store = Store(shutil.copytree(folder, tmp_path / "store"))
     said("run", config, "--store", store.folder)

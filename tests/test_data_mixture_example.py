@@ -1,4 +1,4 @@
-"""The example with a mixture of sources: its parts are what it says, and bad sources lose their weight."""
+"""The example with a mixture of sources: its parts are as described, and bad sources lose their weight."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def test_the_inner_loss_is_the_mixture_of_the_means_of_the_sources(example):
         scores = np.tanh(rows @ weights["hidden"]) @ weights["scores"]
         return np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels])
 
-    # A source that is repeated a whole number of times has the mean that it had.
+    # Repeating a source does not change its mean.
     assert [600 % len(labels) for _, labels in sources.train] == [0, 0, 0, 0]
     expected = np.dot([0.4, 0.3, 0.2, 0.1], [mean(*source) for source in sources.train])
     found = problem.oracles.inner_value(problem.start._replace(outer_var=logits))

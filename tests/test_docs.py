@@ -1,4 +1,4 @@
-"""The pages say what the code says."""
+"""The pages agree with the code."""
 
 import dataclasses
 import importlib.util
@@ -44,7 +44,7 @@ def table_rows(page, header):
     return {cells[0].strip("`"): cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines)}
 
 
-def test_every_solver_says_where_it_is_from_what_is_proved_what_it_costs_and_what_is_adaptive(solver_pages):
+def test_every_solver_states_reference_guarantees_cost_and_adaptivity(solver_pages):
     page = solver_pages.on_page_markdown((ROOT / "docs" / "solvers.md").read_text().replace(solver_pages.MARKS[0], ""))
     origins = table_rows(page, solver_pages.ORIGINS)
     assert list(origins) == list(bilevel.SOLVERS)
@@ -59,19 +59,19 @@ SECOND, EVERY = "gradients, HVP, JVP", "full batches"
 ASKED = {"SOBA": SECOND, "SRBA": f"{SECOND}, {EVERY}", "F2SA": "gradients", "BOME": f"gradients, {EVERY}"}
 
 
-def test_what_a_solver_asks_for_follows_from_the_calls_it_counts(solver_pages):
+def test_the_required_derivatives_of_a_solver_follow_from_its_calls(solver_pages):
     assert {name: solver_pages.ask(bilevel.SOLVERS[name]) for name in ASKED} == ASKED
 
 
 @pytest.mark.slow
-def test_the_page_on_solvers_says_what_each_asks_for(solver_pages):
+def test_the_page_on_solvers_lists_the_required_derivatives(solver_pages):
     rows = table_rows(solver_pages.costs(), solver_pages.COSTS)
     assert list(rows) == list(bilevel.SOLVERS) and all(len(cells) == 4 and all(cells) for cells in rows.values())
     known = ASKED | {"Exact": f"{SECOND}, values, {EVERY}", "DTFBO": f"{SECOND}, {EVERY}", "FSLA": SECOND}
     assert {name: rows[name][0] for name in known} == known
 
 
-def test_a_solver_that_does_not_say_what_it_is_fails_by_a_sentence(solver_pages, monkeypatch):
+def test_a_solver_without_a_complete_header_fails_with_a_sentence(solver_pages, monkeypatch):
     soba = sys.modules[bilevel.SOBA.__module__]
     monkeypatch.setattr(soba, "__doc__", soba.__doc__.replace("Adaptive: nothing.", ""))
     with pytest.raises(ValueError, match=r"`SOBA`: its file's docstring has no adaptive"):
@@ -82,7 +82,7 @@ def test_a_solver_that_does_not_say_what_it_is_fails_by_a_sentence(solver_pages,
 
 
 def leaves():
-    """The three lines of code of each leaf of the questions on choosing, by the anchor of its heading."""
+    """Return the three lines of code of each answer on the page on choosing, by the anchor of its heading."""
     page = (ROOT / "docs" / "choosing.md").read_text().partition("## Besides")[0]
     parts = re.findall(r"^### (.+?)\n(.*?)(?=^### |\Z)", page, flags=re.MULTILINE | re.DOTALL)
     return {re.sub(r"[^\w ]", "", title).lower().replace(" ", "-"): text for title, text in parts}
@@ -97,7 +97,7 @@ def test_each_question_on_choosing_ends_in_a_leaf_with_three_lines_of_code():
 
 
 def in_a_copy_of_the_package(folder, added, program):
-    """Run a program where text was added to files, new or not; return what it prints."""
+    """Run a program in a copy with text appended to files, and return its output."""
     for name in ("bilevel", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path, text in added.items():
@@ -229,7 +229,7 @@ def test_certificates_of_the_family_of_the_page_hold_at_many_points(shrinkage, m
         assert np.linalg.norm(v - solution.v) <= found.v_distance_bound * (1 + 1e-9)
 
 
-def test_the_number_of_solvers_is_told_as_it_is():
+def test_the_stated_number_of_solvers_is_correct():
     count = len(bilevel.SOLVERS) - 1  # AutoSRBA is of this library
     assert f"| solvers from papers | {count} |" in (ROOT / "README.md").read_text()
     assert f"one of {count} algorithms" in (ROOT / "docs/index.md").read_text()
@@ -242,7 +242,7 @@ def test_the_example_of_the_page_on_the_theory_runs(capsys):
     assert how == "exact" and 0 < float(gamma) < float(rho) < 1 < float(smoothness) < 100
 
 
-def test_the_page_on_networks_says_which_solvers_take_an_option():
+def test_the_page_on_networks_lists_the_solvers_that_accept_an_option():
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs/networks.md").read_text(), flags=re.MULTILINE)
     told = {option: re.findall(r"`(\w+)`", solvers) for option, solvers in rows}
     compiled = {name: cls for name, cls in bilevel.SOLVERS.items() if issubclass(cls, bilevel.solvers.Solver)}
@@ -273,11 +273,11 @@ def test_the_config_of_the_page_on_the_benchmark_is_accepted(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_neural_example_tells_clean_rows_from_corrupted_ones():
+def test_the_neural_example_separates_clean_rows_from_corrupted_ones():
     command = [sys.executable, str(ROOT / "examples" / "neural_cleaning.py"), "--steps", "6000"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     errors = {line.split("  ")[0]: float(re.search(r"test error (\S+)", line)[1]) for line in lines}
-    assert max(errors["SRBA"], errors["SRBA, auto"]) < errors["plain fit"] / 2
+    assert max(errors["SRBA"], errors["AutoSRBA"]) < errors["plain fit"] / 2
     assert float(re.search(r"SRBA.*AUC of the weights (\S+)", lines[-1])[1]) > 0.9
 
 

@@ -1,4 +1,4 @@
-"""The comparison of estimators: tables are read as they are, splits are fixed, results are kept, tests are right."""
+"""The comparison of estimators reads tables exactly, fixes the splits, keeps results and tests them correctly."""
 
 import gzip
 import importlib
@@ -22,7 +22,7 @@ BOMBS = [("csv", "a.csv", bytes), ("csv", "a.csv.gz", gzip.compress), ("pickle",
 
 @pytest.fixture
 def script(monkeypatch):
-    """Import one of the scripts by name, as its neighbors do."""
+    """Return a function that imports a script by name, as other scripts do."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
     for path in FOLDER.glob("*.py"):
@@ -83,7 +83,7 @@ def test_a_pickle_that_names_more_than_data_frames_is_refused(script, tmp_path):
         files.unpickle(io.BytesIO(harmful))
 
 
-def test_a_file_that_is_not_in_the_wheel_is_said(script, tmp_path):
+def test_a_file_that_is_missing_in_the_wheel_is_named(script, tmp_path):
     wheel(tmp_path, "made_up", {"a.csv": "x\n1\n"})
     files = script("estimator_files")
     with pytest.raises(files.Unavailable, match=r"made-up==1.0 is not as expected.*b.csv"):
@@ -98,7 +98,7 @@ def test_a_set_that_differs_from_the_list_is_refused(script, tmp_path, monkeypat
     table = sets.encode(sets.read(known, tmp_path), known)
     known |= sets.facts(table)
     monkeypatch.setattr(sets, "entries", lambda: {"mine": known, "other": known | {"digest": "0"}})
-    for _ in range(2):  # from the wheel, then from the arrays beside it
+    for _ in range(2):  # from the wheel, then from the arrays next to it
         np.testing.assert_array_equal(sets.load("mine", tmp_path).X, table.X)
         (tmp_path / "made_up-1.0-py3-none-any.whl").unlink(missing_ok=True)
     wheel(tmp_path, "made_up", {"a.csv": text})
@@ -116,7 +116,7 @@ def test_the_list_is_complete(script):
         assert sets.digest(*train) == known["splits"], name
 
 
-def test_categories_become_columns_of_one_group_and_gaps_a_level(script):
+def test_a_category_becomes_a_group_of_columns_and_gaps_become_a_level(script):
     frame = pd.DataFrame({"c": ["a", "b", None, "a"], "x": [1.0, None, 3, 4], "t": ["n", "y", "n", "y"]})
     table = script("estimator_sets").encode(frame, {"target": "t", "task": "binary"})
     np.testing.assert_array_equal(table.X, [[1, 0, 0, 1], [0, 1, 0, np.nan], [0, 0, 1, 3], [1, 0, 0, 4]])
@@ -139,13 +139,13 @@ def test_groups_follow_their_rule(script):
     assert group(list("abcdef"), {"cuts": [1, 4]}).tolist() == [0, 1, 1, 1, 2, 2]
     assert group(list("abcdef"), {"every": 4}).tolist() == [0, 1, 2, 3, 0, 1]
     assert group(["a", "b"], "none") is None
-    assert group(["a", "b"], "source") is None  # as many as columns
+    assert group(["a", "b"], "source") is None  # one group per column
 
 
 def test_splits_are_the_same_everywhere_and_share_no_row(script):
     split_rows = script("estimator_sets").split_rows
     train, test = split_rows(10, 0)
-    assert train.tolist() == [1, 3, 2, 4, 7, 9]  # as first committed
+    assert train.tolist() == [1, 3, 2, 4, 7, 9]  # fixed once
     assert sorted([*train, *test]) == list(range(10))
     assert split_rows(10, 1)[0].tolist() != train.tolist()
     assert [len(rows) for rows in split_rows(5000, 0)] == [2000, 3000]
@@ -160,7 +160,7 @@ def test_columns_are_standardized_by_training_rows(script):
     assert not train[:, 1:].any()
 
 
-def test_the_corrected_test_is_the_paired_one_with_a_larger_variance(script):
+def test_the_corrected_test_is_the_paired_test_with_a_larger_variance(script):
     from scipy import stats
 
     differences = np.array([0.1, 0.3, -0.05, 0.2, 0.15])
@@ -179,7 +179,7 @@ def result(name, split, model, loss, **more):
 
 @pytest.fixture
 def results():
-    """Two sets: on the first, LassoCV is 10 % better by about the same each time; on the second it took too long."""
+    """Two sets. On the first, LassoCV is about 10 % better on each split; on the second a fit took too long."""
     rows = [result("one", split, "RidgeCV", 2.0 + split) for split in range(5)]
     rows += [result("one", split, "LassoCV", (2.0 + split) * (0.9 + 0.001 * split)) for split in range(5)]
     rows += [result("two", split, "LogisticRegressionCV", 0.5) for split in range(5)]
@@ -197,27 +197,27 @@ def test_tables_compare_with_the_reference(script, results):
     assert lines["bilevel"][-2:] == ["9.0", "1.0 |"]
 
 
-def test_a_model_counts_only_where_all_splits_are_there(script, results):
+def test_a_model_counts_only_with_all_splits(script, results):
     tables = script("estimator_tables")
     cut = [row for row in results if (row["model"], row["split"]) != ("LassoCV", "3")]
     assert tables.changes(cut)["one"] == {}
     assert set(tables.changes(results)["one"]) == {"LassoCV"}
 
 
-def test_a_later_line_replaces_an_earlier_one(script, results):
+def test_a_later_row_replaces_an_earlier_one(script, results):
     tables = script("estimator_tables")
     again = [result("one", split, "LassoCV", 2.0 + split) for split in range(5)]
     assert tables.changes(results + again)["one"]["LassoCV"].mean == 0
 
 
-def test_the_figure_is_drawn_from_results_and_the_same_each_time(script, results, tmp_path):
+def test_equal_results_give_equal_figures(script, results, tmp_path):
     tables = script("estimator_tables")
     for name in ("a.svg", "b.svg"):
         tables.draw(results, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_a_run_goes_on_after_a_line_that_was_cut_off(script, results, tmp_path):
+def test_a_run_is_resumed_after_a_line_that_was_cut_off(script, results, tmp_path):
     estimators, path = script("estimators"), tmp_path / "kept.csv"
     estimators.keep(path, results[:4])
     with path.open("a") as file:
@@ -232,11 +232,11 @@ def test_a_run_goes_on_after_a_line_that_was_cut_off(script, results, tmp_path):
 
 
 def test_a_name_that_does_not_exist_is_refused(script):
-    with pytest.raises(SystemExit, match="no set is called 'iris'; there are "):
+    with pytest.raises(SystemExit, match="unknown set 'iris'; there are "):
         script("estimators").main(["--sets", "iris"])
 
 
-def test_the_splits_after_one_that_took_too_long_are_not_tried(script, tmp_path):
+def test_splits_after_a_timeout_are_not_tried(script, tmp_path):
     child = tmp_path / "python"
     child.write_text('#!/bin/sh\necho \'{"status": "ok", "loss": "1.5"}\'\nkill -XCPU $$\n')
     child.chmod(0o755)
@@ -267,7 +267,7 @@ def made_up(script, monkeypatch):
 
 
 class Constant:
-    """It gives each row the probability 0.8 of the second class."""
+    """A classifier that gives each row the probability 0.8 of the second class."""
 
     def fit(self, X, y):
         return self
@@ -293,19 +293,19 @@ def test_losses_are_those_of_test_rows(script, made_up, monkeypatch, capsys):
     assert [bool(row["first"]) for row in found] == [True, False]
 
 
-def test_a_model_that_is_not_there_is_skipped_with_a_reason(script, made_up, capsys):
+def test_a_missing_model_is_skipped_with_a_reason(script, made_up, capsys):
     estimators, models = script("estimators"), script("estimator_models")
     models.OURS["bilevel elastic net"] = ("NoSuchClass", "NoSuchClass", {})
     estimators.measure("mine", "bilevel elastic net", [0], 1.0, None)
     assert json.loads(capsys.readouterr().out)["status"] == "skipped: bilevel.estimators has no NoSuchClass"
 
 
-def test_columns_are_scaled_so_that_a_penalty_of_one_acts_as_theirs(script):
+def test_scaled_columns_with_a_penalty_of_one_equal_those_with_their_penalties(script):
     pytest.importorskip("optuna")
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((30, 3)), rng.standard_normal(30)
     kind = script("estimator_sets").Table("regression", X, y, np.array([0, 1, 1]))
-    search = script("estimator_searches").OptunaPerGroup(kind)
+    search = script("estimator_models").OptunaPerGroup(kind)
     search.penalties = search.of_columns({"group 0": 0.5, "group 1": 20.0})
     search.model = search.plain().fit(search.scale(X), y)
     centered = X - X.mean(0)
@@ -335,7 +335,7 @@ def test_survival_tables_are_read_and_encoded(script, tmp_path):
     assert found.y.tolist() == [(True, 3.0), (False, 4.0), (True, 1.0)]
     np.testing.assert_array_equal(found.X, [[1, 0, 0, 0.5], [0, 1, 0, np.nan], [0, 0, 1, 1.5]])
     assert found.groups.tolist() == [0, 0, 0, 1]
-    # Of the first event all three rows are at risk, of the second two.
+    # All three rows are at risk at the first event, two at the second.
     expected = (np.log(np.exp(1) + np.exp(2) + np.exp(3)) - 3 + np.log(np.exp(1) + np.exp(2)) - 1) / 2
     assert cox.loss_per_event(found.y, np.array([1.0, 2.0, 3.0])) == pytest.approx(expected)
 

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and what killed writers leave behind goes away."""
+"""Files are written atomically, and temporary files of killed writers are removed."""
 
 import errno
 import os
@@ -28,13 +28,13 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path):
+def test_the_next_write_removes_temporary_files_of_a_killed_writer(tmp_path):
     leftover(tmp_path, age=3.0)
     write(tmp_path / "a")
     assert names(tmp_path) == ["a"]
 
 
-def test_what_is_being_written_stays_until_it_has_its_name(tmp_path, monkeypatch):
+def test_temporary_files_of_a_running_writer_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(_io, "_FRESH", -1.0)
     rename = os.replace
 
@@ -49,13 +49,13 @@ def test_what_is_being_written_stays_until_it_has_its_name(tmp_path, monkeypatch
     assert names(tmp_path) == ["quick", "slow"]
 
 
-def test_what_is_fresh_may_not_be_locked_yet_and_stays(tmp_path):
+def test_new_temporary_files_stay_before_they_are_locked(tmp_path):
     hidden = leftover(tmp_path, age=0.0)
     write(tmp_path / "a")
     assert hidden.exists()
 
 
-def test_what_another_program_calls_a_part_stays(tmp_path):
+def test_temporary_files_of_other_programs_stay(tmp_path):
     (tmp_path / ".movie.part").write_bytes(b"x")
     os.utime(tmp_path / ".movie.part", (0, 0))
     write(tmp_path / "a")
@@ -63,7 +63,7 @@ def test_what_another_program_calls_a_part_stays(tmp_path):
 
 
 @pytest.mark.parametrize("lacking", ["module", "file system"])
-def test_without_locks_an_hour_decides(tmp_path, monkeypatch, lacking):
+def test_without_locks_temporary_files_are_removed_after_an_hour(tmp_path, monkeypatch, lacking):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -78,7 +78,7 @@ def test_without_locks_an_hour_decides(tmp_path, monkeypatch, lacking):
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_what_cannot_be_written_leaves_the_file_before_it(tmp_path, monkeypatch, moment):
+def test_a_failed_write_leaves_the_previous_file(tmp_path, monkeypatch, moment):
     def refuse(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_written_leaves_the_file_before_it(tmp_path, monkeypatch,
     assert names(tmp_path) == ["a"] and path.read_bytes() == b"old"
 
 
-def test_a_disk_that_refuses_the_removal_too_is_told_as_what_it_is(tmp_path, monkeypatch):
+def test_the_error_of_a_read_only_disk_is_that_of_the_write(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system", ".part")
 

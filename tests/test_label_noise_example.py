@@ -42,7 +42,7 @@ def test_the_network_is_two_convolutions_and_a_product(example, data):
     def convolve(maps, kernels):
         by_output = kernels.transpose(3, 2, 0, 1)
         whole = [sum(correlate2d(one, k, "full") for one, k in zip(maps, kernel, strict=True)) for kernel in by_output]
-        # With stride 2, an even side and three taps, XLA pads one at the end.
+        # With stride 2, an even side and kernels of size 3, XLA pads one at the end.
         return np.maximum([one[2:-1:2, 2:-1:2] for one in whole], 0)
 
     hidden = convolve(convolve([image], weights["first"]), weights["second"])
@@ -54,7 +54,7 @@ def test_its_derivatives_are_right(example, data):
     assert max(example.build(data).check(tolerance=1e-4).values()) < 1e-4
 
 
-def test_the_slope_of_a_bent_loss_is_the_weight_of_the_row(example, data):
+def test_the_slope_of_a_concave_loss_is_the_weight_of_the_row(example, data):
     weights, row = example.weights_of(8), tuple(part[:1] for part in (*data.train, np.arange(500)))
     outer = {"level": np.float32(1.5), "log_slope": np.float32(0.3)}
     plain, bent, rest = (
@@ -76,10 +76,10 @@ def test_learned_weights_lower_the_test_error(example, data):
     fewer = replace(data, test=tuple(part[:300] for part in data.test))
     plain, learned = (example.fit(example.build(fewer), 300, reach, 32) for reach in (0.0, 100.0))
     assert example.tested(learned) < 0.8 * example.tested(plain)
-    assert not np.any(plain.point.outer_var["logit"]), "without reach weights stand still"
+    assert not np.any(plain.point.outer_var["logit"]), "weights do not move without reach"
 
 
-def test_a_learned_loss_tells_right_labels_from_wrong_ones(example, data):
+def test_a_learned_loss_separates_correct_labels_from_wrong_ones(example, data):
     few = replace(data, test=tuple(part[:10] for part in data.test))
     start = example.build(few, by_loss=True)
     learned = example.fit(start, 300, 0.0, 32).point
@@ -125,17 +125,17 @@ def memory(monkeypatch):
     return load_example("label_noise_memory")
 
 
-def test_its_memory_is_told_beside_plain_training(memory, data):
+def test_its_memory_is_compared_with_that_of_plain_training(memory, data):
     with jax.numpy_dtype_promotion("standard"):  # optax promotes its counts
         plain, learned = (memory.peak_memory(kind, data, 10, 100.0, 64) for kind in ("no weights", "learned weights"))
     held = sum(part.nbytes for part in (*data.train, *data.validation))
     assert held <= plain < held + 2**28 and held <= learned < held + 2**28
 
 
-def test_the_peak_of_the_process_is_counted_anew(memory):
+def test_the_peak_of_the_process_is_reset(memory):
     before = memory._reset_peak()
     large = np.ones(2**24)
     del large
-    assert 2**27 - 2**22 <= memory._status("VmHWM") - before < 2**28  # the system counts in lumps
+    assert 2**27 - 2**22 <= memory._status("VmHWM") - before < 2**28  # the system counts in batches of pages
     assert memory._status("VmHWM") - memory._reset_peak() > 2**26
     assert memory._status("VmHWM") - memory._status("VmRSS") < 2**26

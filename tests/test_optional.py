@@ -1,4 +1,4 @@
-"""Libraries of extras: a missing one and a broken one are told apart."""
+"""Libraries of extras: a missing library and a broken one are distinguished."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def broken(tmp_path, monkeypatch):
         ("import parrot_of_nobody", "No module named 'parrot_of_nobody'"),
     ],
 )
-def test_a_failed_import_inside_an_installed_package_is_not_called_missing(source, said, broken):
+def test_an_installed_package_that_fails_to_import_is_not_called_missing(source, said, broken):
     broken("parrot", source)
     with pytest.raises(ImportError, match=rf"`parrot` is installed, but importing it failed: .*{said}") as caught:
         require("parrot", "bench")

@@ -1,4 +1,4 @@
-"""The differences of the published code are what they are said to be, and nothing else changes."""
+"""The differences of the published code are as described, and nothing else changes."""
 
 import jax
 import numpy as np
@@ -42,7 +42,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_without_its_difference_a_solver_is_ours(published, problem, name):
+def test_without_its_difference_a_solver_is_that_of_the_library(published, problem, name):
     other, off, parameters = PAIRS[name]
     ours = end(problem, bilevel.SOLVERS[name](0.1, 0.5, 8, **parameters), 7)
     same = end(problem, getattr(published, other)(0.1, 0.5, 8, **parameters, **off), 7)
@@ -50,10 +50,10 @@ def test_without_its_difference_a_solver_is_ours(published, problem, name):
     assert ours.history["calls"][-1] == same.history["calls"][-1]
 
 
-def test_vrbo_as_published_lacks_the_move_of_x_alone(published, problem):
+def test_vrbo_as_published_lacks_only_the_move_of_x(published, problem):
     solver = published.LossyVRBO(**FULL, n_inner_steps=2, n_neumann=2, period=50)
     result = end(problem, solver, 1)
-    # On full batches the estimate would be ∇z G; its cross derivative is constant here.
+    # On full batches the correct estimate is ∇z G, whose cross derivative is constant here.
     with arithmetic(np.float64):
         exact = problem.oracles.inner_grad(result.point)
         before = problem.oracles.inner_grad(problem.start)
@@ -61,11 +61,11 @@ def test_vrbo_as_published_lacks_the_move_of_x_alone(published, problem):
     lost = np.asarray(moved) - np.asarray(before)
     assert np.linalg.norm(lost) > 1e-3
     np.testing.assert_allclose(np.asarray(exact) - result.state.inner_estimate, lost, atol=1e-12)
-    # One pass with Q + 2 batches of inner rows, and T differences of twice as many.
+    # One pass with Q + 2 batches of inner rows, and T differences with twice this number.
     assert result.history["calls"][-1] == (1 + 2 * 2) * (4 * problem.n_inner + 2 * problem.n_outer)
 
 
-def test_mrbo_as_published_takes_half_of_the_gradient_at_zero_off_its_first_one(published, problem):
+def test_mrbo_as_published_subtracts_half_of_the_gradient_at_zero_from_the_first_estimate(published, problem):
     result = end(problem, published.ZeroMRBO(**FULL, n_neumann=2), 1)
     with arithmetic(np.float64):
         here = np.asarray(problem.oracles.inner_grad(problem.start))
@@ -100,7 +100,7 @@ def test_a_reread_batch_is_the_last_rows_of_the_data_with_equal_weights(publishe
     assert (np.asarray(own_weights) > 0).sum() == 4
 
 
-def test_the_penalty_grows_as_the_exponent_says_and_y_follows_it(published, problem):
+def test_the_penalty_grows_with_its_exponent_and_y_follows_it(published, problem):
     steps, t = 6, np.arange(1, 7)
     for power in (1 / 7, 6 / 7):
         solver = published.PartsF2SA(0.1, 0.5, 8, delta_0=1.0, n_inner_steps=1, growth_power=power)

@@ -1,4 +1,4 @@
-"""What `SECURITY.md` promises: nothing is unpickled or evaluated, archives are bounded, names stay names."""
+"""The promises of `SECURITY.md`: nothing is unpickled or evaluated, archives are bounded, names are only names."""
 
 import ast
 import io
@@ -36,7 +36,7 @@ UNSAFE_OPTIONS = {"shell": True, "allow_pickle": True, "verify": False, "autoesc
 
 
 def found(source):
-    """What a module does that could run what is written in a file."""
+    """Return the calls of a module that could execute the content of a file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -46,7 +46,7 @@ def found(source):
         call = node.func
         name = call.id if isinstance(call, ast.Name) else call.attr if isinstance(call, ast.Attribute) else ""
         owner = call.value.id if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) else ""
-        # re.compile and the compile of a lowered program are others than the built-in.
+        # re.compile and the compile method of a lowered program differ from the built-in.
         if name in UNSAFE_CALLS and not (name == "compile" and isinstance(call, ast.Attribute)):
             yield name
         if (owner, name) in UNSAFE_LOADS:
@@ -84,7 +84,7 @@ def test_the_package_unpickles_and_evaluates_nothing():
         "jinja2.Environment(autoescape=False)",
     ],
 )
-def test_what_would_run_a_file_is_recognized(source):
+def test_calls_that_could_execute_a_file_are_recognized(source):
     assert list(found(source))
 
 
@@ -95,13 +95,13 @@ def test_no_template_marks_a_name_as_safe():
 
 def listens_everywhere(call):
     name, options = ast.unparse(call.func), {option.arg for option in call.keywords}
-    if name.endswith("distributed.initialize"):  # JAX's coordinator does so by default
+    if name.endswith("distributed.initialize"):  # the coordinator of JAX listens at all addresses by default
         return "coordinator_bind_address" not in options
     is_server = re.search(r"HTTPServer$|LocalCluster$|\w+\.bind$|create_server$", name)
     return is_server and "inspect" not in name and "127.0.0.1" not in ast.unparse(call)
 
 
-def test_servers_of_tests_and_examples_are_told_to_listen_on_the_loopback_interface():
+def test_servers_of_tests_and_examples_listen_on_the_loopback_interface():
     for path in SCRIPTS:
         calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
         assert [ast.unparse(call) for call in calls if listens_everywhere(call)] == [], path.name
@@ -126,7 +126,7 @@ def array_bytes(array, claimed=None):
 
 
 ABOUT = array_bytes(np.array(json.dumps({"format": 3})))
-# Members of one archive may lie over one another: here ten names for the same bytes.
+# Members of an archive may overlap: here ten names refer to the same bytes.
 SAVED_BOMBS = {
     "compressed": packed({"about.npy": ABOUT, "state_0.npy": array_bytes(np.zeros(10**6))}),
     "claims memory": packed({"about.npy": ABOUT, "state_0.npy": array_bytes(np.zeros(2), (10**9, 10**6))}, 0),
@@ -154,7 +154,7 @@ def overlapping(times):
 
 
 @pytest.mark.parametrize("case", [*SAVED_BOMBS, "overlapping"])
-def test_a_saved_run_that_is_a_bomb_or_a_trap_is_refused_before_it_is_unpacked(case, tmp_path, monkeypatch):
+def test_a_malicious_saved_run_is_refused_before_it_is_unpacked(case, tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     path.write_bytes(overlapping(50) if case == "overlapping" else SAVED_BOMBS[case])
     read = []
@@ -187,13 +187,13 @@ def table():
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_a_name_in_a_store_never_leads_out_of_the_folder_of_figures(name, table):
+def test_a_name_in_a_store_never_leaves_the_folder_of_figures(name, table):
     hostile = table.assign(experiment=name, problem=name)
     (stem,) = file_names(make_sections(hostile))
     assert re.fullmatch(r"[a-z0-9_-]{1,90}", stem)
 
 
-def test_figures_of_hostile_names_are_written_into_their_folder_alone(table, tmp_path):
+def test_figures_with_hostile_names_are_written_only_into_their_folder(table, tmp_path):
     hostile = table.assign(experiment="../../up", problem="/etc/x")
     paths = write_figures(hostile, tmp_path / "deep" / "figures")
     assert {path.parent for path in paths} == {tmp_path / "deep" / "figures"}
@@ -241,12 +241,12 @@ def test_no_name_of_a_store_becomes_markup_in_the_page_of_the_paper():
 
 ESCAPES = "\x1b[2J \x1b]0;title\x07 \x9b31m a\rb a\x08b \u202eabc \x1b]8;;http://x.test\x1b\\link"
 ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-STYLES = re.compile(r"\x1b\[[\d;]*m")  # colors, which only the library prints, and only to a terminal
+STYLES = re.compile(r"\x1b\[[\d;]*m")  # colors, which the library prints only to a terminal
 
 
 @pytest.fixture
 def commanding(tmp_path):
-    """A store whose every text has escape sequences."""
+    """Return a store in which every text contains escape sequences."""
     text = ESCAPES
     changes = {name: text for name in ("experiment", "problem", "solver", "columns", "machine", "revision")}
     store = Store(tmp_path / "store")
@@ -257,7 +257,7 @@ def commanding(tmp_path):
 
 @pytest.mark.parametrize("command", ["select", "csv", "json", "report", "check", "metric"])
 @pytest.mark.filterwarnings("default")
-def test_no_name_of_a_store_gives_orders_to_a_terminal_or_a_pipe(command, commanding, tmp_path, monkeypatch):
+def test_no_name_of_a_store_sends_escape_sequences_to_a_terminal_or_a_pipe(command, commanding, tmp_path, monkeypatch):
     folder = commanding
     words = {
         "csv": ["select", folder, "--format", "csv"],
@@ -281,7 +281,7 @@ def test_no_name_of_a_store_gives_orders_to_a_terminal_or_a_pipe(command, comman
         assert not ORDERS.search(page)
 
 
-def test_progress_of_a_run_gives_no_orders_to_a_terminal(capsys):
+def test_progress_of_a_run_sends_no_escape_sequences_of_names_to_a_terminal(capsys):
     with progress_bar("\x1b[2Jtitle", True) as report:
         report(0.5, "\x1b]0;half\x07")
     shown = io.StringIO()

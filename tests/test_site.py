@@ -1,4 +1,4 @@
-"""The site: its pages, how it reads docstrings, what it would load, and the file that says how to cite."""
+"""The site: pages, docstrings, external resources, and the citation file."""
 
 import inspect
 import re
@@ -21,7 +21,7 @@ VERSION = bilevel.__version__
 
 
 class Settings(yaml.SafeLoader):
-    """YAML with tags that only MkDocs knows."""
+    """A YAML loader that ignores the tags of MkDocs."""
 
 
 Settings.add_multi_constructor("!", lambda loader, suffix, node: None)
@@ -46,7 +46,7 @@ def test_every_page_and_tutorial_is_in_the_nav_once_and_exists(nav):
 
 
 def prose():
-    """Markdown files of the repository, with the lines that are neither of a table nor code."""
+    """Return Markdown files of the repository with their lines outside of tables and code."""
     folders = (ROOT, ROOT / "docs", ROOT / "docs" / "reference", ROOT / "reports", ROOT / "examples" / "benchopt")
     for path in (path for folder in folders for path in sorted(folder.glob("*.md"))):
         text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
@@ -67,7 +67,7 @@ WORDED = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "docs"
 
 
 @pytest.mark.parametrize("where", WORDED)
-def test_the_words_are_those_of_the_field(where):
+def test_the_terms_are_those_of_the_field(where):
     files = [path for path in (ROOT / where, *(ROOT / where).rglob("*")) if path.suffix in {".md", ".py", ".cff"}]
     lines = [(path, line) for path in files for line in path.read_text().split("\n")]
     renames = ROOT / "CHANGELOG.md"  # whose table has the old names
@@ -98,7 +98,7 @@ def test_every_figure_of_the_reports_is_shown_by_one():
     assert sorted(shown) == sorted(path.name for path in reports.iterdir() if path.suffix in (".png", ".svg"))
 
 
-def test_pictures_of_choices_are_those_that_are_drawn_and_name_what_there_is():
+def test_pictures_of_choices_are_up_to_date_and_name_existing_objects():
     choices = load(ROOT / "docs" / "choices.py", "choices")
     for name, (title, questions, last) in choices.PICTURES.items():
         assert (ROOT / "docs" / name).read_text() == choices.draw(title, questions, last)
@@ -172,7 +172,7 @@ SMALL = '''
         Parameters
         ----------
         step : of z, as in :mod:`small.other`,
-            told in two lines
+            described in two lines
         ratio, size : both
         """
 
@@ -187,7 +187,7 @@ SMALL = '''
         Parameters
         ----------
         low, high : the range of ``x*``,
-            told in two lines
+            described in two lines
         **more : by name
 
         Returns
@@ -225,7 +225,7 @@ def entries(section):
 def test_meanings_become_descriptions_and_types_come_from_annotations(small):
     parsed = sections(small["check"])
     assert entries(parsed["parameters"]) == [
-        ("low", "int", None, "the range of ``x*``,\ntold in two lines"),
+        ("low", "int", None, "the range of ``x*``,\ndescribed in two lines"),
         ("high", "float", "1.0", "See `low`."),
         ("**more", "int", "{}", "by name"),
     ]
@@ -234,22 +234,22 @@ def test_meanings_become_descriptions_and_types_come_from_annotations(small):
     assert (str(raised.annotation), raised.description) == ("ValueError", "when low is above high")
 
 
-def test_a_solver_has_the_signature_that_python_knows(small):
+def test_a_solver_has_its_python_signature(small):
     role = '<autoref identifier="small.other" optional>`small.other`</autoref>'
     assert entries(sections(small["Small"])["parameters"]) == [
-        ("step", "float | None", "0.1", f"of z, as in {role},\ntold in two lines"),
+        ("step", "float | None", "0.1", f"of z, as in {role},\ndescribed in two lines"),
         ("ratio", "float", "2.0", "both"),
         ("size", "int", "3", "both"),
     ]
 
 
-def test_a_solver_is_told_by_its_file_with_nothing_that_markdown_misreads(small):
+def test_the_page_of_a_solver_escapes_its_header_for_markdown(small):
     text = sections(small["Small"])["text"]
     assert text.startswith("Small: a solver.\n\nWith z\\* and v\\*, each step\n\n    z ← z*\n\n    ====  =======")
     assert sections(small["check"])["text"] == "Check v\\*(x) and z\\*(x)."
 
 
-def test_a_page_that_would_ask_another_host_is_refused():
+def test_a_page_that_loads_from_another_host_is_refused():
     offline = load(ROOT / "docs" / "offline.py", "offline")
     page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
     kept = '<a href="https://arxiv.org"></a><script src="../assets/own.js"></script>'
@@ -259,7 +259,7 @@ def test_a_page_that_would_ask_another_host_is_refused():
             offline.on_post_page(kept + asked, page=page)
 
 
-def test_loaders_of_notebook_pages_are_left_out():
+def test_loaders_of_notebook_pages_are_removed():
     offline = load(ROOT / "docs" / "offline.py", "offline")
     loaders = '<!-- Load mathjax -->\n<script src="">\n<!-- End of mermaid configuration -->'
     assert offline.on_page_content(f"<p>before</p>{loaders}<p>after</p>") == "<p>before</p><p>after</p>"

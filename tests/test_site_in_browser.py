@@ -1,4 +1,4 @@
-"""The site in a browser, as `make docs` built it: anybody can use it, in light and in dark, and search finds pages."""
+"""The site built by `make docs` in a browser: it is accessible in light and dark mode, and search finds pages."""
 
 import functools
 import threading
@@ -49,7 +49,7 @@ def open_page(browser, address, page, width, scheme):
     def has_scheme():
         if browser.execute_script("return document.body.getAttribute('data-md-color-scheme')") == SCHEMES[scheme]:
             return True
-        # The theme remembers the scheme that it was first seen in.
+        # The theme stores the color scheme of the first visit.
         browser.execute_script("localStorage.clear()")
         browser.refresh()
         return False

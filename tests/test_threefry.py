@@ -1,4 +1,4 @@
-"""Draws of integers against those of `jax.random`."""
+"""Draws of integers equal those of `jax.random`."""
 
 import jax
 import jax.numpy as jnp

@@ -29,7 +29,7 @@ def example():
 
 
 def run_example(tmp_path, *arguments):
-    """The printed lines, and the point and history that the first process wrote."""
+    """Return the printed lines, and point and history as written by the first process."""
     command = [sys.executable, str(EXAMPLE), "--timeout", "240", "--out", str(tmp_path / "run.npz"), *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
@@ -45,7 +45,7 @@ def assert_same_run(saved, result):
 
 
 def interleaved(parts):
-    """The rows of several levels, one of each in turn."""
+    """Return the rows of several levels, interleaved."""
     rows = [np.asarray(part.leaves).T for part in parts]
     n = sum(map(len, rows))
     merged = np.empty((n, rows[0].shape[1]))
@@ -55,7 +55,7 @@ def interleaved(parts):
 
 
 @pytest.mark.slow
-def test_the_whole_problem_over_two_processes_is_that_of_one(example, tmp_path):
+def test_the_complete_problem_over_two_processes_is_that_of_one(example, tmp_path):
     lines, saved = run_example(tmp_path, "--whole")
     problem = bilevel.problems.logistic_selection(*example.breast_cancer(slice(None)), dtype="float64")
     assert_same_run(saved, bilevel.run(problem, example.SOLVER, max_steps=example.STEPS))
@@ -105,14 +105,14 @@ def test_a_run_that_loses_a_process_is_saved_and_ends_soon(example, tmp_path, mo
     assert "StepError" in told
     if recoverable:
         assert processes[0].returncode == 1 and waited < 20, "without a signal"
-    assert waited < 40, "JAX ends it after the 10 seconds without a heartbeat that were asked for"
+    assert waited < 40, "JAX ends it after 10 seconds without a heartbeat"
     with np.load(tmp_path / "saved.npz") as saved:
         assert "about" in saved
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """The processes that are started, for a look at how they ended."""
+    """Return the list of processes that are started."""
     processes, popen = [], subprocess.Popen
 
     def recorded(*args, **kwargs):

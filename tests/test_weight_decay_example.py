@@ -1,4 +1,4 @@
-"""The example with weight decay: learned decays tell the image from the others, and searches are what they say."""
+"""The example with weight decay: learned decays select the useful image, and searches are as described."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ def test_its_derivatives_are_right(problem):
     assert max(problem.check().values()) < 1e-4
 
 
-def test_learned_decays_tell_the_image_from_the_others_and_lower_the_test_error(example, problem, parts):
+def test_learned_decays_select_the_useful_image_and_lower_the_test_error(example, problem, parts):
     learned = example.learn(problem, STEPS)
     image, *others = (float(np.exp(learned.point.outer_var[f"image {place}"]["kernel"])) for place in range(5))
     assert image < example.START < min(others)

@@ -1,6 +1,6 @@
-"""What a new user gets: the wheel in an empty environment, the README and every page as written, the command line.
+"""The wheel in a new environment: README and pages run as written, and the command line works.
 
-All of it is slow, for an environment is made and filled.
+All tests are slow, because they create and fill an environment.
 """
 
 import importlib.util
@@ -27,11 +27,11 @@ PAGES = sorted(
     if "```python" in path.read_text() or wheel.commands(path)
 )
 A_RUN = "import bilevel as b; b.run(b.problems.quadratic(60, 40, 5, 3), b.SOBA(batch_size=10), max_steps=1)"
-PATIENCE = 1200  # seconds for what another worker makes
+PATIENCE = 1200  # seconds to wait for another worker
 IMPORTS = "import jax\nimport numpy as np\n\nimport bilevel\n"
 DATA = IMPORTS + "X = np.random.default_rng(0).standard_normal((60, 3))\ny = np.where(X[:, 0] > 0, 1, -1)\n"
 READY = "problem = bilevel.problems.breast_cancer()\n"
-# What a page says that the reader has: a problem of theirs, rows.
+# Variables that a page assumes: a problem of the reader, rows.
 GIVEN = {
     "docs/auto.md": IMPORTS + READY,
     "docs/choosing.md": DATA + READY,
@@ -41,9 +41,9 @@ GIVEN = {
     + "jax.distributed.initialize = lambda: None  # one process; two are in test_two_processes.py\n",
     "docs/solvers.md": IMPORTS + READY,
 }
-# Files that a page has its reader write, each a block of its own.
+# Files that the reader of a page writes, each a separate block.
 FILES = {"docs/add-a-solver.md": {"heavy_ball.py": ("python", 0), "mine.toml": ("toml", 0)}}
-# What must hold after a block of a page, by its place: said in the same process.
+# Assertions after a block of a page, by its position, in the same process.
 CHECKS = {
     "docs/choosing.md": {
         0: "assert model.score(X, y) > 0.9",
@@ -76,7 +76,7 @@ NOT_RUN = r"make |pip install |python (?:examples|benchmarks)/|python -m paper |
 
 
 def made_once(factory, name, make):
-    """The folder that `make` fills, which the workers of one run of the tests share: the first of them makes it."""
+    """Return the folder that ``make`` fills, which all workers share; the first one creates it."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     done, deadline = folder.with_suffix(".done"), time.monotonic() + PATIENCE
@@ -99,7 +99,7 @@ def built(tmp_path_factory):
 
 
 def in_haste(programs):
-    """Programs that are compiled once for all pages, and as the other tests have them: in haste."""
+    """Compile programs once for all pages, with the fast settings of the other tests."""
     kept = {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ}
     return kept | {"JAX_COMPILATION_CACHE_DIR": str(programs.parent / "programs")}
 
@@ -110,18 +110,18 @@ def filled(folder, *wanted):
 
 @pytest.fixture(scope="session")
 def minimal(built, tmp_path_factory):
-    """The programs of an environment with the wheel and nothing else."""
+    """Return the programs of an environment with only the wheel."""
     return made_once(tmp_path_factory, "minimal", lambda folder: filled(folder, built)) / "bin"
 
 
 @pytest.fixture(scope="session")
 def whole(built, tmp_path_factory):
-    """The programs of an environment with the wheel and all extras, and DuckDB, which a page uses."""
+    """Return the programs of an environment with the wheel, all extras, and DuckDB, which a page uses."""
     wanted = f"{built}[all]", "duckdb"
     return made_once(tmp_path_factory, "whole", lambda folder: filled(folder, *wanted)) / "bin"
 
 
-def test_the_wheel_holds_every_module_config_and_template_and_nothing_else(built):
+def test_the_wheel_contains_every_module_config_and_template_and_nothing_else(built):
     with zipfile.ZipFile(built) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     package = wheel.ROOT / "bilevel"
@@ -129,7 +129,7 @@ def test_the_wheel_holds_every_module_config_and_template_and_nothing_else(built
     assert held == {name for name in expected if "__pycache__" not in name}
 
 
-def test_wheel_and_sdist_pass_the_checks_of_the_index(tmp_path):
+def test_wheel_and_sdist_pass_the_checks_of_pypi(tmp_path):
     for module in ("build", "twine"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: pip install -e '.[dev]'")
@@ -169,7 +169,7 @@ def test_with_the_wheel_alone_the_library_works_and_the_command_line_names_its_e
         (f"{A_RUN}.to_dataframe()", "bench"),
     ],
 )
-def test_what_is_missing_is_named_with_its_extra(minimal, tmp_path, program, extra):
+def test_a_missing_library_is_named_with_its_extra(minimal, tmp_path, program, extra):
     caught = f"try:\n    {program}\nexcept ImportError as error:\n    print(error)\n"
     (tmp_path / "program.py").write_text(caught)
     assert f"pip install 'bilevel[{extra}]'" in wheel.call(minimal / "python", "program.py", cwd=tmp_path)
@@ -200,19 +200,19 @@ def test_every_block_of_a_page_runs_as_written_from_the_wheel(whole, tmp_path, p
         )
 
 
-def test_the_code_that_runs_is_that_of_the_wheel(whole, tmp_path):
+def test_the_code_of_the_wheel_is_run(whole, tmp_path):
     shown = wheel.call(whole / "python", "-c", "import bilevel; print(bilevel.__file__)", cwd=tmp_path)
     assert shown.startswith(str(whole.parent))
 
 
-def test_each_step_of_a_new_user_takes_about_a_minute_and_prints_what_the_readme_says(whole, tmp_path):
+def test_each_step_of_a_new_user_takes_about_a_minute_and_prints_the_output_in_the_readme(whole, tmp_path):
     from benchmarks.new_user import STEPS, take_step
 
     assert [line for line in wheel.commands("README.md") if not re.match(NOT_RUN, line)] == [
         "bilevel run demo --store results/demo && bilevel report results/demo --out results"
     ]
     taken = {step: take_step(whole, step, tmp_path) for step in STEPS}
-    # Seconds of processors: the machine may do other things meanwhile. The report has the numbers.
+    # Processor seconds, because the machine may be busy. The report has the numbers.
     assert max(of_processors for _, (_, of_processors) in taken.values()) < 100, taken
     estimator, own_losses, benchmark = (printed for printed, _ in taken.values())
     assert "".join(f"    {line}\n" for line in estimator.splitlines()) in (wheel.ROOT / "README.md").read_text()
@@ -222,7 +222,7 @@ def test_each_step_of_a_new_user_takes_about_a_minute_and_prints_what_the_readme
     assert list((tmp_path / "results").glob("*.html")), benchmark
 
 
-def test_one_penalty_for_all_features_leaves_the_error_that_the_readme_says():
+def test_one_penalty_for_all_features_gives_the_error_in_the_readme():
     _, own_losses, _ = wheel.blocks("README.md", "python")
     names = {}
     exec(own_losses.partition("\n\n\ndef")[0], names)
@@ -239,7 +239,7 @@ def test_the_readmes_last_block_shows_a_hypergradient_with_its_residual(whole, t
     assert float(residual) < 1e-9
 
 
-def test_the_recipe_asks_for_what_the_package_asks_for():
+def test_the_conda_recipe_has_the_dependencies_of_the_package():
     project = tomllib.loads((wheel.ROOT / "pyproject.toml").read_text())["project"]
     recipe = (wheel.ROOT / "conda" / "meta.yaml").read_text()
     needed = re.findall(r"^    - ([a-z]+) (\S+)$", recipe.partition("  run:")[2].partition("test:")[0], re.MULTILINE)

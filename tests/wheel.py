@@ -1,4 +1,4 @@
-"""The wheel, an empty environment with it, and the code of the pages run there: nothing of the source tree is seen."""
+"""The wheel, a new environment with it, and the code of the pages, run there without access to the source tree."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUILT_FROM = ("bilevel", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 BUILT_FROM += ("SECURITY.md", "constraints.txt")
-# What these tests set for speed, and what would let the source tree in.
+# Variables that the tests set for speed, or that would give access to the source tree.
 NOT_A_USERS = ("PYTHONPATH", "XLA_FLAGS", "JAX_ENABLE_X64", "JAX_COMPILATION_CACHE_DIR", "OMP_NUM_THREADS")
-NOT_A_USERS += ("PYTHONDONTWRITEBYTECODE",)  # what a process compiles of its modules serves the next
+NOT_A_USERS += ("PYTHONDONTWRITEBYTECODE",)  # compiled modules are reused by the next process
 
 
 def copy_source(folder):
-    """Copy what is built, so that nothing is written beside it."""
+    """Copy the source, so that nothing is written into the source tree."""
     for name in BUILT_FROM:
         source = ROOT / name
         if source.is_dir():
@@ -36,9 +36,9 @@ def build_wheel(folder):
 
 
 def make_environment(folder, *wanted, in_haste=False):
-    """Make an empty environment, install into it at the versions that are known to work, and return its programs.
+    """Create an environment, install the tested versions of the dependencies, and return the folder of its programs.
 
-    In haste the pip of this environment fills it, and a module is compiled when it is first imported.
+    For speed the pip of this environment installs them, and modules are compiled when they are first imported.
     """
     call(sys.executable, "-m", "venv", *(["--without-pip"] if in_haste else []), folder)
     python = folder / "bin" / "python"
@@ -49,7 +49,7 @@ def make_environment(folder, *wanted, in_haste=False):
 
 
 def call(*words, cwd=None, code=0, **changes):
-    """What a program prints, with an environment of a user's."""
+    """Return the output of a program that runs with the environment variables of a user."""
     environment = {name: value for name, value in os.environ.items() if name not in NOT_A_USERS} | changes
     words = [str(word) for word in words]
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
@@ -58,11 +58,11 @@ def call(*words, cwd=None, code=0, **changes):
 
 
 def blocks(page, language):
-    """The fenced blocks of a page in a language."""
+    """Return the fenced blocks of a page in a language."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def commands(page):
-    """The commands of a page: lines of indented blocks that begin with a program's name, without their comments."""
+    """Return the commands of a page: lines of indented blocks that start with the name of a program."""
     lines = re.findall(r"^    ((?:\w+=\S+ )*(?:bilevel|pip|make|python) .*)$", (ROOT / page).read_text(), re.MULTILINE)
     return [re.split(r"\s+#", line)[0].strip() for line in lines]

@@ -1,6 +1,6 @@
 """A sweep on a Dask cluster: what is said where a scheduler or its workers are not there, or go.
 
-That the store is then the same, cell by cell, is shown by the campaign of faults.
+``tests/faults/test_kills.py`` compares the store with that of an undisturbed run, cell by cell.
 """
 
 import logging

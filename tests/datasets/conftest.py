@@ -10,7 +10,7 @@ from tests.datasets import tiny
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    """Let pooch try again at once."""
+    """Let pooch retry without a delay."""
     monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
 
 
@@ -27,7 +27,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """An empty data folder and an empty cache, and no other."""
+    """Use an empty data folder and an empty cache."""
     data, cache = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
     cache.mkdir()
@@ -47,7 +47,7 @@ def register(monkeypatch):
 
 @pytest.fixture
 def served(server, folders, register):
-    """The made-up set with a split, at the server and in no folder."""
+    """Serve the synthetic set with a split, which is in no folder."""
     for name, body in tiny.packed_libsvm().items():
         server.serve(f"/{name}", body)
     return register(tiny.libsvm_set(server.url))

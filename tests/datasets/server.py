@@ -1,4 +1,4 @@
-"""A web server on the loopback interface, with the misbehaviors of real ones."""
+"""A web server on the loopback interface that can misbehave like real ones."""
 
 import threading
 from contextlib import contextmanager, suppress
@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 
-HOST = "https://data.test"  # the address under which the library knows the server
+HOST = "https://data.test"  # the address of the server for the library
 
 
 class Wire(HTTPAdapter):
-    """Carries what is sent to `HOST` to the server, which needs no certificate then."""
+    """An adapter that sends requests to `HOST` to the server, without a certificate."""
 
     def __init__(self, port):
         super().__init__()
@@ -25,7 +25,7 @@ class Wire(HTTPAdapter):
 
 
 class Server:
-    """`answers` maps a path to a function of the handler; `requests` lists the paths asked for."""
+    """A server. ``answers`` maps a path to a function of the handler; ``requests`` lists the requested paths."""
 
     def __init__(self):
         self.answers = {}
@@ -34,14 +34,14 @@ class Server:
         self.url, self.port = HOST, 0
 
     def open_session(self):
-        """Return a session that reaches the server at `HOST`, and nothing else."""
+        """Return a session that reaches only the server at `HOST`."""
         session = requests.Session()
         session.adapters.clear()
         session.mount(HOST, Wire(self.port))
         return session
 
     def serve(self, path, body, *, claimed=None):
-        """Send a body, with a Content-Length that may claim more than there is."""
+        """Send a body with a Content-Length that may exceed its size."""
 
         def answer(handler):
             handler.send_response(200)

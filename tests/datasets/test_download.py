@@ -1,4 +1,4 @@
-"""A set from its source, over the loopback interface."""
+"""Downloads of a set over the loopback interface."""
 
 import bz2
 import gzip
@@ -39,7 +39,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_download_equals_the_made_up_set_and_so_does_its_copy_in_the_cache(form, server, folders, register):
+def test_a_download_and_its_cached_copy_equal_the_set(form, server, folders, register):
     make, packed, arrays = FORMATS[form]
     for name, body in packed().items():
         server.serve(f"/{name}", body)
@@ -59,14 +59,14 @@ def test_a_set_of_several_compressed_streams_is_read_to_its_end(served, server):
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
 
 
-def test_the_second_host_is_asked_where_the_first_fails(served, server, register):
+def test_the_second_host_is_used_if_the_first_fails(served, server, register):
     first, *rest = served.files
     register(replace(served, files=(replace(first, urls=(f"{server.url}/gone.bz2", *first.urls)), *rest)))
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
     assert server.requests[0] == "/gone.bz2"
 
 
-def test_a_host_that_fails_twice_is_asked_a_third_time(served, server):
+def test_a_host_that_fails_twice_is_tried_a_third_time(served, server):
     good = server.answers["/tiny.bz2"]
 
     def recover(handler):
@@ -80,7 +80,7 @@ def test_a_host_that_fails_twice_is_asked_a_third_time(served, server):
 
 
 @pytest.mark.parametrize("body", [BODY + b" ", bz2.compress(b"<html>")], ids=["other digest", "other form"])
-def test_the_second_host_is_asked_where_the_first_serves_something_else(body, served, server, register):
+def test_the_second_host_is_used_if_the_first_serves_other_content(body, served, server, register):
     digest = f"sha256:{hashlib.sha256(BODY).hexdigest()}" if body.startswith(BODY) else None
     server.serve("/other/tiny.bz2", body)
     first, *rest = served.files
@@ -98,7 +98,7 @@ def test_a_file_of_another_digest_is_refused(served, server, folders, register):
     assert not list(folders[1].iterdir())
 
 
-def test_nothing_of_a_failed_host_gets_into_the_file_of_the_next(served, server, register):
+def test_data_of_a_failed_host_are_discarded(served, server, register):
     server.serve("/half/tiny.bz2", bz2.compress(OTHER * 1000) + BODY[:-30])
     first, *rest = tiny.libsvm_set(server.url, max_bytes=10**6).files
     register(replace(served, files=(replace(first, urls=(f"{server.url}/half/tiny.bz2", *first.urls)), *rest)))
@@ -190,7 +190,7 @@ def test_a_host_of_a_private_network_may_redirect_within_it(served, server, regi
 
 
 @pytest.mark.parametrize("part", ["body", "head"])
-def test_a_host_that_sends_a_byte_at_a_time_is_given_up_after_the_time_for_the_file(part, server, folders, register):
+def test_a_host_that_sends_a_byte_at_a_time_is_given_up_after_the_time_limit(part, server, folders, register):
     server.drip("/tiny.bz2", 0.02, **({"head": b"HTTP/1.1 200 OK\r\nX: "} if part == "head" else {}))
     register(tiny.libsvm_set(server.url, max_seconds=0.5))
     began = time.monotonic()
@@ -292,7 +292,7 @@ def test_an_address_without_encryption_is_refused(scheme, folders, register):
 
 
 @pytest.mark.parametrize("where", ["while writing", "in the folder"])
-def test_a_cache_that_cannot_be_written_is_warned_of_and_the_data_are_there(where, served, folders, monkeypatch):
+def test_a_cache_that_cannot_be_written_gives_a_warning_and_the_data(where, served, folders, monkeypatch):
     def full(file, **arrays):
         file.write(b"PK")
         raise OSError("No space left on device")
@@ -310,7 +310,7 @@ def test_a_cache_that_cannot_be_written_is_warned_of_and_the_data_are_there(wher
     assert folders[1].is_file() or not list(folders[1].iterdir())
 
 
-def test_a_bar_is_drawn_only_where_asked_for(served, folders, capsys):
+def test_a_progress_bar_is_drawn_only_on_request(served, folders, capsys):
     datasets.load("tiny")
     assert capsys.readouterr().out == ""
     (folders[1] / "tiny.npz").unlink()
@@ -318,7 +318,7 @@ def test_a_bar_is_drawn_only_where_asked_for(served, folders, capsys):
     assert "tiny.t.bz2" in capsys.readouterr().out
 
 
-def test_downloading_without_pooch_says_how_to_install_it_and_reading_needs_none(served, folders, monkeypatch):
+def test_downloading_without_pooch_says_how_to_install_it_and_reading_does_not_need_it(served, folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ImportError, match=r"pip install 'bilevel\[data\]'"):
         datasets.load("tiny")

@@ -1,4 +1,4 @@
-"""Files that are what they should be, and files that are not."""
+"""Valid and invalid files of a set."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from tests.datasets import tiny
 
 
 class Trap:
-    """Counts how often it is unpickled."""
+    """An object that counts how often it is unpickled."""
 
     sprung = 0
 
@@ -40,7 +40,7 @@ def without(name):
 
 
 def claiming(shape):
-    """An archive whose X_train claims a shape for which no data follow."""
+    """Return an archive in which the header of X_train has a shape without data."""
     buffer = io.BytesIO(without("X_train"))
     with zipfile.ZipFile(buffer, "a") as target, target.open("X_train.npy", "w") as member:
         header = {"descr": "<f8", "fortran_order": False, "shape": shape}
@@ -73,7 +73,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("place", [0, 1], ids=["folder", "cache"])
-def test_a_file_that_is_not_the_set_is_refused_and_the_source_not_asked(case, place, served, server, folders):
+def test_a_wrong_file_is_refused_without_a_request_to_the_source(case, place, served, server, folders):
     body, message = BAD[case]
     path = folders[place] / "tiny.npz"
     path.write_bytes(body)
@@ -145,5 +145,5 @@ def test_the_checksum_is_that_of_names_types_shapes_and_bytes_in_c_order(monkeyp
     ],
     ids=["values", "shape", "name", "type"],
 )
-def test_the_checksum_sees(other):
+def test_the_checksum_detects(other):
     assert files.checksum(other) != files.checksum({"X": np.zeros((2, 3)), "y": np.zeros(2)})

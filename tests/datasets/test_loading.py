@@ -1,4 +1,4 @@
-"""Names, the order of search, and the sets that need no file."""
+"""Names of sets, search order, and sets that need no file."""
 
 import subprocess
 import sys
@@ -15,18 +15,18 @@ from bilevel.datasets.registry import SETS
 from tests.datasets import tiny
 
 
-def test_names_are_those_that_load_knows():
+def test_every_name_can_be_loaded():
     assert datasets.names() == ("ijcnn1", "mnist", "covtype", "breast_cancer", "digits")
 
 
 @pytest.mark.parametrize("function", [datasets.load, datasets.locate])
 @pytest.mark.parametrize(("name", "nearest"), [("minst", "mnist"), ("ijcnn", "ijcnn1"), ("Digits", "digits")])
-def test_an_unknown_name_is_answered_with_the_nearest(function, name, nearest):
+def test_an_unknown_name_is_refused_with_a_suggestion(function, name, nearest):
     with pytest.raises(ValueError, match=f"name='{name}'.*did you mean '{nearest}'.*covtype"):
         function(name)
 
 
-def test_the_folder_wins_over_the_cache_and_the_cache_over_the_network(served, server, folders):
+def test_the_folder_comes_before_the_cache_and_the_cache_before_the_network(served, server, folders):
     data, cache = folders
     datasets.load("tiny")
     asked = len(server.requests)
@@ -44,7 +44,7 @@ def test_the_folder_wins_over_the_cache_and_the_cache_over_the_network(served, s
     assert len(server.requests) == 2 * asked
 
 
-def test_a_bad_file_in_the_folder_is_not_passed_over_for_a_good_one_in_the_cache(served, folders):
+def test_a_bad_file_in_the_folder_is_not_skipped_for_a_good_one_in_the_cache(served, folders):
     datasets.load("tiny")
     (folders[0] / "tiny.npz").write_bytes(b"bad")
     with pytest.raises(DamagedFileError, match=str(folders[0])):
@@ -57,7 +57,7 @@ def test_a_folder_that_does_not_exist_is_named(monkeypatch, tmp_path):
         datasets.load("mnist")
 
 
-def test_the_cache_is_made_where_the_variables_say(served, monkeypatch, tmp_path):
+def test_the_cache_is_created_where_the_variables_specify(served, monkeypatch, tmp_path):
     monkeypatch.delenv("BILEVEL_DATA")
     monkeypatch.setenv("BILEVEL_CACHE", str(tmp_path / "a" / "b"))
     datasets.load("tiny")
@@ -72,7 +72,7 @@ def test_the_cache_is_made_where_the_variables_say(served, monkeypatch, tmp_path
 
 @pytest.fixture
 def nothing_but_sklearn(monkeypatch, tmp_path):
-    """No folder, no cache, no network."""
+    """Disable folder, cache and network."""
     monkeypatch.setenv("BILEVEL_DATA", str(tmp_path / "none"))
     monkeypatch.setenv("BILEVEL_CACHE", str(tmp_path / "none"))
 
@@ -98,7 +98,7 @@ def test_a_missing_scikit_learn_says_how_to_install_it(monkeypatch):
         datasets.load("digits")
 
 
-def test_a_set_shows_itself_in_a_line(served):
+def test_the_repr_of_a_set_is_one_line(served):
     assert repr(datasets.load("tiny")) == "Dataset(name='tiny', classes=(-1, 1))"
 
 
@@ -117,7 +117,7 @@ def test_every_source_is_an_https_address_of_a_compressed_file_with_limits():
     assert all(len(bytes.fromhex(SETS[name].checksum)) == 32 for name in ("ijcnn1", "mnist", "covtype"))
 
 
-def test_a_loaded_set_is_the_callers_to_change(served):
+def test_a_loaded_set_may_be_modified_by_the_caller(served):
     first = datasets.load("tiny")
     first.X_train[:] = 0
     np.testing.assert_array_equal(datasets.load("tiny").X_train, tiny.SPLIT["X_train"])

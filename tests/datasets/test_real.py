@@ -1,6 +1,6 @@
-"""The real sets, where the folder BILEVEL_DATA has them: counts known from elsewhere, and the way through the formats.
+"""The real sets, if the folder BILEVEL_DATA has them: known counts, and reading of the published formats.
 
-Nothing is downloaded: the texts of the sources are written anew from the arrays and served on the loopback interface.
+Nothing is downloaded: the published files are written again from the arrays and served on the loopback interface.
 """
 
 import bz2
@@ -55,12 +55,12 @@ def test_covtype_has_its_known_counts():
 
 
 def download_again(name, bodies, server, register, monkeypatch, cache):
-    """Load the set from the server alone."""
+    """Load the set from the server only."""
     moved = []
     for file, body in zip(SETS[name].files, bodies, strict=True):
         path = "/" + file.urls[0].rpartition("/")[2]
         server.serve(path, body)
-        moved.append(replace(file, urls=(server.url + path,), digest=None))  # compressed anew, to other bytes
+        moved.append(replace(file, urls=(server.url + path,), digest=None))  # compressed again, to different bytes
     register(replace(SETS[name], files=tuple(moved)))
     monkeypatch.delenv("BILEVEL_DATA")
     monkeypatch.setenv("BILEVEL_CACHE", str(cache))

@@ -1,4 +1,4 @@
-"""Made-up sets in the formats of the sources, written without the library."""
+"""Synthetic sets in the formats of the sources, written without the library."""
 
 import bz2
 import gzip
@@ -23,7 +23,7 @@ TABLE = {"X": RNG.integers(-300, 7000, (6, 4)).astype(np.int16), "y": np.array([
 
 
 def digest(arrays):
-    """The checksum as its docstring has it, in one go."""
+    """Return the checksum as its docstring defines it."""
     parts = [
         f"{name} {array.dtype.str} {array.shape}\n".encode() + array.tobytes("C")
         for name, array in sorted(arrays.items())
@@ -32,7 +32,7 @@ def digest(arrays):
 
 
 def libsvm_text(X, y):
-    """Lines `label index:value ...` without the zeros."""
+    """Return lines `label index:value ...` without zeros."""
     rows = (" ".join(f"{k}:{value:.6f}" for k, value in enumerate(row, 1) if value) for row in X.tolist())
     return "".join(f"{label} {row} \n" for label, row in zip(y.tolist(), rows, strict=True)).encode()
 

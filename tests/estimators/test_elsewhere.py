@@ -1,6 +1,6 @@
 """Estimators in threads and as copies: the same to the last bit.
 
-The campaign of faults does so with every estimator, and in other processes.
+``tests/faults/test_long_runs.py`` tests every estimator, also in other processes.
 """
 
 import copy

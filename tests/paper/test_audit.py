@@ -1,4 +1,4 @@
-"""Verdicts on made-up results that are known, the page on the kept ones, and all of it in little."""
+"""Verdicts on synthetic results, the page from the kept results, and a quick run of everything."""
 
 import json
 import os
@@ -27,7 +27,7 @@ DRAWN = ("hypergrad_norm_sq", "test_error", "value", "value_gap", "validation_er
 
 
 def evaluations(solver, step, seed, phase, end, columns):
-    """Four rows that fall by the same factor from 1 to the end, a second and 100 calls apart."""
+    """Yield four rows that decrease by equal factors from 1 to the end, a second and 100 calls apart."""
     fixed = {"experiment": "e", "problem": "quadratic", "problem_arguments": json.dumps({}), "solver": solver}
     fixed |= {"cell": f"{solver} {step} {seed} {phase} {columns}", "seed": seed, "phase": phase, "columns": columns}
     fixed |= {"status": "diverged" if np.isinf(end) else "out_of_budget", "param_step_size": step}
@@ -40,7 +40,7 @@ def evaluations(solver, step, seed, phase, end, columns):
 
 
 def section(part, ends, wider=None, untuned=0.1):
-    """A part in which the published setting of each solver ends at this value; twice that with another step size."""
+    """Return a part in which the published setting of each solver ends at a value, and another one at twice that."""
     rows = []
     for solver, end in ends.items():
         for seed in (0, 1):
@@ -105,11 +105,11 @@ def test_a_verdict_follows_the_numbers(number, part, changes, expected):
     assert verdict(number, part, AS_PAPER | changes) == expected
 
 
-def test_a_bias_is_what_another_series_lowers():
+def test_a_bias_is_confirmed_if_another_series_reduces_it():
     assert verdict(3, "quadratic", AS_PAPER, wider=AS_PAPER | {"VRBO": 1e-4}) == DEPENDS
 
 
-def test_a_claim_that_holds_on_one_grid_alone_depends():
+def test_a_claim_that_holds_on_only_one_grid_depends():
     ends = AS_PAPER | {"SRBA": 0.5}
     assert verdict(7, "ijcnn1", ends, wider=ends | {"SRBA": 1e-25}) == DEPENDS
 
@@ -131,12 +131,12 @@ def test_a_table_has_a_row_for_each_contender_best_first():
 
 @pytest.mark.parametrize("name", PARTS)
 def test_the_quick_form_has_every_published_solver_once(name):
-    little = shrink(load_config(name), PARTS[name].little)
-    assert [setting.solver for setting in little.settings] == [*PAPER, "AutoSRBA"]
-    assert little.seeds == (0, 1)
+    small = shrink(load_config(name), PARTS[name].little)
+    assert [setting.solver for setting in small.settings] == [*PAPER, "AutoSRBA"]
+    assert small.seeds == (0, 1)
 
 
-def test_an_empty_folder_has_nothing_to_draw(tmp_path):
+def test_an_empty_folder_is_refused(tmp_path):
     shown = CliRunner().invoke(app, ["audit", "--kept", str(tmp_path)])
     assert shown.exit_code == 2 and "has no kept results" in " ".join(shown.output.split())
 
@@ -173,7 +173,7 @@ def test_the_kept_results_are_small_and_no_cell_is_lost():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("BILEVEL_DATA"), reason="BILEVEL_DATA names no folder with the data")
-def test_everything_runs_in_little(tmp_path, monkeypatch):
+def test_the_quick_form_runs_everything(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["reproduce", "all", "--quick"])
     assert done.exit_code == 0, done.output

@@ -28,7 +28,7 @@ def test_a_claim_has_a_verdict_and_evidence_that_exists(claim):
     assert name in functions(ROOT / path)
 
 
-def test_claims_are_told_apart():
+def test_claims_have_different_ids():
     assert len({claim["id"] for claim in CLAIMS}) == len(CLAIMS)
 
 

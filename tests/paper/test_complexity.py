@@ -1,4 +1,4 @@
-"""Slopes, first passages against a counter in NumPy, and the measurement that slopes are fitted to."""
+"""Slopes, first passages compared with a counter in NumPy, and the measurement."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_a_power_law_has_its_exponent_and_infinite_points_are_left_out():
     assert fit_slope([*x, 1e4], [*(3 * x**0.7), np.inf]).n_points == 4
 
 
-def test_the_interval_covers_the_exponent_as_often_as_it_says():
+def test_the_interval_covers_the_exponent_with_its_probability():
     rng = np.random.default_rng(0)
     x = np.repeat(np.geomspace(1, 1000, 5), 3)
     fits = [fit_slope(x, x**0.5 * np.exp(0.3 * rng.standard_normal(len(x)))) for _ in range(400)]
@@ -44,7 +44,7 @@ def looks():
 
 
 def descend_in_numpy(problem, step, epsilon):
-    """Full-batch moves of z, v and x together, from the means in closed form, with what they cost."""
+    """Return the calls of simultaneous full-batch moves of z, v and x, from the means in closed form."""
     a, r = (np.asarray(part) for part in (problem.oracles.curvatures, problem.oracles.widths))
     z, x, v = (np.array(part) for part in problem.start)
     n, m, taken = problem.n_inner, problem.n_outer, 0
@@ -73,7 +73,7 @@ def test_calls_of_a_recursive_method_are_those_of_its_periods():
     assert found.costs[1e-30] == np.inf and 1e-30 < found.lowest <= 0.2
 
 
-def test_a_cost_may_be_that_of_one_kind():
+def test_the_cost_may_be_one_kind_of_calls():
     solver = bilevel.SRBA(0.25, 1.0, 1, period=1)
     everything, of_f = (
         first_passage(make_valleys(64), solver, [0.2], 0, 1e6, cost).costs[0.2]
@@ -116,21 +116,21 @@ def measurement(step, seed, calls, lowest=1.0, size=256, solver="SRBA"):
     return Measurement("valleys", solver, step, 1.0, 1, 0.0, size, seed, 1e-3, calls, lowest)
 
 
-def test_the_first_to_be_stationary_is_selected_and_else_the_lowest():
+def test_the_first_stationary_setting_is_selected_or_else_the_one_with_the_lowest_gradient():
     rows = [measurement(0.1, 100, 50.0), measurement(0.2, 100, 40.0), measurement(0.3, 0, 1.0)]
     assert select(rows, "valleys", BY_NAME["SRBA"], 256, 1e-3).step == 0.2
     rows = [measurement(0.1, 100, np.inf, 0.5), measurement(0.2, 100, np.inf, 0.7)]
     assert select(rows, "valleys", BY_NAME["SRBA"], 256, 1e-3).step == 0.1
 
 
-def test_a_grid_at_the_smallest_size_serves_a_method_whose_bound_does_not_know_the_size():
+def test_a_grid_at_the_smallest_size_is_used_if_the_bound_does_not_depend_on_the_size():
     rows = [measurement(0.3, 100, 50.0, size=64, solver=name) for name in ("SOBA", "SRBA")]
     rows += [measurement(0.1, 100, 60.0, size=256, solver="SRBA")]
     assert select(rows, "valleys", BY_NAME["SOBA"], 256, 1e-3).step == 0.3
     assert select(rows, "valleys", BY_NAME["SRBA"], 256, 1e-3).step == 0.1
 
 
-def test_slopes_leave_the_rows_of_the_grid_out():
+def test_slopes_ignore_the_rows_of_the_grid():
     rows = [measurement(0.1, seed, 10.0 * size**0.5, size=size) for size in (4, 16, 64) for seed in (0, 1)]
     grid = [measurement(0.1, 100, 1e9, size=4)]
     assert slope_in_size(rows + grid, "valleys", "SRBA", 1e-3).value == pytest.approx(0.5)

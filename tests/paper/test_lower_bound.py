@@ -1,4 +1,4 @@
-"""Queries of rows of F on the worst case: a plain count, the bound, and how the grid is used."""
+"""Queries of rows of F on the worst case: an independent count, the bound, and the use of the grid."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ TINY = QUICK._replace(n_outer=(2,), epsilon=1.5e-6, seeds=(0,), solvers=("SRBA",
 
 
 def slope_of_f(y):
-    """∇f of a chain, coordinate by coordinate."""
+    """Return ∇f of a chain, coordinate by coordinate."""
     alpha, grad = 1 / 180, np.zeros_like(y)
     grad[0] = np.sqrt(alpha) * (y[0] - 1)
     for k in range(len(y) - 1):

@@ -1,4 +1,4 @@
-"""Tables and figures come from rows alone; those of the repository from its kept rows."""
+"""Tables and figures depend only on rows; those of the repository follow from the kept rows."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def kept():
 
 
 def measurements():
-    """SRBA on a power law, AmIGO that never comes there."""
+    """Yield rows of SRBA on a power law, and of AmIGO, which never reaches ε."""
     for size in (64, 256, 1024):
         for epsilon in (0.1, 0.01):
             for seed in (0, 1, 2):
@@ -30,7 +30,7 @@ def measurements():
                 yield Measurement("valleys", "AmIGO", 0.1, 1.0, 1, 0.0, size, seed, epsilon, np.inf, 0.3)
 
 
-def test_a_table_has_medians_exponents_and_the_floor_of_what_was_not_reached():
+def test_a_table_has_medians_exponents_and_the_lowest_gradient_if_epsilon_was_not_reached():
     text = tables.complexity_table(list(measurements()), "valleys", 0.01)
     assert "| SRBA | N^1/2 ε^-1 | 4 000 | 8 000 | 16 000 | 0.50 ± 0.00 |" in text
     assert "| AmIGO | ε^-2 | not reached (0.3) | not reached (0.3) | not reached (0.3) | – |" in text
@@ -38,7 +38,7 @@ def test_a_table_has_medians_exponents_and_the_floor_of_what_was_not_reached():
     assert "| SRBA | N^1/2 ε^-1 | 400 | 4 000 | 1.00 ± 0.00 |" in text
 
 
-def test_the_regime_is_told_by_periods_and_by_exponents_at_a_fixed_step():
+def test_the_regime_follows_from_periods_and_exponents_at_a_fixed_step():
     grid = [row._replace(seed=100 + row.seed, step=tables.FIXED_STEP) for row in measurements()]
     text = tables.regime_table(grid, "valleys")
     assert "| 0.01 | 5.1 | 2.5 | 1.3 |" in text

@@ -1,4 +1,4 @@
-"""A quadratic in numbers, and every sequence of draws on it: an expectation is a sum, so an inequality holds or not."""
+"""A scalar quadratic and every sequence of draws on it, so that expectations in inequalities are exact sums."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ STARTS = [np.array(u) for u in ([1.0, 0.5, -1.0], [-2.0, 0.0, 0.3], [0.1, -1.0, 
 
 
 def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
-    """A quadratic in few dimensions whose rows are nearly alike: the theory's steps are as large as they get."""
+    """Return a low-dimensional quadratic with similar rows, for which the steps of the theory are large."""
     rng = np.random.default_rng(seed)
 
     def level(count, scale):
@@ -31,7 +31,7 @@ def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
 
 
 def from_factors(inner, outer):
-    """A quadratic with these rows on its levels, in one dimension each."""
+    """Return a quadratic with these rows on its levels, in one dimension each."""
     with arithmetic(np.float64):
         levels = [
             Samples(jax.tree.map(jax.numpy.asarray, rows), len(rows.a), (0,) * 6, np.dtype(np.float64))
@@ -42,7 +42,7 @@ def from_factors(inner, outer):
 
 
 class Row:
-    """One row of a mild quadratic as scalars: ½ a² z² + ½ c² x² + e f x z + linear terms."""
+    """A row of a mild quadratic as scalars: ½ a² z² + ½ c² x² + e f x z + linear terms."""
 
     def __init__(self, leaves, row):
         a, c, e, f, dz, dx = (np.asarray(leaf)[row, 0] for leaf in leaves)
@@ -53,7 +53,7 @@ class Row:
 
 
 class Scalars:
-    """A mild quadratic written anew with numbers for z, v and x."""
+    """A mild quadratic, implemented independently with numbers for z, v and x."""
 
     def __init__(self, problem):
         self.problem = problem
@@ -71,7 +71,7 @@ class Scalars:
         return np.mean([self.sampled(u, i, j) for i, j in self.draws], axis=0)
 
     def measures(self, u):
-        """φ_z, φ_v, h and ||∇h||²."""
+        """Return φ_z, φ_v, h and ||∇h||²."""
         z, v, x = u
         solution = self.problem.exact_solver(np.array([x]))
         curvature = np.mean([row.zz for row in self.inner])
@@ -81,7 +81,7 @@ class Scalars:
 
 @dataclasses.dataclass
 class Path:
-    """One sequence of draws: iterates, estimates D, true D, by step."""
+    """A sequence of draws: iterates, estimates of D and true D by step."""
 
     points: list
     estimates: list
@@ -89,7 +89,7 @@ class Path:
 
 
 def paths(scalars, u, rho, gamma, q):
-    """All sequences of draws of a period of SRBA from u, each as likely as the others; v is not projected."""
+    """Return all sequences of draws of a period of SRBA from u, which are equally likely; v is not projected."""
     step = np.array([rho, rho, gamma])
     found = [Path([u], [], [])]
     for k in range(q):
@@ -109,7 +109,7 @@ def paths(scalars, u, rho, gamma, q):
 
 
 class Expected:
-    """Means over all paths of what the lemmas speak of, as arrays over the steps of a period."""
+    """Return means over all paths of the quantities in the lemmas, as arrays over the steps of a period."""
 
     def __init__(self, scalars, u, rho, gamma, q):
         self.paths = paths(scalars, u, rho, gamma, q)

@@ -1,6 +1,6 @@
-"""Identities in expectation, by enumeration: every sequence of draws with its probability, through the library's steps.
+"""Identities in expectation, by enumeration of every sequence of draws through the steps of the library.
 
-Nothing is sampled, so both sides of an identity that holds agree to rounding, in float64. The problems are to be tiny.
+Nothing is sampled, so both sides of a valid identity agree to rounding in float64. The problems must be tiny.
 """
 
 from dataclasses import replace
@@ -78,8 +78,8 @@ def recursive_mse(problem: BilevelProblem, solver: SRBA, steps: int) -> Sides:
     Parameters
     ----------
     problem : a tiny one
-    solver : its sampling is what is enumerated
-    steps : from the start on; more than a period are allowed
+    solver : its sampling is enumerated
+    steps : number of steps from the start; may exceed a period
 
     Returns
     -------
@@ -145,7 +145,7 @@ def neumann_mean(problem: BilevelProblem, solver: Solver, point: Point | None = 
     Parameters
     ----------
     problem : a tiny one, strongly convex at the point
-    solver : which series, its Q and η, its batches; where it takes inner steps first, they are left out
+    solver : its series, Q, η and batches are used; its inner steps are omitted
     point : (z, x); the start by default
 
     Returns
@@ -165,7 +165,7 @@ def neumann_mean(problem: BilevelProblem, solver: Solver, point: Point | None = 
 
 
 def _is_random(solver: Solver, oracles: Oracles) -> bool:
-    """Tell by the solver's own draws which series it takes."""
+    """Return which series a solver uses, according to its draws."""
     if "n_neumann" not in solver.parameters():
         raise ValueError(f"`solver={type(solver).__name__}`: takes no Neumann series; StocBiO or BSA does.")
     draw = jax.eval_shape(lambda: solver.draw(oracles, run_key(0), jnp.int32(0)))
@@ -217,14 +217,14 @@ def _dense(oracles: Oracles, point: Point) -> tuple[Array, Array]:
 
 
 class TableIdentities(NamedTuple):
-    """Of SABA, one entry per sequence of draws."""
+    """Identities of the tables of SABA, with one entry per sequence of draws."""
 
     mean: Sides
     direction: Sides
 
 
 def saba_tables(problem: BilevelProblem, solver: SABA, steps: int) -> TableIdentities:
-    """Return what SABA keeps and estimates after each sequence of draws, next to what they stand for.
+    """Return tables and estimates of SABA after each sequence of draws, next to their definitions.
 
     With shares w_i = (rows of block i)/n, tables Y and kept means M, after any draws,
 
@@ -235,8 +235,8 @@ def saba_tables(problem: BilevelProblem, solver: SABA, steps: int) -> TableIdent
     Parameters
     ----------
     problem : a tiny one
-    solver : a large ``rebuild_every`` leaves the means to their updates
-    steps : drawn before the tables are looked at
+    solver : with a large ``rebuild_every`` the means only change by updates
+    steps : number of steps before the tables are compared
 
     Returns
     -------

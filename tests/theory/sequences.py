@@ -23,7 +23,7 @@ S = TypeVar("S", bound=Solver)
 
 
 class Sides(NamedTuple):
-    """Both sides of an identity, NumPy arrays in float64 or points of them."""
+    """Both sides of an identity: NumPy arrays in float64, or points of arrays."""
 
     lhs: Any
     rhs: Any
@@ -37,12 +37,12 @@ class Sequences(NamedTuple):
 
 
 def every_sequence(samples: Samples, steps: int) -> Sequences:
-    """Return each sequence that ``samples`` may draw in so many steps from the first on, with its probability.
+    """Return each sequence that ``samples`` may draw in this number of steps from the first on, with its probability.
 
     Raises
     ------
     ValueError
-        When nothing is drawn, or the sequences are more than `MOST_SEQUENCES`.
+        If nothing is drawn, or there are more than `MOST_SEQUENCES` sequences.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"`steps={steps!r}`: must be an integer of at least 1.")

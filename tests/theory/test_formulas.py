@@ -1,4 +1,4 @@
-"""The constants of the lemmas and of the theorem, against the proof once more in plain Python, factor by factor."""
+"""The constants of lemmas and theorem, compared with an independent transcription of the proof in plain Python."""
 
 import dataclasses
 from itertools import product

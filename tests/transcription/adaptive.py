@@ -10,7 +10,7 @@ from .problems import Array, LogisticSelection, Problem, Quadratic
 
 
 def row_diagonals(problem: Problem, z: Array, x: Array) -> tuple[Array, Array]:
-    """The curvature that each row counts with in each coordinate, (n, p), and what is no sum over rows."""
+    """Return the curvature of each row in each coordinate, (n, p), and the part that is not a sum over rows."""
     if isinstance(problem, Quadratic):
         return np.diagonal(problem.inner.az, axis1=1, axis2=2), np.zeros(problem.p)
     assert isinstance(problem, LogisticSelection)

@@ -27,7 +27,7 @@ def hoag(
     """The elements of draws are not read: there is one step for each; the start z is not used either.
 
     `lipschitz` is C, by default the largest norm of the whole gradient of F seen so far; `slack` is M; the
-    decrease asked of h is `decrease` * D² / s, with 1/2 for the corrected rule and 1 for the printed one.
+    required decrease of h is `decrease` * D² / s, with 1/2 for the corrected rule and 1 for the printed one.
     """
     c, step, last_value, move = lipschitz or 0.0, 0.0, 0.0, 0.0
     history = []

@@ -37,7 +37,7 @@ def lanc_bio(
             omega, image_size = b - w, 0.0
         exhausted = len(columns) == problem.p or np.sum(omega**2) <= np.finfo(float).eps * image_size**2
         if exhausted:
-            problem.hv(z, x, np.zeros_like(z), draw.inner)  # asked for in vain
+            problem.hv(z, x, np.zeros_like(z), draw.inner)  # counted but not used
         else:
             beta = np.linalg.norm(omega)
             q = omega / beta

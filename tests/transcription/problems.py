@@ -1,4 +1,4 @@
-"""Two small bilevel problems in dense NumPy that count the rows they are asked for.
+"""Two small bilevel problems in dense NumPy that count the rows they evaluate.
 
 inner level: G(z, x) = mean_i G_i(z, x)        outer level: F(z, x) = mean_j F_j(z, x)
 
@@ -27,7 +27,7 @@ class Solution(NamedTuple):
 
 
 class Problem:
-    """The counted questions; a subclass answers them in methods whose names start with an underscore."""
+    """Counted oracles; a subclass implements them in methods whose names start with an underscore."""
 
     def __init__(self, n: int, m: int, p: int, d: int) -> None:
         self.n, self.m, self.p, self.d = n, m, p, d

@@ -12,7 +12,7 @@ EPS = np.finfo(float).eps
 
 
 def updated(form: str, h: Array, z: Array, s: Array, g: Array) -> Array:
-    """H after the pair (s, g) of a move from z; the same H where the pair is not fit to be used."""
+    """H after the pair (s, g) of a move from z; the same H if the pair violates the curvature condition."""
     if np.linalg.norm(s) <= np.sqrt(EPS) * np.linalg.norm(z):
         return h
     if form == "sr1":

@@ -12,7 +12,7 @@ EPS = np.finfo(float).eps
 
 
 class Memory:
-    """The last pairs that were fit to be used."""
+    """The last pairs that satisfy the curvature condition."""
 
     def __init__(self, size: int, scale: float, p: int) -> None:
         self.size, self.first, self.pairs, self.length = size, scale * np.eye(p), [], 0.0

@@ -1,4 +1,4 @@
-"""What the transcriptions count per step."""
+"""The oracle calls of the transcriptions per step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -171,7 +171,7 @@ UNITS = {
 
 
 def calls_of(name: str, steps: int) -> dict[str, int]:
-    """Counts of a run of so many steps from the start."""
+    """Return the counts of a run of this number of steps from the start."""
     function, options, _, _ = COSTS[name]
     problem = make_quadratic()
     z, x, _ = point(problem)

@@ -1,0 +1,1 @@
+"""Hypothesis strategies of invalid input, one module per area, and the judge of their outcomes."""
