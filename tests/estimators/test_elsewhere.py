@@ -15,7 +15,7 @@ from sklearn.base import clone, is_classifier
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from bilevel import estimators
-from bilevel.estimators.threads import one_thread_if_small
+from bilevel.estimators.base import one_thread_if_small
 
 each = pytest.mark.parametrize("name", ["BilevelRidge", "DataCleaningClassifier"])
 

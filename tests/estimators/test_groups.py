@@ -8,21 +8,21 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from bilevel.estimators import BilevelRidge
-from bilevel.estimators.groups import find_groups, prefixes
+from bilevel.estimators.base import find_groups, find_prefixes
 
 X = np.array([[1, 0, 0, 0.5, 1], [0, 1, 0, 0.2, 1], [0, 0, 1, 1.5, 0]])
 NAMES = ["job_blue_collar", "job_admin", "job_blue", "radius_mean", "radius_flag"]
 
 
 def test_one_hot_columns_of_one_source_are_one_group():
-    assert prefixes(X, NAMES) == ["job", "job", "job", "radius", "radius"]
-    assert prefixes(sp.csr_array(X), NAMES) == prefixes(X, NAMES)
+    assert find_prefixes(X, NAMES) == ["job", "job", "job", "radius", "radius"]
+    assert find_prefixes(sp.csr_array(X), NAMES) == find_prefixes(X, NAMES)
 
 
 def test_columns_that_overlap_are_of_different_sources():
     names = ["cat__a_x", "cat__a_y", "cat__b_x", "cat__b_z", "num__size"]
     rows = np.array([[1, 0, 1, 0, 0.1], [0, 1, 0, 1, 0.2]])
-    assert prefixes(rows, names) == ["cat__a", "cat__a", "cat__b", "cat__b", "num__size"]
+    assert find_prefixes(rows, names) == ["cat__a", "cat__a", "cat__b", "cat__b", "num__size"]
 
 
 def test_a_transformer_upstream_tells_the_groups():

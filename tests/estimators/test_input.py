@@ -75,7 +75,7 @@ def test_weights_of_rows_are_checked():
     for kind in CLASSIFIERS:
         with pytest.raises(ValueError, match="rows of one class only; at least two classes need weight"):
             kind().fit(X, Y, sample_weight=Y)
-    with pytest.raises(ValueError, match=r"`sample_weight` holds 1e\+200, but 2 means a row twice"):
+    with pytest.raises(ValueError, match=r"`sample_weight` has a weight of 1e\+200, where 2 means the same as"):
         BilevelGammaRegressor().fit(X, np.exp(X[:, 0]), sample_weight=1e200)
 
 
@@ -105,7 +105,7 @@ def test_a_parameter_out_of_place_is_refused(kind, parameters, message):
         (BilevelRidge(prior_scale=0), "'prior_scale' parameter of BilevelRidge must be 'auto' or a float from 1e-100"),
         (BilevelRidge(prior_scale="wide"), "'prior_scale' parameter"),
         (BilevelRidge(prior_scale=1e155), "'prior_scale' parameter"),
-        (BilevelRidge(cv=[[9, 8]]), "`cv` has 9 where the numbers of a fold's rows are due; give pairs of arrays"),
+        (BilevelRidge(cv=[[9, 8]]), "`cv` must hold pairs of arrays of row numbers. Got 9"),
         (BilevelRidge(cv=1), "`cv=1`: must be at least 2, a splitter of scikit-learn, or an iterable of splits"),
         (BilevelRidge(cv=[([], [0])]), "`cv` leaves no fold with rows to fit on and rows to hold out"),
         (BilevelHuberRegressor(epsilon=0.0), "'epsilon' parameter"),
@@ -125,11 +125,11 @@ def test_a_parameter_of_one_estimator_is_refused(model, message):
 @each
 def test_numbers_whose_squares_overflow_are_refused(kind):
     for rows in (1e200 * X, sp.csr_array(1e200 * X)):
-        with pytest.raises(ValueError, match=r"X holds .*e\+200, whose square overflows; scale it"):
+        with pytest.raises(ValueError, match=r"X has an entry of .*e\+200, whose square overflows; scale it"):
             kind(**QUICK).fit(rows, Y)
-    with pytest.raises(ValueError, match=r"X_val holds .*, whose square overflows"):
+    with pytest.raises(ValueError, match=r"X_val has an entry of .*, whose square overflows"):
         kind(**QUICK).fit(X, Y, X_val=1e200 * X, y_val=Y)
-    with pytest.raises(ValueError, match=r"y holds .*, whose square overflows"):
+    with pytest.raises(ValueError, match=r"y has an entry of .*, whose square overflows"):
         BilevelRidge(**QUICK).fit(X, 1e200 * X[:, 0])
 
 
@@ -245,5 +245,5 @@ def test_odd_rows_are_fitted(model, features, targets):
 
 
 def test_folds_need_two_rows_of_some_class():
-    with pytest.raises(ValueError, match="y has one row of each class, and folds need two of some"):
+    with pytest.raises(ValueError, match="Every class in y has only one row"):
         BilevelLogisticRegression().fit(X[:3], [0, 1, 2])

@@ -17,9 +17,9 @@ from bilevel.estimators import (
     BilevelRidge,
     BilevelSparseLogisticRegression,
     DataCleaningClassifier,
-    folds,
 )
-from bilevel.estimators.threads import one_thread_if_small
+from bilevel.estimators.base import one_thread_if_small
+from bilevel.estimators.selection import Scaling
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((48, 4))
@@ -49,7 +49,7 @@ def test_an_interrupted_fit_leaves_the_estimator_as_it_was(kind, place, monkeypa
 
     fitted, fresh = make(kind).fit(X, TARGETS[kind]), make(kind)
     before, expected = copy.deepcopy(vars(fitted)), fitted.predict(X)
-    monkeypatch.setattr(folds.Scaling, place, interrupt)
+    monkeypatch.setattr(Scaling, place, interrupt)
     for model in (fitted, fresh):
         with pytest.raises(KeyboardInterrupt):
             model.fit(X[:40, :3], TARGETS[kind][:40])
@@ -72,7 +72,7 @@ def test_a_refused_refit_leaves_the_estimator_as_it_was(kind):
 @pytest.mark.parametrize("cv", [GroupKFold(3), StratifiedGroupKFold(3), LeaveOneGroupOut()], ids=str)
 def test_splitters_of_groups_name_the_argument_that_they_need(cv):
     model = BilevelLogisticRegression("single", cv=cv)
-    with pytest.raises(ValueError, match=r"`cv=.*Group.*` needs the group of each row; give .* as `cv_groups`"):
+    with pytest.raises(ValueError, match=r"`cv=.*Group.*` needs the group of each row; pass .* as `cv_groups`"):
         model.fit(X, Y)
     assert model.fit(X, Y, cv_groups=np.arange(48) % 6).coef_.shape == (1, 4)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):

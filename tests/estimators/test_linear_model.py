@@ -26,13 +26,11 @@ from bilevel.estimators import (
     BilevelLogisticRegression,
     BilevelPoissonRegressor,
     BilevelRidge,
-    choice,
-    penalties,
+    linear_model,
+    selection,
 )
-from bilevel.estimators.comparison import Race
-from bilevel.estimators.folds import find_shuffles
 from bilevel.estimators.losses import Logistic
-from bilevel.estimators.selection import Folds
+from bilevel.estimators.selection import Folds, SequentialComparison, find_shuffles
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +159,20 @@ def test_the_least_strict_margin_holds():
 
 
 def decide(losses, weights):
-    race = Race([None] * len(losses), Logistic())
-    race.add(losses, weights)
-    return race.result("").chosen
+    comparison = SequentialComparison([None] * len(losses), Logistic())
+    comparison.add(losses, weights)
+    return comparison.result("").chosen
 
 
 def test_what_is_behind_by_a_standard_error_is_not_tried_again():
-    race, weights = Race([None] * 4, Logistic()), np.ones(4)
-    race.add(
+    comparison, weights = SequentialComparison([None] * 4, Logistic()), np.ones(4)
+    comparison.add(
         np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.5], [3.0, 4.0, 5.0, 7.0], [0.0, 1.0, 2.0, 4.0]]), weights
     )
-    assert race.open.tolist() == [0, 3] and not race.decided
-    race.add(np.array([[1.0, 2.0, 3.0, 4.0], [3.0, 4.0, 5.0, 8.0]]), weights)
-    assert race.decided
-    found = race.result("nested folds")
+    assert comparison.open.tolist() == [0, 3] and not comparison.decided
+    comparison.add(np.array([[1.0, 2.0, 3.0, 4.0], [3.0, 4.0, 5.0, 8.0]]), weights)
+    assert comparison.decided
+    found = comparison.result("nested folds")
     assert found.differences == pytest.approx([0.0, 0.5, 9.0, (-3.0 + 10.0) / 2])
     assert found.losses == pytest.approx(10 + found.differences)
     each = np.array([0.5, 0.5, 0.5, 2.0])  # the last one: its mean over both shuffles
@@ -194,7 +192,7 @@ def test_the_jackknife_chooses_as_nested_folds_do(views, monkeypatch):
 
 def test_what_is_too_much_work_is_not_tried(views, monkeypatch):
     X, _, y, _ = views
-    monkeypatch.setattr(choice, "_WORK", 1.0)
+    monkeypatch.setattr(selection, "_MAX_FLOPS", 1.0)
     model = BilevelRidge(random_state=0).fit(X, y)
     assert model.penalty_structure_ == "single" and len(model.candidates_) == 1
     asked_for = BilevelRidge("per_feature", random_state=0).fit(X, y)
@@ -304,7 +302,7 @@ def test_sparse_rows_give_what_dense_ones_give(cancer, monkeypatch):
 
     X, y = cancer
     kept = np.where(np.median(X, axis=0) < X, X, 0)
-    monkeypatch.setattr(penalties, "_FEW_ENTRIES", 0)
+    monkeypatch.setattr(linear_model, "_FEW_ENTRIES", 0)
     dense, sparse = (
         BilevelLogisticRegression("per_feature", prior_scale=1.0, random_state=0).fit(form(kept), y)
         for form in (np.asarray, sp.csr_array)
