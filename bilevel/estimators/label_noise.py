@@ -10,7 +10,6 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import softmax
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
@@ -29,7 +28,7 @@ from bilevel.estimators.base import (
     warn,
 )
 from bilevel.estimators.losses import Array
-from bilevel.estimators.selection import Scaling, split
+from bilevel.estimators.selection import Scaling, run_lbfgs, split
 
 _LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of cross-fitted models, and of the final one
 _MARGIN = 0.5  # standard errors by which a general noise matrix must be better than a uniform one
@@ -122,9 +121,9 @@ class NoisySoftmax:
             return (value + np.sum(ridge * coef**2) / 2) / total, gradient.ravel() / total
 
         total, by_class = weights.sum(), np.ascontiguousarray(evidence.T)
-        options = {"maxiter": self.max_iter, "ftol": self.tol, "gtol": self.tol}
         first = np.zeros(shape) if start is None else start
-        return minimize(objective, first.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
+        found = run_lbfgs(objective, first.ravel(), max_iter=self.max_iter, ftol=self.tol, gtol=self.tol)
+        return found.x.reshape(shape)
 
     def score(self, X: Any, coef: Array) -> Array:
         return X @ coef[:-1] + coef[-1]

@@ -103,6 +103,10 @@ class PenaltySelector(LinearEstimator):
     penalties_: Array = field(init=False)
     _comparison: Comparison | None = field(init=False)
 
+    def _read_targets(self, y: Any, name: str) -> Any:
+        """Return targets of the user as an array of numbers or labels."""
+        return y
+
     @abstractmethod
     def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
         """Return targets as the loss takes them, (rows, outputs), and store what decodes predictions."""
@@ -134,7 +138,7 @@ class PenaltySelector(LinearEstimator):
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
             Training rows.
         y : array-like of shape (n_samples,) or (n_samples, n_targets)
-            Targets.
+            Targets. BilevelCoxPH takes a structured array of two fields, event (bool) and time.
         sample_weight : array-like of shape (n_samples,), default=None
             Weights of rows, in the fits and in the loss of held-out rows; 2 means the same as the row twice.
         X_val, y_val : array-like, default=None
@@ -147,6 +151,7 @@ class PenaltySelector(LinearEstimator):
         self : object
             The fitted estimator.
         """
+        y, y_val = self._read_targets(y, "y"), None if y_val is None else self._read_targets(y_val, "y_val")
         X, y, groups = self._validate(X, y, sample_weight)
         data = self._make_rows(X, y, groups, sample_weight, X_val, y_val, cv_groups)
         data = self._scale(data)
@@ -608,8 +613,8 @@ class BilevelPoissonRegressor(LogLinkRegressor):
     """Poisson regression with learned penalties, for targets that are counts with mean exp(X coef_ + intercept_).
 
     Fits minimize sum half deviance + ½ sum penalty_k coef_k²; PoissonRegressor minimizes the mean of the deviance
-    instead. With m the mean deviance of held-out rows, penalties minimize n/2 log m plus the prior of
-    `BilevelLogisticRegression`; if m is less than 1, they minimize n m / 2 plus the prior.
+    instead. With m the mean deviance of held-out rows, penalties minimize n/2 log m plus sum (l_k - mean l)² / (2
+    prior_scale²), with l = log penalties; if m is less than 1, n m / 2 replaces the first term.
 
     Parameters
     ----------
@@ -647,7 +652,8 @@ class BilevelGammaRegressor(LogLinkRegressor):
     """Gamma regression with learned penalties, for positive targets with mean exp(X coef_ + intercept_).
 
     Fits minimize sum half deviance + ½ sum penalty_k coef_k²; GammaRegressor minimizes the mean of the deviance
-    instead. Penalties minimize n/2 log(mean deviance of held-out rows) plus the prior of `BilevelLogisticRegression`.
+    instead. Penalties minimize n/2 log(mean deviance of held-out rows) plus sum (l_k - mean l)² / (2 prior_scale²),
+    with l = log penalties.
 
     Parameters
     ----------
@@ -687,7 +693,7 @@ class BilevelHuberRegressor(SingleTargetRegressor):
 
     Fits minimize sum ρ(error / scale_) + ½ sum penalty_k coef_k², where ρ is the Huber loss. The scale is the median
     absolute error of a robust fit divided by 0.674, which is the deviation for normal errors. Penalties minimize the
-    loss of held-out rows plus the prior of `BilevelLogisticRegression`.
+    loss of held-out rows plus sum (l_k - mean l)² / (2 prior_scale²), with l = log penalties.
 
     Parameters
     ----------

@@ -161,7 +161,7 @@ class RowCoordinates(Coordinates):
         self.ridge = np.concatenate([np.ones(data.n_rows), np.full(free.shape[1], FREE_RIDGE)])
 
     @cached_property
-    def single(self) -> tuple[Any, Any]:  # type: ignore[override]
+    def single(self) -> tuple[Any, Any]:
         return to_single(self.Z)
 
     def _solve(self, rows: Array, transposed: int) -> Array:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.sparsefuncs import mean_variance_axis
@@ -365,6 +365,20 @@ class Objective:
         return self.fits, cotangent
 
 
+def run_lbfgs(
+    function: Callable[[Array], tuple[float, Array]],
+    start: Array,
+    *,
+    max_iter: int,
+    ftol: float,
+    gtol: float,
+    bounds: Any = None,
+) -> OptimizeResult:
+    """Minimize a function that returns its value and gradient, by L-BFGS-B of SciPy."""
+    options = {"maxiter": max_iter, "ftol": ftol, "gtol": gtol}
+    return minimize(function, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+
+
 def minimize_objective(
     objective: Objective, start: Array, bounds: tuple[float, float], *, tol: float, max_iter: int
 ) -> Learned:
@@ -380,9 +394,8 @@ def minimize_objective(
         value, gradient = objective(np.clip(unit * x, *bounds))
         return value, unit * gradient
 
-    options = {"maxiter": max_iter, "ftol": tol / max(1.0, abs(scaled(start)[0])), "gtol": _GRADIENT_TOL * tol}
-    box = [(bounds[0] / unit, bounds[1] / unit)] * len(start)
-    found = minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=box, options=options)
+    ftol, box = tol / max(1.0, abs(scaled(start)[0])), [(bounds[0] / unit, bounds[1] / unit)] * len(start)
+    found = run_lbfgs(scaled, start, max_iter=max_iter, ftol=ftol, gtol=_GRADIENT_TOL * tol, bounds=box)
     best = np.clip(unit * found.x, *bounds)
     objective(best)
     assert objective.fits is not None

@@ -9,7 +9,6 @@ changes of the strengths. Variables are entries of the flat array of coefficient
 """
 
 import warnings
-from abc import ABC, abstractmethod
 from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -171,77 +170,84 @@ class SchurComplement:
         return -self.inverse @ (by_intercept[: len(self.inverse)] + self.cross.T @ step)
 
 
-class Penalty(ABC):
-    """A penalty on the flat array of coefficients.
+class GroupNorm:
+    """The penalty Σ_g a_g ‖w_g‖ + ½ Σ_j c_j w_j² on the flat array of coefficients.
 
     Parameters
     ----------
-    norms : strengths of absolute values or norms
-    squares : strengths of squares, one per variable
+    norms : a, the strengths of the norms
+    squares : c, the strengths of squares
+    groups : number of the group of each variable
     """
 
-    norms: Array
-    squares: Array
+    def __init__(self, norms: Array, squares: Array, groups: Array) -> None:
+        self.norms, self.squares, self.groups = norms, squares, groups
 
-    @abstractmethod
+    def _norms_of(self, w: Array) -> Array:
+        return group_norms(w, self.groups, len(self.norms))
+
     def value(self, w: Array) -> float:
-        """Return the nonsmooth part."""
+        """Return the sum of the norms."""
+        return float(self.norms @ self._norms_of(w))
 
-    @abstractmethod
     def residual(self, w: Array, gradient: Array) -> Array:
-        """Return the violation of the optimality conditions; the gradient is that of the smooth part."""
+        """Return the violation of the optimality conditions; the gradient is that of the loss and the squares."""
+        size, slope = self._norms_of(w), self._norms_of(gradient)
+        beyond = np.maximum(1 - self.norms / np.maximum(slope, 1e-300), 0)[self.groups] * gradient
+        return np.where(size[self.groups] == 0, beyond, gradient + self.norms[self.groups] * self.direction(w))
 
-    @abstractmethod
     def working_set(self, w: Array, residual: Array) -> Array:
-        """Return the variables to move: those that are nonzero, and those that should be."""
+        """Return the variables to move: those of nonzero groups, and of groups that should be nonzero."""
+        used = (self._norms_of(w) > 0) | (self._norms_of(residual) > 0)
+        return np.flatnonzero(used[self.groups])
 
     def support(self, w: Array) -> Array:
-        """Return the variables that are nonzero, or whose group is."""
+        """Return the variables of nonzero groups."""
         return self.working_set(w, np.zeros_like(w))
 
-    @abstractmethod
+    def _renumber(self, variables: Array) -> tuple[Array, Array]:
+        """Return the strengths of the groups of some variables, and the numbers of these groups from 0."""
+        used, groups = np.unique(self.groups[variables], return_inverse=True)
+        return self.norms[used], groups
+
     def minimize(self, Q: Array, q: Array, chosen: Array, w: Array) -> Array:
-        """Minimize ½ w'Qw − q'w plus the nonsmooth part over the chosen variables, from a start."""
+        """Minimize ½ w'Qw − q'w plus the norms over the chosen variables, from a start."""
+        return minimize_groups(Q, q, *self._renumber(chosen), w)
 
-    @abstractmethod
     def curvature(self, w: Array, support: Array) -> Array | float:
-        """Return the Hessian of the nonsmooth part on the support."""
+        """Return the second derivative of the norms on the support."""
+        return norm_curvature(w[support], *self._renumber(support))
 
-    @abstractmethod
     def direction(self, w: Array) -> Array:
-        """Return the gradient of the nonsmooth part for strengths of 1; zero outside the support."""
-
-    @abstractmethod
-    def spread(self, norms: Array) -> Array:
-        """Return the value of the norm of each variable."""
-
-    @abstractmethod
-    def gather(self, of_variables: Array) -> Array:
-        """Return the transpose of `spread`."""
+        """Return the gradient of the norms for strengths of 1; zero outside the support."""
+        size = self._norms_of(w)
+        return w / np.where(size == 0, 1, size)[self.groups]
 
     def jvp(self, w: Array, norms: Array, squares: Array) -> Array:
         """Return the derivative of the gradient along changes of the log strengths."""
-        return self.spread(self.norms * norms) * self.direction(w) + self.squares * squares * w
+        return (self.norms * norms)[self.groups] * self.direction(w) + self.squares * squares * w
 
     def vjp(self, w: Array, adjoint: Array) -> tuple[Array, Array]:
         """Return the transpose of `jvp`."""
-        return self.norms * self.gather(self.direction(w) * adjoint), self.squares * w * adjoint
+        of_groups = np.bincount(self.groups, self.direction(w) * adjoint, len(self.norms))
+        return self.norms * of_groups, self.squares * w * adjoint
 
 
-class L1(Penalty):
-    """Σ a_j |w_j|, with a strength per variable."""
+class L1(GroupNorm):
+    """The same for groups of one variable: Σ_j a_j |w_j| + ½ Σ_j c_j w_j²."""
 
     def __init__(self, norms: Array, squares: Array) -> None:
-        self.norms, self.squares = norms, squares
+        super().__init__(norms, squares, np.arange(len(norms)))
 
-    def value(self, w: Array) -> float:
-        return float(self.norms @ np.abs(w))
+    def _norms_of(self, w: Array) -> Array:
+        return np.abs(w)
 
     def residual(self, w: Array, gradient: Array) -> Array:
         beyond = np.sign(gradient) * np.maximum(np.abs(gradient) - self.norms, 0)
         return np.where(w == 0, beyond, gradient + self.norms * np.sign(w))
 
     def working_set(self, w: Array, residual: Array) -> Array:
+        """Limit the number of new variables, the largest violations first."""
         inside = np.flatnonzero(w)
         entering = np.flatnonzero((w == 0) & (residual != 0))
         largest = np.argsort(-np.abs(residual[entering]))[: max(_NEW_VARIABLES, len(inside))]
@@ -252,58 +258,6 @@ class L1(Penalty):
 
     def curvature(self, w: Array, support: Array) -> float:
         return 0.0
-
-    def direction(self, w: Array) -> Array:
-        return np.sign(w)
-
-    def spread(self, norms: Array) -> Array:
-        return norms
-
-    def gather(self, of_variables: Array) -> Array:
-        return of_variables
-
-
-class GroupNorm(Penalty):
-    """Σ_g a_g ‖w_g‖; `groups` is the number of the group of each variable."""
-
-    def __init__(self, norms: Array, squares: Array, groups: Array) -> None:
-        self.norms, self.squares, self.groups = norms, squares, groups
-
-    def _norms_of(self, w: Array) -> Array:
-        return group_norms(w, self.groups, len(self.norms))
-
-    def value(self, w: Array) -> float:
-        return float(self.norms @ self._norms_of(w))
-
-    def residual(self, w: Array, gradient: Array) -> Array:
-        size, slope = self._norms_of(w), self._norms_of(gradient)
-        beyond = np.maximum(1 - self.norms / np.maximum(slope, 1e-300), 0)[self.groups] * gradient
-        return np.where(size[self.groups] == 0, beyond, gradient + self.norms[self.groups] * self.direction(w))
-
-    def working_set(self, w: Array, residual: Array) -> Array:
-        used = (self._norms_of(w) > 0) | (self._norms_of(residual) > 0)
-        return np.flatnonzero(used[self.groups])
-
-    def _renumber(self, variables: Array) -> tuple[Array, Array]:
-        """Return the strengths of the groups of some variables, and the numbers of these groups from 0."""
-        used, groups = np.unique(self.groups[variables], return_inverse=True)
-        return self.norms[used], groups
-
-    def minimize(self, Q: Array, q: Array, chosen: Array, w: Array) -> Array:
-        return minimize_groups(Q, q, *self._renumber(chosen), w)
-
-    def curvature(self, w: Array, support: Array) -> Array:
-        return norm_curvature(w[support], *self._renumber(support))
-
-    def direction(self, w: Array) -> Array:
-        size = self._norms_of(w)
-        return w / np.where(size == 0, 1, size)[self.groups]
-
-    def spread(self, norms: Array) -> Array:
-        return norms[self.groups]
-
-    def gather(self, of_variables: Array) -> Array:
-        return np.bincount(self.groups, of_variables, len(self.norms))
 
 
 class WorkLimitReached(Exception):
@@ -333,7 +287,7 @@ class Solution(NamedTuple):
 
 
 def solve(
-    loss: WeightedLoss, penalty: Penalty, w: Array, intercept: Array, tol: float, max_flops: float = np.inf
+    loss: WeightedLoss, penalty: GroupNorm, w: Array, intercept: Array, tol: float, max_flops: float = np.inf
 ) -> Solution:
     """Minimize the sum of loss and penalty from a start, until the residual is at most `tol`.
 
@@ -372,7 +326,7 @@ def solve(
 
 
 def _eliminate_intercepts(
-    loss: WeightedLoss, penalty: Penalty, eta: Array, chosen: Array, residual: float
+    loss: WeightedLoss, penalty: GroupNorm, eta: Array, chosen: Array, residual: float
 ) -> SchurComplement:
     large = loss.loss.couples_outputs and len(eta) * len(chosen) ** 2 >= _LARGE
     hessian = loss.curvature(eta, chosen, np.float32 if residual >= _SINGLE and large else np.float64)
@@ -381,7 +335,7 @@ def _eliminate_intercepts(
 
 
 def _line_search(
-    loss: WeightedLoss, penalty: Penalty, point: tuple[Array, ...], steps: tuple[Array, ...], change: float
+    loss: WeightedLoss, penalty: GroupNorm, point: tuple[Array, ...], steps: tuple[Array, ...], change: float
 ) -> tuple[Array, ...]:
     """Halve the step until the objective decreases by a part of the change that its model predicts."""
     w, intercept, eta = point
@@ -401,7 +355,7 @@ def _line_search(
 class ImplicitSolution:
     """A solution and its derivatives in the log strengths, for a fixed support."""
 
-    def __init__(self, loss: WeightedLoss, penalty: Penalty, solution: Solution, tol: float) -> None:
+    def __init__(self, loss: WeightedLoss, penalty: GroupNorm, solution: Solution, tol: float) -> None:
         self.loss, self.penalty, self.solution, self.tol = loss, penalty, solution, tol
         self.support = penalty.support(solution.w)
 
@@ -513,7 +467,7 @@ class SparseModel(InnerModel):
         return values.reshape(-1, self.outputs)[self.penalized].sum(axis=1)
 
     def _expand(self, values: Array) -> tuple[Array, Array]:
-        """Return values of the norms and squares of a `Penalty` from those of the log penalties."""
+        """Return values of the norms and squares of the penalty from those of the log penalties."""
         norms, squares = np.split(values, [self.n_norms])
         return self._spread(norms) if self._groups is None else np.append(norms, 0.0), self._spread(squares)
 
@@ -521,7 +475,7 @@ class SparseModel(InnerModel):
         """Return the transpose of `_expand`."""
         return np.concatenate([self._gather(norms) if self._groups is None else norms[:-1], self._gather(squares)])
 
-    def _make_penalty(self, log_penalties: Array) -> Penalty:
+    def _make_penalty(self, log_penalties: Array) -> GroupNorm:
         strengths = self._expand(np.exp(log_penalties))
         return L1(*strengths) if self._groups is None else GroupNorm(*strengths, self._groups)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 
 from bilevel.estimators.base import Groups, document, reject, warn
@@ -28,6 +27,7 @@ from bilevel.estimators.selection import (
     Search,
     SequentialComparison,
     Structure,
+    run_lbfgs,
 )
 from bilevel.estimators.sparse import SparseModel, WorkLimitReached
 
@@ -209,12 +209,12 @@ class StrengthSearch(Search):
         bounds = np.repeat(self.bounds, len(start) // 2, axis=0).T
         with self._tolerance(_GRADIENT_TOL):
             tracked, last, converged = _BestPoint(objective, np.clip(start, *bounds)), np.inf, True
-            options = {"maxiter": self.max_iter, "ftol": self.tol / tracked.scale, "gtol": self.tol / tracked.scale}
+            options = {"max_iter": self.max_iter, "ftol": self.tol / tracked.scale, "gtol": self.tol / tracked.scale}
             with self._limit_work(self._max_flops / (2 * OUTER_FOLDS if folds else 2)):
                 while tracked.best[1] < last - self.tol:  # in boxes, because too long a step costs more than all others
                     point, last = tracked.best[:2]
                     box = np.clip(point + np.array([[-_MAX_STEP], [_MAX_STEP]]), *bounds[:, None])
-                    found = minimize(tracked, point, jac=True, method="L-BFGS-B", bounds=box.T, options=options)
+                    found = run_lbfgs(tracked, point, bounds=box.T, **options)
                     converged = found.status != 1
                     if np.all((tracked.best[0] > box[0]) & (tracked.best[0] < box[1])):
                         break

@@ -10,13 +10,13 @@ and predictions of the estimator follow scikit-survival.
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import assert_all_finite
 
-from bilevel.estimators.base import Groups, all_or_nothing, document
+from bilevel.estimators.base import Groups, document
 from bilevel.estimators.linear_model import PenaltySelector, TrainingData
 from bilevel.estimators.losses import Array, Loss, Operator
 from bilevel.estimators.ridge import RidgeGLM, to_dense
@@ -202,11 +202,12 @@ class StepFunction(NamedTuple):
 class BilevelCoxPH(PenaltySelector):
     """Cox's proportional hazards with learned penalties: one, one per group of features, or one per feature.
 
-    Fits minimize the negative log partial likelihood (Breslow's for ties) + ½ sum penalty_k coef_k², as
-    CoxPHSurvivalAnalysis of scikit-survival does with one alpha. Penalties minimize the loss of held-out rows plus the
-    prior of `BilevelLogisticRegression`. The loss of a fold is that of all rows less that of the rows fitted on
-    (Verweij and van Houwelingen): held-out rows are compared with all rows at risk, not only with those of their fold,
-    so that small folds and late events have their proper influence.
+    Targets are structured arrays of two fields: whether the event was seen (bool), and the time of the event or of
+    censoring (not negative). Fits minimize the negative log partial likelihood (Breslow's for ties) + ½ sum penalty_k
+    coef_k², as CoxPHSurvivalAnalysis of scikit-survival does with one alpha. Penalties minimize the loss of held-out
+    rows plus sum (l_k - mean l)² / (2 prior_scale²), with l = log penalties. The loss of a fold is that of all rows
+    less that of the rows fitted on (Verweij and van Houwelingen): held-out rows are compared with all rows at risk, not
+    only with those of their fold, so that small folds and late events have their proper influence.
 
     Parameters
     ----------
@@ -241,35 +242,12 @@ class BilevelCoxPH(PenaltySelector):
     _classifies = True  # by whether the event was seen, so that folds are stratified
     _many_outputs = True
 
-    @all_or_nothing
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, X_val: Any = None, y_val: Any = None, cv_groups: Any = None
-    ) -> Self:
-        """Learn the penalties over folds, and fit the model with them to all rows.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            Training rows.
-        y : structured array of shape (n_samples,)
-            Two fields: whether the event was seen (bool), and the time of the event or of censoring (not negative).
-        sample_weight : array-like of shape (n_samples,), default=None
-            Weights of rows, in the fits and in the loss of held-out rows; 2 means the same as the row twice.
-        X_val, y_val : array-like, default=None
-            Rows by which to learn the penalties, instead of folds of X. The final model is fitted to them too.
-        cv_groups : array-like of shape (n_samples,), default=None
-            Groups of rows, for a splitter that needs them, such as GroupKFold.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-        """
+    def _read_targets(self, y: Any, name: str) -> Any:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        y, self._target_type = _read_targets(y, "y"), y.dtype
-        y_val = None if y_val is None else _read_targets(y_val, "y_val")
-        return super().fit(X, y, sample_weight, X_val=X_val, y_val=y_val, cv_groups=cv_groups)
+        if name == "y":
+            self._target_type = getattr(y, "dtype", None)
+        return _to_columns(y, name)
 
     def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
         if not (weights * y[:, 0]).any():
@@ -325,7 +303,7 @@ class BilevelCoxPH(PenaltySelector):
 
     def score(self, X: Any, y: Any) -> float:
         """Return Harrell's concordance index: the share of comparable pairs whose riskier row has its event first."""
-        events, times = _read_targets(y, "y").T
+        events, times = _to_columns(y, "y").T
         return concordance_index(events > 0, times, self.predict(X))
 
 
@@ -335,7 +313,7 @@ def _make_functions(times: Array, values: Array, before: float) -> Array:
     return out
 
 
-def _read_targets(y: Any, name: str) -> Array:
+def _to_columns(y: Any, name: str) -> Array:
     """Return events and times as two columns of numbers."""
     fields = getattr(getattr(y, "dtype", None), "names", None)
     if fields is None or len(fields) != 2 or y.ndim != 1:
