@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import re
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
+from textwrap import indent
 from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -36,6 +38,7 @@ T = TypeVar("T")
 _MAX_ENTRY = 1e150
 _MAX_WEIGHT = 1e9  # of a row
 _SMALL_TABLE = 200_000  # entries
+_ENTRY = re.compile(r"^((\w+) : .*\n(?: {4}.*\n)+)", re.MULTILINE)  # of a section of a docstring
 _INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" excludes the lower end
     "epsilon": (Real, "(", 0.0, np.inf),
     "tol": (Real, "[", 0.0, np.inf),
@@ -43,79 +46,23 @@ _INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" excludes the lo
     "verbose": (Integral, "[", 0, np.inf),
 }
 
-# Entries for `document`, in the order of the attributes.
-_PARAMETERS = """
-structure : {"auto", "single", "per_group", "per_feature"}, default="auto"
-    Which penalties are free: one for all features, one for each group of features, or one for each feature. "auto"
-    chooses by nested cross-validation: it takes several penalties only if they are better than a single one by a
-    standard error and by 2 nats, on rows on which they were not learned. Name a structure to save that comparison.
-groups : array-like of shape (n_features,), dict, "prefix" or None, default=None
-    Group of each feature: labels, a dict from column names to labels (columns that it does not name form the group
-    "rest"), or "prefix" for the column names up to their last separator, where one-hot columns of one source form one
-    group.
-unpenalized : list of str or int, or None, default=None
-    Names or numbers of features without a penalty.
-prior_scale : float or "auto", default="auto"
-    Scale by which log penalties spread around their mean: smaller values pull them together. "auto" compares 0.5, 1
-    and 2.
-cv : int, splitter or iterable, default=5
-    Number of folds, a splitter of scikit-learn, or pairs of arrays of row numbers. Folds of an int are shuffled, and
-    stratified for classifiers; fewer than 1000 rows are shuffled into folds up to five times.
-scoring : str, callable or None, default=None
-    Scorer of scikit-learn that chooses the level of the penalties: all are multiplied by the factor between 0.01 and
-    100 that has the best mean score over the folds. Use it if the model is evaluated by another measure than its loss.
-    None keeps the penalties that minimize the loss.
-fit_intercept : bool, default=True
-    Whether to fit an intercept, which is not penalized.
-standardize : bool, default=True
-    Whether penalties act on features that are scaled to unit deviation. Coefficients refer to the units of X in either
-    case.
-max_iter : int, default=100
-    Maximum number of iterations of L-BFGS-B, for each set of penalties that is learned.
-tol : float, default=0.01
-    Stop if an iteration improves the held-out loss by less than this number of nats in total.
-random_state : int, RandomState instance or None, default=None
-    Seed of the folds.
-verbose : int, default=0
-    If positive, print one line for each step of the search.
-"""
-_ATTRIBUTES = """
-penalties_ : ndarray of shape (n_features,)
-    Penalties of the squared coefficients of standardized features, relative to the summed loss, as `alpha` of Ridge.
-penalty_structure_ : str
-    The structure of the penalties: "single", "per_group" or "per_feature", or "none" if no feature is penalized.
-prior_scale_ : float
-    The scale of the prior; inf for a single penalty.
-candidates_ : DataFrame
-    The structures that were compared, with their held-out losses and differences from the first.
-penalty_table_ : DataFrame
-    Features with their groups, penalties, coefficients and effects, the least penalized first.
-history_ : dict
-    "value" is the objective at each evaluation.
-n_iter_ : int
-    Number of evaluations of the objective.
-n_features_in_ : int
-    Number of features.
-feature_names_in_ : ndarray of shape (n_features,)
-    Names of the features, if X has string column names.
-"""
-
 
 def document(cls: type[T]) -> type[T]:
-    """Insert the descriptions of shared parameters and attributes into the docstring of an estimator.
+    """Complete the docstring of an estimator by entries that its base classes share.
 
-    They replace "{parameters}" and "{attributes}", except for those that the docstring describes itself.
+    The attribute `_entries` of a class describes the parameters and attributes that the class introduces. They replace
+    "{parameters}" and "{attributes}" in the docstring, except for those that the docstring or a subclass describes.
     """
-    doc = cls.__doc__ or ""
-    known = {parameter.name for parameter in fields(cls) if parameter.init}  # type: ignore[arg-type]
-    for place, text in (("parameters", _PARAMETERS), ("attributes", _ATTRIBUTES)):
-        entries = re.findall(r"^((\w+) : .*\n(?: {4}.*\n)+)", text, re.MULTILINE)
-        wanted = [
-            entry
-            for entry, name in entries
-            if (place == "attributes" or name in known) and not re.search(rf"^ *{name} : ", doc, re.MULTILINE)
-        ]
-        doc = doc.replace(f"    {{{place}}}\n", re.sub(r"^", "    ", "".join(wanted), flags=re.MULTILINE).rstrip(" "))
+    doc, entries = cls.__doc__ or "", dict[str, str]()
+    for base in reversed(cls.__mro__):
+        entries |= {name: text for text, name in _ENTRY.findall(vars(base).get("_entries", ""))}
+    names = inspect.signature(cls).parameters
+    for place, wanted in (
+        ("parameters", list(names)),
+        ("attributes", [name for name in entries if name.endswith("_")]),
+    ):
+        missing = [entries[name] for name in wanted if not re.search(rf"^ *{name} : ", doc, re.MULTILINE)]
+        doc = doc.replace(f"    {{{place}}}\n", indent("".join(missing), "    "))
     cls.__doc__ = doc
     return cls
 
@@ -361,6 +308,26 @@ class LinearEstimator(BaseEstimator):
     coef_: Array = field(init=False)
     intercept_: Any = field(init=False)
 
+    _entries: ClassVar[str] = """
+coef_ : ndarray of shape (n_features,) or (n_targets, n_features)
+    Coefficients of the features in their original units.
+intercept_ : float or ndarray of shape (n_targets,)
+    Intercepts.
+fit_intercept : bool, default=True
+    Whether to fit an intercept, which is not penalized.
+standardize : bool, default=True
+    Whether penalties act on features that are scaled to unit deviation. Coefficients refer to the original units in
+    either case.
+random_state : int, RandomState instance or None, default=None
+    Seed of the folds.
+verbose : int, default=0
+    If positive, print one line for each step of the search.
+n_features_in_ : int
+    Number of features.
+feature_names_in_ : ndarray of shape (n_features,)
+    Names of the features, if X has string column names.
+"""
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
@@ -393,6 +360,15 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):
 
     _classifies: ClassVar[bool] = True
     classes_: Array
+
+    _entries: ClassVar[str] = """
+coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
+    Coefficients of the features in their original units; one row for two classes.
+intercept_ : ndarray of shape (1,) or (n_classes,)
+    Intercepts.
+classes_ : ndarray of shape (n_classes,)
+    Labels of the classes, sorted.
+"""
 
     def _encode_classes(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Array | None]:
         """Set `classes_`, and return the numbers of the classes."""

@@ -230,12 +230,6 @@ class DataCleaningClassifier(LinearClassifier):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
-        Coefficients in the units of X.
-    intercept_ : ndarray of shape (1,) or (n_classes,)
-        Intercepts.
-    classes_ : ndarray of shape (n_classes,)
-        Labels of the classes, sorted.
     sample_weights_ : ndarray of shape (n_samples,)
         Probability that the label of each row of X is correct.
     suspicious_ : ndarray of shape (n_samples,)
@@ -248,10 +242,7 @@ class DataCleaningClassifier(LinearClassifier):
         Log-loss of the given labels of held-out rows, in nats per row, at the start and after each round.
     n_iter_ : int
         Number of rounds.
-    n_features_in_ : int
-        Number of features.
-    feature_names_in_ : ndarray of shape (n_features,)
-        Names of the features, if X has string column names.
+    {attributes}
 
     Examples
     --------

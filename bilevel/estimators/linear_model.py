@@ -103,6 +103,48 @@ class PenaltySelector(LinearEstimator):
     penalties_: Array = field(init=False)
     _comparison: Comparison | None = field(init=False)
 
+    _entries: ClassVar[str] = """
+structure : {"auto", "single", "per_group", "per_feature"}, default="auto"
+    Which penalties are free: one for all features, one for each group of features, or one for each feature. "auto"
+    chooses by nested cross-validation: it takes several penalties only if they are better than a single one by a
+    standard error and by 2 nats, on rows on which they were not learned. Name a structure to save that comparison.
+groups : array-like of shape (n_features,), dict, "prefix" or None, default=None
+    Group of each feature: labels, a dict from column names to labels (columns that it does not name form the group
+    "rest"), or "prefix" for the column names up to their last separator, where one-hot columns of one source form
+    one group.
+unpenalized : list of str or int, or None, default=None
+    Names or numbers of features without a penalty.
+prior_scale : float or "auto", default="auto"
+    Scale by which log penalties spread around their mean: smaller values pull them together. "auto" compares 0.5, 1
+    and 2.
+cv : int, splitter or iterable, default=5
+    Number of folds, a splitter of scikit-learn, or pairs of arrays of row numbers. Folds of an int are shuffled,
+    and stratified for classifiers; fewer than 1000 rows are shuffled into folds up to five times.
+scoring : str, callable or None, default=None
+    Scorer of scikit-learn that chooses the level of the penalties: all are multiplied by the factor between 0.01
+    and 100 that has the best mean score over the folds. Use it if the model is evaluated by another measure than
+    its loss. None keeps the penalties that minimize the loss.
+max_iter : int, default=100
+    Maximum number of iterations of L-BFGS-B, for each set of penalties that is learned.
+tol : float, default=0.01
+    Stop if an iteration improves the held-out loss by less than this number of nats in total.
+penalties_ : ndarray of shape (n_features,)
+    Penalties of the squared coefficients of standardized features, relative to the summed loss, as `alpha` of
+    Ridge.
+penalty_structure_ : str
+    The structure of the penalties: "single", "per_group" or "per_feature", or "none" if no feature is penalized.
+prior_scale_ : float
+    The scale of the prior; inf for a single penalty.
+candidates_ : DataFrame
+    The structures that were compared, with their held-out losses and differences from the first.
+penalty_table_ : DataFrame
+    Features with their groups, penalties, coefficients and effects, the least penalized first.
+history_ : dict
+    "value" is the objective at each evaluation.
+n_iter_ : int
+    Number of evaluations of the objective.
+"""
+
     def _read_targets(self, y: Any, name: str) -> Any:
         """Return targets of the user as an array of numbers or labels."""
         return y
@@ -391,17 +433,9 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     Parameters
     ----------
     {parameters}
-    class_weight : dict, "balanced" or None, default=None
-        Weights of classes, as in scikit-learn's LogisticRegression.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
-        Coefficients in the units of X.
-    intercept_ : ndarray of shape (1,) or (n_classes,)
-        Intercepts.
-    classes_ : ndarray of shape (n_classes,)
-        Labels of the classes, sorted.
     {attributes}
 
     Examples
@@ -415,6 +449,11 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     """
 
     class_weight: Any = None
+
+    _entries: ClassVar[str] = """
+class_weight : dict, "balanced" or None, default=None
+    Weights of classes, as in scikit-learn's LogisticRegression.
+"""
 
     def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
         numbers, numbers_val = self._encode_classes(y, y_val, weights)
@@ -494,10 +533,6 @@ class BilevelRidge(LeastSquares):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,) or (n_targets, n_features)
-        Coefficients in the units of X and y.
-    intercept_ : float or ndarray of shape (n_targets,)
-        Intercepts.
     {attributes}
 
     Examples
@@ -622,10 +657,6 @@ class BilevelPoissonRegressor(LogLinkRegressor):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-        Coefficients in the units of X.
-    intercept_ : float
-        Intercept.
     {attributes}
 
     Examples
@@ -661,10 +692,6 @@ class BilevelGammaRegressor(LogLinkRegressor):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-        Coefficients in the units of X.
-    intercept_ : float
-        Intercept.
     {attributes}
 
     Examples
@@ -704,10 +731,6 @@ class BilevelHuberRegressor(SingleTargetRegressor):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-        Coefficients in the units of X and y.
-    intercept_ : float
-        Intercept.
     scale_ : float
         Deviation of the errors that are not outliers.
     {attributes}

@@ -8,7 +8,7 @@ at such points, so that the best point of all evaluations is returned.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -259,6 +259,20 @@ class SparsePenaltySelector(PenaltySelector):
 
     l1_penalties_: Array = field(init=False)
 
+    _entries: ClassVar[str] = """
+structure : {"single", "auto", "per_group", "per_feature"}, default="single"
+    Which strengths of either kind are free: one for all features, one per group of features, or one per feature.
+    "auto" takes several strengths only if they are better than two by a standard error and by 2 nats, on rows on
+    which they were not learned.
+sparsity : {"features", "groups"}, default="features"
+    Whether to penalize absolute values of coefficients, or the norm of each group of them, so that whole groups
+    become zero.
+prior_scale : float or "auto", default="auto"
+    Scale by which the log strengths of a kind spread around their mean. "auto" means 0.5.
+l1_penalties_ : ndarray of shape (n_features,)
+    Strengths of absolute values or norms, of standardized features and targets, relative to the summed loss.
+"""
+
     @property
     def penalty(self) -> str:
         """The name "l1", by which SelectFromModel recognizes that it should drop columns with zero coefficients."""
@@ -329,25 +343,10 @@ class BilevelElasticNet(SparsePenaltySelector, LeastSquares):
 
     Parameters
     ----------
-    structure : {"single", "auto", "per_group", "per_feature"}, default="single"
-        Which strengths of either kind are free: one for all features, one per group of features, or one per feature.
-        "auto" takes several strengths only if they are better than two by a standard error and by 2 nats, on rows on
-        which they were not learned.
-    sparsity : {"features", "groups"}, default="features"
-        Whether to penalize absolute values of coefficients, or the norm of each group of them, so that whole groups
-        become zero.
-    prior_scale : float or "auto", default="auto"
-        Scale by which the log strengths of a kind spread around their mean. "auto" means 0.5.
     {parameters}
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,) or (n_targets, n_features)
-        Coefficients in the units of X and y.
-    intercept_ : float or ndarray of shape (n_targets,)
-        Intercepts.
-    l1_penalties_ : ndarray of shape (n_features,)
-        Strengths of absolute values, of standardized features and targets, relative to the summed loss.
     {attributes}
 
     Examples
@@ -373,29 +372,10 @@ class BilevelSparseLogisticRegression(SparsePenaltySelector, BilevelLogisticRegr
 
     Parameters
     ----------
-    structure : {"single", "auto", "per_group", "per_feature"}, default="single"
-        Which strengths of either kind are free: one for all features, one per group of features, or one per feature.
-        "auto" takes several strengths only if they are better than two by a standard error and by 2 nats, on rows on
-        which they were not learned.
-    sparsity : {"features", "groups"}, default="features"
-        Whether to penalize absolute values of coefficients, or the norm of each group of them, so that whole groups
-        become zero.
-    prior_scale : float or "auto", default="auto"
-        Scale by which the log strengths of a kind spread around their mean. "auto" means 0.5.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of classes, as in scikit-learn's LogisticRegression.
     {parameters}
 
     Attributes
     ----------
-    coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
-        Coefficients in the units of X.
-    intercept_ : ndarray of shape (1,) or (n_classes,)
-        Intercepts.
-    classes_ : ndarray of shape (n_classes,)
-        Labels of the classes, sorted.
-    l1_penalties_ : ndarray of shape (n_features,)
-        Strengths of absolute values, of standardized features, relative to the summed loss, as 1 / `C`.
     {attributes}
 
     Examples

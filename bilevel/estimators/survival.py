@@ -218,8 +218,6 @@ class BilevelCoxPH(PenaltySelector):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-        Coefficients in the units of X.
     unique_times_ : ndarray of shape (n_times,)
         Times of events and of censoring, sorted.
     {attributes}
@@ -246,7 +244,8 @@ class BilevelCoxPH(PenaltySelector):
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         if name == "y":
-            self._target_type = getattr(y, "dtype", None)
+            columns, self._target_type = _to_columns(y, name), y.dtype
+            return columns
         return _to_columns(y, name)
 
     def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:

@@ -1,14 +1,12 @@
 """What a fit leaves behind: all of its attributes or none, weights that count, and the process as it was."""
 
 import copy
-import threading
 
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GroupKFold, LeaveOneGroupOut, StratifiedGroupKFold
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from bilevel.estimators import (
     BilevelCoxPH,
@@ -18,7 +16,6 @@ from bilevel.estimators import (
     BilevelSparseLogisticRegression,
     DataCleaningClassifier,
 )
-from bilevel.estimators.base import one_thread_if_small
 from bilevel.estimators.selection import Scaling
 
 RNG = np.random.default_rng(5)
@@ -137,51 +134,3 @@ def test_folds_of_noisy_labels_hold_out_each_row_once():
     features, y = draw_noisy()
     with pytest.raises(ValueError, match="must hold out each row once"):
         DataCleaningClassifier(cv=[(np.arange(60), np.arange(60, 110))]).fit(features, y)
-
-
-def blas_threads():
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
-
-
-@pytest.fixture
-def two_threads():
-    with threadpool_limits(2, user_api="blas"):
-        if set(blas_threads()) != {2}:
-            pytest.skip("this BLAS has one thread")
-        yield
-
-
-def test_blas_has_its_threads_again_after_a_fit_that_fails(two_threads, monkeypatch):
-    inside = []
-
-    def fail(*args):
-        inside.extend(blas_threads())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BilevelRidge, "_select", fail)
-    with pytest.raises(KeyboardInterrupt):
-        BilevelRidge().fit(X, X[:, 0])
-    assert set(inside) == {1} and set(blas_threads()) == {2}
-
-
-def test_blas_has_its_threads_again_if_the_fit_that_ends_last_is_of_another_thread(two_threads):
-    begun, end = threading.Event(), threading.Event()
-
-    def fit():
-        with one_thread_if_small(X):
-            begun.set()
-            end.wait(10)
-
-    other = threading.Thread(target=fit)
-    with one_thread_if_small(X):
-        other.start()
-        assert begun.wait(10)
-    end.set()
-    other.join()
-    assert set(blas_threads()) == {2}
-
-
-def test_a_limit_that_is_set_during_a_fit_stays(two_threads):
-    with one_thread_if_small(X):
-        threadpool_limits(2, user_api="blas")
-    assert set(blas_threads()) == {2}

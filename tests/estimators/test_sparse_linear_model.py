@@ -11,7 +11,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bilevel.estimators import BilevelElasticNet, BilevelRidge, BilevelSparseLogisticRegression, sparse_linear_model
-from bilevel.estimators.selection import Folds
 from bilevel.estimators.sparse_linear_model import StrengthSearch
 
 N, P, USEFUL = 80, 20, 4
@@ -97,15 +96,6 @@ def test_sparse_rows_give_what_dense_ones_give(rows, fitted, made):
     labels = (y > y.mean()).astype(int)
     dense, sparse = (BilevelSparseLogisticRegression(random_state=0).fit(part, labels) for part in (X, made(X)))
     np.testing.assert_allclose(dense.predict_proba(X), sparse.predict_proba(made(X)), atol=1e-3)
-
-
-def test_some_folds_weigh_as_much_as_all():
-    held_out = np.kron(np.eye(5), [1.0, 2.0]) / 2
-    folds = Folds.of_rows(1.0 * (held_out == 0), held_out)
-    part = folds.rescaled(np.array([1, 3]))
-    assert part.sizes.sum() == part.held_out.sum() == folds.held_out.sum() == 7.5
-    np.testing.assert_array_equal(part.held_out, 2.5 * held_out[[1, 3]])
-    np.testing.assert_array_equal(part.fitted, folds.fitted[[1, 3]])
 
 
 def test_rows_of_weight_zero_do_not_count(rows, fitted):

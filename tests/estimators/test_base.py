@@ -1,4 +1,7 @@
-"""Groups of features by label, by name, and by what one-hot columns tell."""
+"""Groups of features, and the number of BLAS threads during a fit."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -6,9 +9,10 @@ import scipy.sparse as sp
 from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from bilevel.estimators import BilevelRidge
-from bilevel.estimators.base import find_groups, find_prefixes
+from bilevel.estimators.base import find_groups, find_prefixes, one_thread_if_small
 
 X = np.array([[1, 0, 0, 0.5, 1], [0, 1, 0, 0.2, 1], [0, 0, 1, 1.5, 0]])
 NAMES = ["job_blue_collar", "job_admin", "job_blue", "radius_mean", "radius_flag"]
@@ -70,3 +74,71 @@ def test_unpenalized_features_are_in_no_group():
 def test_groups_that_do_not_fit_are_refused(names, groups, unpenalized, message):
     with pytest.raises(ValueError, match=message):
         find_groups(X, names, groups, unpenalized)
+
+
+TABLE = np.random.default_rng(5).standard_normal((48, 4))
+
+
+def blas_threads():
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize(("rows", "inside"), [(1000, 1), (300_000, 2)], ids=["small", "large"])
+def test_blas_has_one_thread_for_small_tables_and_what_it_had_when_all_fits_have_ended(rows, inside):
+    table = np.empty((rows, 2))
+
+    def fit_elsewhere():
+        with one_thread_if_small(table):
+            pass
+
+    # Of a thread that is not the first, OpenBLAS takes no number.
+    with threadpool_limits(2, user_api="blas"), ThreadPoolExecutor(1) as pool:
+        with one_thread_if_small(table):
+            assert set(blas_threads()) == {inside}
+            pool.submit(fit_elsewhere).result()
+            assert set(blas_threads()) == {inside}
+        assert set(blas_threads()) == {2}
+
+
+@pytest.fixture
+def two_threads():
+    with threadpool_limits(2, user_api="blas"):
+        if set(blas_threads()) != {2}:
+            pytest.skip("this BLAS has one thread")
+        yield
+
+
+def test_blas_has_its_threads_again_after_a_fit_that_fails(two_threads, monkeypatch):
+    inside = []
+
+    def fail(*args):
+        inside.extend(blas_threads())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BilevelRidge, "_select", fail)
+    with pytest.raises(KeyboardInterrupt):
+        BilevelRidge().fit(TABLE, TABLE[:, 0])
+    assert set(inside) == {1} and set(blas_threads()) == {2}
+
+
+def test_blas_has_its_threads_again_if_the_fit_that_ends_last_is_of_another_thread(two_threads):
+    begun, end = threading.Event(), threading.Event()
+
+    def fit():
+        with one_thread_if_small(TABLE):
+            begun.set()
+            end.wait(10)
+
+    other = threading.Thread(target=fit)
+    with one_thread_if_small(TABLE):
+        other.start()
+        assert begun.wait(10)
+    end.set()
+    other.join()
+    assert set(blas_threads()) == {2}
+
+
+def test_a_limit_that_is_set_during_a_fit_stays(two_threads):
+    with one_thread_if_small(TABLE):
+        threadpool_limits(2, user_api="blas")
+    assert set(blas_threads()) == {2}
