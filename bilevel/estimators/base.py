@@ -68,7 +68,7 @@ def document(cls: type[T]) -> type[T]:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside of this package and of scikit-learn that called the estimator."""
+    """Warn at the line outside of this package that called the estimator."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("bilevel.estimators"):
         level, frame = level + 1, frame.f_back

@@ -241,8 +241,8 @@ n_iter_ : int
             X, y, targets = stack_rows(X, X_val), np.concatenate([y, y_val]), np.vstack([targets, targets_val])
             weights = np.append(weights, np.ones(len(targets_val)))
         weights = weights * self._class_weights(targets)
-        scaling = Scaling(np.zeros(X.shape[1]), np.ones(X.shape[1]))
-        data = TrainingData(X, targets, weights, make_folds(splits, weights), y, groups, scaling)
+        identity = Scaling(np.zeros(X.shape[1]), np.ones(X.shape[1]))  # until `_scale`
+        data = TrainingData(X, targets, weights, make_folds(splits, weights), y, groups, identity)
         return data.take(np.flatnonzero(weights > 0))
 
     def _split(self, X: Any, y: Array, weights: Array, cv_groups: Any) -> list[tuple[Array, Array]]:
@@ -294,7 +294,8 @@ n_iter_ : int
         return self._select(self._make_search(model, data), data.groups)
 
     def _make_search(self, model: InnerModel, data: TrainingData) -> Search:
-        return PenaltySearch(model, data.folds, data.weights.sum(), tol=self.tol, max_iter=self.max_iter)
+        tol = self.tol * (model.loss.count(model.y) if model.loss.is_quadratic else 1)
+        return PenaltySearch(model, data.folds, data.weights.sum(), tol=tol, max_iter=self.max_iter)
 
     def _select(self, search: Search, groups: Groups) -> Learned:
         """Return the penalties of the structure that the user names, or of the best one."""
@@ -526,6 +527,8 @@ class BilevelRidge(LeastSquares):
     Parameters
     ----------
     {parameters}
+    tol : float, default=0.01
+        Stop if an iteration improves the held-out loss by less than this number of nats per target.
     device : {"cpu", "gpu"}, default="cpu"
         Where to compute. "gpu" uses JAX on the first GPU, always through kernels.
     dtype : {"float64", "float32"}, default="float64"
@@ -597,10 +600,6 @@ class BilevelRidge(LeastSquares):
         if few is not model:
             learned = self._make_search(model, data).refine(learned.structure, learned.log_penalties)
         return learned
-
-    def _make_search(self, model: InnerModel, data: TrainingData) -> Search:
-        tol = self.tol * model.loss.count(model.y)
-        return PenaltySearch(model, data.folds, data.weights.sum(), tol=tol, max_iter=self.max_iter)
 
     def _choose_level(self, model: InnerModel, data: TrainingData, log_penalties: Array) -> float:
         if self.scoring is None or not isinstance(model, KernelRidge):

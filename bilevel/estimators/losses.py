@@ -15,6 +15,7 @@ from scipy.special import expit, logit, xlogy
 
 Array = np.ndarray
 Operator = Callable[[Array], Array]
+Correction = Callable[[Any], Array]
 _SMALLEST_MEAN = 1e-6  # probability or count from which a start is computed
 
 
@@ -68,7 +69,7 @@ class Loss(ABC):
         """Return the function that multiplies a change of the predictors by the second derivative of `total`."""
 
     @abstractmethod
-    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Any]:
+    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Correction | None]:
         """Return D, (rows, fits, outputs), and a function M or None.
 
         The second derivative in the coefficients of one output is Z' D Z - M(Z), or approximately that.
@@ -120,7 +121,7 @@ class RowLoss(Loss):
         multiply = self.row_hessian_operator(y, eta)
         return lambda move: weights[..., None] * multiply(move)
 
-    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Any]:
+    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Correction | None]:
         return weights[:, :, None] * self.curvature(y, eta), None
 
     def held_out(self, y: Array, eta: Array, fitted: Array, weights: Array) -> tuple[Array, Array]:

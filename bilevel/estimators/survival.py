@@ -18,7 +18,7 @@ from sklearn.utils import assert_all_finite
 
 from bilevel.estimators.base import Groups, document
 from bilevel.estimators.linear_model import PenaltySelector, TrainingData
-from bilevel.estimators.losses import Array, Loss, Operator
+from bilevel.estimators.losses import Array, Correction, Loss, Operator
 from bilevel.estimators.ridge import RidgeGLM, to_dense
 from bilevel.estimators.selection import InnerModel
 
@@ -136,7 +136,7 @@ class Cox(Loss):
 
         return multiply
 
-    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Any]:
+    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Correction | None]:
         """Return D and M such that Z' D Z - M(Z) is approximately the second derivative in the coefficients.
 
         M(Z), (fits, columns, columns), sums events × m m' over few times, where m is the mean of Z at risk.

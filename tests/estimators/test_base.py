@@ -1,4 +1,4 @@
-"""Groups of features, and the number of BLAS threads during a fit."""
+"""Groups of features, the number of BLAS threads during a fit, and the place of warnings."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from bilevel.estimators import BilevelRidge
+from bilevel.estimators import BilevelRidge, DataCleaningClassifier
 from bilevel.estimators.base import find_groups, find_prefixes, one_thread_if_small
 
 X = np.array([[1, 0, 0, 0.5, 1], [0, 1, 0, 0.2, 1], [0, 0, 1, 1.5, 0]])
@@ -71,7 +71,7 @@ def test_unpenalized_features_are_in_no_group():
         (None, None, [7], "`unpenalized` has 7, which must be a number below 5"),
     ],
 )
-def test_groups_that_do_not_fit_are_refused(names, groups, unpenalized, message):
+def test_invalid_groups_are_rejected(names, groups, unpenalized, message):
     with pytest.raises(ValueError, match=message):
         find_groups(X, names, groups, unpenalized)
 
@@ -84,7 +84,7 @@ def blas_threads():
 
 
 @pytest.mark.parametrize(("rows", "inside"), [(1000, 1), (300_000, 2)], ids=["small", "large"])
-def test_blas_has_one_thread_for_small_tables_and_what_it_had_when_all_fits_have_ended(rows, inside):
+def test_small_tables_use_one_blas_thread_and_the_limit_is_restored(rows, inside):
     table = np.empty((rows, 2))
 
     def fit_elsewhere():
@@ -108,7 +108,7 @@ def two_threads():
         yield
 
 
-def test_blas_has_its_threads_again_after_a_fit_that_fails(two_threads, monkeypatch):
+def test_the_thread_limit_is_restored_after_a_failed_fit(two_threads, monkeypatch):
     inside = []
 
     def fail(*args):
@@ -121,7 +121,7 @@ def test_blas_has_its_threads_again_after_a_fit_that_fails(two_threads, monkeypa
     assert set(inside) == {1} and set(blas_threads()) == {2}
 
 
-def test_blas_has_its_threads_again_if_the_fit_that_ends_last_is_of_another_thread(two_threads):
+def test_the_thread_limit_is_restored_if_a_fit_in_another_thread_ends_last(two_threads):
     begun, end = threading.Event(), threading.Event()
 
     def fit():
@@ -142,3 +142,11 @@ def test_a_limit_that_is_set_during_a_fit_stays(two_threads):
     with one_thread_if_small(TABLE):
         threadpool_limits(2, user_api="blas")
     assert set(blas_threads()) == {2}
+
+
+def test_warnings_point_to_the_caller():
+    with pytest.warns(UserWarning, match="`cv_groups` is ignored") as caught:
+        BilevelRidge("single", cv=2).fit(TABLE, TABLE[:, 0], cv_groups=np.arange(48))
+    with pytest.warns(UserWarning, match="No trusted rows") as others:
+        DataCleaningClassifier(cv=2).fit(TABLE, TABLE[:, 0] > 0)
+    assert {item.filename for item in (*caught, *others)} == {__file__}

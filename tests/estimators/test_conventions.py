@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of an estimator; what is left out has its reason."""
+"""Conventions of scikit-learn: its checks of estimators, docstrings and examples."""
 
 import doctest
 import re
@@ -45,13 +45,13 @@ def expected_failures(estimator):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::UserWarning")
 @parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures)
-def test_scikit_learn_finds_no_fault(estimator, check):
+def test_checks_of_scikit_learn_pass(estimator, check):
     check(estimator)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([BilevelRidge("single", cv=2)])
-def test_scikit_learn_finds_no_fault_quickly(estimator, check):
+def test_checks_of_scikit_learn_pass_quickly(estimator, check):
     check(estimator)
 
 

@@ -1,4 +1,4 @@
-"""Rows on which fits used to fail or never to end: separable classes, rare classes, many classes, many coefficients."""
+"""Difficult data: separable classes, rare classes, many classes, and many coefficients."""
 
 import time
 import warnings
@@ -27,7 +27,7 @@ RARE = "ignore:The least populated class:UserWarning"
 
 @pytest.fixture
 def limit_work(monkeypatch):
-    """Let a fit fail after a number of evaluations of the loss, instead of running forever."""
+    """Fail after a number of evaluations of the loss, instead of running forever."""
     counted, values = [], RidgeGLM._values
 
     def count(*args):

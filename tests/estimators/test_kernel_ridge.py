@@ -1,4 +1,4 @@
-"""Many targets through kernels: fits are those of other forms, derivatives are finite differences, JAX is NumPy."""
+"""Kernel ridge: fits agree with fits by features, derivatives with finite differences, and JAX with NumPy."""
 
 import jax
 import numpy as np
@@ -80,7 +80,7 @@ def test_coefficients_are_those_of_scikit_learn(device, dtype):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("intercept", [True, False])
-def test_jax_computes_what_numpy_does(dtype, intercept):
+def test_jax_and_numpy_agree(dtype, intercept):
     X, y = draw(30)
     at, structure = np.array([0.3, -1.0, 2.0]), Structure("", np.arange(G), 1.0)
     value, gradient = Objective(make(X, y, intercept=intercept), folds(), structure)(at)
@@ -119,7 +119,7 @@ def test_targets_are_replaced_by_fewer_with_the_same_errors():
     assert np.mean(np.square(sketches)) == pytest.approx(np.mean(np.square(norms)), rel=0.05)
 
 
-def test_kernels_learn_what_features_learn(monkeypatch):
+def test_kernels_and_features_learn_the_same_penalties(monkeypatch):
     X, y = draw(12, 60, 150)
     groups, options = np.arange(150) % G, {"structure": "per_group", "prior_scale": 1.0, "cv": KFold(3), "tol": 1e-3}
     X_new = draw(1, 30, 150, seed=9)[0]
@@ -134,7 +134,7 @@ def test_kernels_learn_what_features_learn(monkeypatch):
     assert expected.penalties_[1] < 0.2 * expected.penalties_[0]
 
 
-def test_groups_are_told_apart_by_default_and_by_many_targets():
+def test_many_targets_distinguish_groups_by_default():
     X, y = draw(200, 60, 150)
     model = BilevelRidge(groups=np.arange(150) % G, cv=KFold(5)).fit(X, y)
     assert model.penalty_structure_ == "per_group"
@@ -143,7 +143,7 @@ def test_groups_are_told_apart_by_default_and_by_many_targets():
     np.testing.assert_allclose(X @ model.coef_.T + model.intercept_, model.predict(X))
 
 
-def test_a_device_that_is_not_there_is_named(monkeypatch):
+def test_a_missing_device_is_reported(monkeypatch):
     monkeypatch.undo()
     X, y = draw(2)
     for options, words in (

@@ -1,4 +1,4 @@
-"""Learned penalties: chosen on rows that did not learn them, and better than one where that is to be had."""
+"""Learned penalties define the model, minimize the held-out loss, and are several only if that is better."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def cancer():
 
 @pytest.fixture(scope="module")
 def views():
-    """A view that tells, and one of noise."""
+    """Informative columns, and columns of noise."""
     X, y = make_regression(300, 30, n_informative=8, noise=40, shuffle=False, random_state=0)
     return train_test_split(X, y, test_size=150, random_state=0)
 
@@ -76,12 +76,12 @@ def test_no_fit_imports_jax():
 
 
 @pytest.mark.slow
-def test_no_estimator_of_a_small_table_imports_jax():
+def test_no_estimator_imports_jax():
     out = subprocess.run([sys.executable, "-c", FITS], capture_output=True, text=True, check=True).stdout
     assert out.splitlines() == [f"{name} False" for name in bilevel.estimators.__all__]
 
 
-def test_names_that_need_jax_are_there_when_asked_for():
+def test_names_that_need_jax_are_imported_on_access():
     assert {"SRBA", "run", "problems", "__version__"} <= set(dir(bilevel)) and bilevel.SRBA is bilevel.SOLVERS["SRBA"]
     assert bilevel.theory.__name__ == "bilevel.theory"
     with pytest.raises(AttributeError, match="module 'bilevel' has no attribute 'Adam'"):
@@ -156,7 +156,7 @@ def test_the_jackknife_chooses_as_nested_folds_do(views, monkeypatch):
     assert both[1]["per_group"].to_numpy() == pytest.approx(both[0]["per_group"].to_numpy(), rel=0.3)
 
 
-def test_what_is_too_much_work_is_not_tried(views, monkeypatch):
+def test_a_comparison_that_costs_too_much_is_skipped(views, monkeypatch):
     X, _, y, _ = views
     monkeypatch.setattr(selection, "_MAX_FLOPS", 1.0)
     model = BilevelRidge(random_state=0).fit(X, y)
@@ -174,7 +174,7 @@ def test_the_same_seed_gives_the_same_model_and_another_one_other_folds(cancer):
 
 
 @pytest.mark.parametrize("cv", [3, KFold(4), RepeatedKFold(n_splits=2, n_repeats=3, random_state=0), "pairs"])
-def test_any_splits_serve(cv, cancer):
+def test_any_splitter_is_accepted(cv, cancer):
     X, y = cancer
     pairs = [(np.arange(100), np.arange(100, 200)), (np.arange(50, 200), np.arange(50))]
     model = BilevelLogisticRegression(cv=pairs if cv == "pairs" else cv, random_state=0).fit(X, y)
@@ -236,10 +236,12 @@ def test_targets_share_their_penalties():
     one, two = (BilevelRidge("per_feature", prior_scale=1.0, random_state=0).fit(X, of) for of in (y, both))
     assert two.coef_.shape == (2, 10) and two.predict(X).shape == (442, 2)
     np.testing.assert_allclose(two.coef_[1], 2 * two.coef_[0], rtol=1e-6)
-    assert np.ptp(np.log(two.penalties_)) > np.ptp(np.log(one.penalties_))  # the same rows count twice beside the prior
+    assert np.ptp(np.log(two.penalties_)) > np.ptp(
+        np.log(one.penalties_)
+    )  # the same rows count twice, but the prior does not
 
 
-def test_features_may_go_without_penalty(cancer):
+def test_features_can_be_unpenalized(cancer):
     pd = pytest.importorskip("pandas")
     X, y = cancer
     table = pd.DataFrame(X, columns=list("abcdef"))
@@ -250,7 +252,7 @@ def test_features_may_go_without_penalty(cancer):
     np.testing.assert_allclose(none.predict(table), Ridge(1e-10).fit(X, X[:, 0] + y).predict(X), rtol=1e-5)
 
 
-def test_sparse_rows_give_what_dense_ones_give(cancer, monkeypatch):
+def test_sparse_and_dense_rows_give_the_same(cancer, monkeypatch):
     import scipy.sparse as sp
 
     X, y = cancer

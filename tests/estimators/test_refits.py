@@ -1,4 +1,4 @@
-"""What a fit leaves behind: all of its attributes or none, weights that count, and the process as it was."""
+"""Effects of a fit: attributes change completely or not at all, and weights are equivalent to repeated rows."""
 
 import copy
 
@@ -40,7 +40,7 @@ def make(kind):
 
 @each
 @pytest.mark.parametrize("place", ["transform", "unscale"])
-def test_an_interrupted_fit_leaves_the_estimator_as_it_was(kind, place, monkeypatch):
+def test_an_interrupted_fit_leaves_the_estimator_unchanged(kind, place, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
@@ -57,7 +57,7 @@ def test_an_interrupted_fit_leaves_the_estimator_as_it_was(kind, place, monkeypa
 
 
 @each
-def test_a_refused_refit_leaves_the_estimator_as_it_was(kind):
+def test_a_rejected_refit_leaves_the_estimator_unchanged(kind):
     model = make(kind).fit(X, TARGETS[kind])
     expected = model.predict(X)
     with pytest.raises(ValueError, match="NaN"):
@@ -76,12 +76,12 @@ def test_splitters_of_groups_name_the_argument_that_they_need(cv):
         model.fit(X, Y, cv_groups=np.arange(47) % 6)
 
 
-def test_groups_of_rows_that_a_number_of_folds_ignores_are_warned_of():
+def test_ignored_groups_of_rows_cause_a_warning():
     with pytest.warns(UserWarning, match=r"`cv_groups` is ignored by cv=2, .*; set cv=GroupKFold\(2\)"):
         BilevelRidge("single", cv=2).fit(X, X[:, 0], cv_groups=np.arange(48) % 6)
 
 
-def test_selection_of_features_takes_those_with_coefficients_that_are_not_zero():
+def test_select_from_model_takes_features_with_nonzero_coefficients():
     columns = np.random.default_rng(8).standard_normal((60, 7))
     for y, most in ((np.full(60, 1.5), 0), (3 * columns[:, 2] + columns[:, 5], 7)):
         selector = SelectFromModel(BilevelElasticNet(random_state=0)).fit(columns, y)
@@ -118,7 +118,7 @@ def test_weights_of_noisy_labels_stand_for_repeated_rows(trusted):
     np.testing.assert_allclose(weighted.predict_proba(features), repeated.predict_proba(features), atol=2e-3)
 
 
-def test_weights_of_one_change_nothing_and_rows_of_no_weight_get_a_probability():
+def test_weights_of_one_change_nothing_and_rows_without_weight_get_a_probability():
     features, y = draw_noisy()
     plain = DataCleaningClassifier(random_state=0).fit(features, y)
     same = DataCleaningClassifier(random_state=0).fit(features, y, sample_weight=np.ones(120))

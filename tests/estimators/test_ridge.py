@@ -1,4 +1,4 @@
-"""Fits with given penalties are scikit-learn's; derivatives of the objective are its finite differences."""
+"""Fits at given penalties agree with scikit-learn, and derivatives of the objective with finite differences."""
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ def test_gradients_are_finite_differences_with_few_rows_and_with_many(name):
 
 
 @pytest.mark.parametrize("name", ["logistic", "softmax"])
-def test_conjugate_gradients_give_what_matrices_give(name, monkeypatch):
+def test_conjugate_gradients_give_the_same_as_exact_matrices(name, monkeypatch):
     X, y = draw(name, 70, 8)
     structure, at = Structure("", np.arange(8), 1.0), np.linspace(0, 2, 8)
     value, gradient = Objective(RidgeGLM(X, y, LOSSES[name], tol=1e-16), folds(70), structure)(at)
@@ -124,7 +124,7 @@ def test_conjugate_gradients_give_what_matrices_give(name, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(70, 8), (20, 30)])
-def test_blocks_that_every_fit_shares_give_what_matrices_give(shape, monkeypatch):
+def test_shared_blocks_give_the_same_as_exact_matrices(shape, monkeypatch):
     X, y = draw("softmax", *shape)
     structure, at = Structure("", np.arange(shape[1]) % 4, 1.0), np.linspace(0, 2, 4)
     model = RidgeGLM(X, y, Softmax(), tol=1e-16)
@@ -153,7 +153,7 @@ def test_kernels_of_groups_add_up():
 
 @pytest.mark.parametrize("shape", [(50, 6), (12, 20), (300, 4)])
 @each_loss
-def test_sparse_rows_give_what_dense_ones_give(name, shape):
+def test_sparse_and_dense_rows_give_the_same(name, shape):
     X, y = draw(name, *shape)
     X = np.where(np.abs(X) > 0.7, X, 0)
     structure, at = Structure("", np.arange(shape[1]), 1.0), np.linspace(0, 2, shape[1])
@@ -175,7 +175,7 @@ def test_a_warm_start_ends_where_a_cold_one_does(name):
             np.testing.assert_allclose(model.fit(weights, at, first).coef, model.fit(weights, at).coef, atol=1e-6)
 
 
-def test_wide_rows_need_no_matrix_over_features(monkeypatch):
+def test_wide_data_need_no_matrix_over_features(monkeypatch):
     X, y = draw("logistic", 10, 4000)
     sizes = []
     factor = ridge._factor
@@ -194,7 +194,7 @@ def test_derivatives_of_predictors_are_finite_differences():
         np.testing.assert_allclose(pushed, (ahead - behind) / 2e-4, atol=1e-6)
 
 
-def test_few_rows_stand_exactly_for_many_with_the_squared_error():
+def test_compression_is_exact_for_squared_errors():
     X, y = draw("squared", 200, 5)
     weights = np.random.default_rng(4).uniform(0.5, 2, 200)
     model, parts = RidgeGLM(X, y, Squared()), folds(200, 4, weights)
@@ -211,7 +211,7 @@ def test_few_rows_stand_exactly_for_many_with_the_squared_error():
 
 
 @pytest.mark.parametrize("name", ["logistic", "softmax", "poisson"])
-def test_few_rows_stand_about_for_many(name):
+def test_compression_is_accurate_for_other_losses(name):
     X, y = draw(name, 2000, 5)
     model, parts = RidgeGLM(X, y, LOSSES[name]), folds(2000, 4)
     problem = model.compress(parts, model.fit(np.ones((1, 2000)), np.full(5, 2.0)))
@@ -236,7 +236,7 @@ def test_the_penalties_of_many_rows_are_stationary_for_the_exact_objective(monke
     assert np.abs(gradient).max() < 0.005  # nats per unit of a log penalty
 
 
-def test_rows_are_not_replaced_where_that_mistakes_their_loss(monkeypatch):
+def test_compression_is_abandoned_if_it_is_inaccurate(monkeypatch):
     X, y = draw("logistic", 1500, 6)
     found = {}
     for name, entries, mismatch in (("exact", np.inf, 1.0), ("trusted", 0, 1.0), ("mistaken", 0, 0.0)):
@@ -249,7 +249,7 @@ def test_rows_are_not_replaced_where_that_mistakes_their_loss(monkeypatch):
     assert found["trusted"] == pytest.approx(found["exact"], abs=0.1)
 
 
-def test_leaving_a_fold_out_moves_the_minimizer_as_learning_without_it_does():
+def test_the_jackknife_approximates_learning_without_a_fold():
     X, y = draw("squared", 120, 4)
     model, parts, structure = RidgeGLM(X, y, Squared()), folds(120, 6), Structure("", np.arange(4), 0.5)
     search = PenaltySearch(model, parts, 120, tol=1e-7, max_iter=200)

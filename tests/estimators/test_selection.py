@@ -17,7 +17,7 @@ def test_some_folds_weigh_as_much_as_all():
     np.testing.assert_array_equal(part.fitted, folds.fitted[[1, 3]])
 
 
-def test_the_least_strict_margin_holds():
+def test_a_structure_must_be_better_by_two_nats_and_by_a_standard_error():
     weights = np.ones(50)
     losses = np.zeros((3, 50))
     losses[1] = -0.039  # 1.95 nats in all
@@ -33,7 +33,7 @@ def decide(losses, weights):
     return comparison.result("").chosen
 
 
-def test_what_is_behind_by_a_standard_error_is_not_tried_again():
+def test_structures_worse_by_a_standard_error_are_dropped():
     comparison, weights = SequentialComparison([None] * 4, Logistic()), np.ones(4)
     comparison.add(
         np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.5], [3.0, 4.0, 5.0, 7.0], [0.0, 1.0, 2.0, 4.0]]), weights

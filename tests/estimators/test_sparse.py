@@ -1,4 +1,4 @@
-"""Inner problems with absolute values or norms of groups: solutions and hypergradients against others' and by hand."""
+"""Sparse models: solutions agree with scikit-learn and proximal gradients, hypergradients with finite differences."""
 
 from copy import copy
 from itertools import product
@@ -202,7 +202,7 @@ def test_minimizing_a_quadratic_and_norms_satisfies_the_optimality_conditions():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_weight_of_two_is_a_row_written_twice_and_of_zero_a_row_left_out(name):
+def test_a_weight_of_two_repeats_a_row_and_a_weight_of_zero_removes_it(name):
     loss, groups = MODELS[name]
     X, y = make(loss)
     weights = np.resize([2.0, 0.0, 1.0, 1.0], N)
@@ -245,7 +245,7 @@ def test_many_more_features_than_rows_are_solved_to_the_tolerance(loss):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_derivatives_of_rough_fits_are_about_those_of_exact_ones(name):
+def test_derivatives_of_inexact_fits_are_close_to_exact_ones(name):
     loss, groups = MODELS[name]
     X, y = make(loss)
     model = SparseModel(X, y, loss, groups)
@@ -256,7 +256,7 @@ def test_derivatives_of_rough_fits_are_about_those_of_exact_ones(name):
     np.testing.assert_allclose(rough, exact, atol=0.02 * np.abs(exact).max())
 
 
-def test_the_last_hessian_serves_for_derivatives_only_where_the_last_step_began_near():
+def test_the_last_hessian_is_used_for_derivatives_only_if_the_last_step_was_small():
     X, y = make(Logistic())
     model = SparseModel(X, y, Logistic())
     (found,) = model.fit(np.ones((1, N)), np.zeros(2 * P)).state.solved

@@ -1,4 +1,4 @@
-"""Learned strengths of the elastic net: the model is the one they define, and they are good ones."""
+"""Learned strengths of sparse models define the model, and minimize the held-out loss."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def fitted(rows):
 
 
 def as_elastic_net(l1, l2, n):
-    """Return scikit-learn's model with these strengths beside the summed loss."""
+    """Return scikit-learn's model with these strengths relative to the summed loss."""
     return ElasticNet((l1 + l2) / n, l1_ratio=l1 / (l1 + l2), tol=1e-10, max_iter=10**5)
 
 
@@ -89,7 +89,7 @@ def test_paths_on_some_folds_end_at_strengths_as_good_as_those_on_all(monkeypatc
 
 
 @pytest.mark.parametrize("made", [sp.csr_array, pytest.param(sp.csc_array, marks=pytest.mark.slow)])
-def test_sparse_rows_give_what_dense_ones_give(rows, fitted, made):
+def test_sparse_and_dense_rows_give_the_same(rows, fitted, made):
     X, y = rows
     model = BilevelElasticNet(random_state=0, tol=1e-4).fit(made(X), y)
     np.testing.assert_allclose(model.coef_, fitted.coef_, atol=1e-3 * np.abs(fitted.coef_).max())
@@ -152,7 +152,7 @@ def test_two_folds_are_too_few_for_a_comparison(rows):
         ({"structure": "two"}, "The 'structure' parameter of BilevelElasticNet must be a str among"),
     ],
 )
-def test_a_parameter_out_of_place_is_refused(rows, options, message):
+def test_an_invalid_parameter_is_rejected(rows, options, message):
     with pytest.raises(ValueError, match=message):
         BilevelElasticNet(**options).fit(*rows)
 
@@ -169,7 +169,7 @@ def test_a_target_of_noise_leaves_few_coefficients():
 
 
 @pytest.mark.slow
-def test_where_most_features_are_useless_it_is_level_with_the_lasso_and_ahead_of_ridge():
+def test_with_many_useless_features_it_is_as_good_as_the_lasso_and_better_than_ridge():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((3000, 300))
     y = X[:, :15] @ rng.standard_normal(15) + 3 * rng.standard_normal(3000)
@@ -180,7 +180,7 @@ def test_where_most_features_are_useless_it_is_level_with_the_lasso_and_ahead_of
 
 
 @pytest.mark.slow
-def test_with_columns_of_noise_it_is_level_with_a_grid_of_l1_strengths():
+def test_with_columns_of_noise_it_is_as_good_as_a_grid_of_l1_strengths():
     X, y = load_breast_cancer(return_X_y=True)
     ratios = []
     for seed in range(5):  # single splits differ by a fifth either way

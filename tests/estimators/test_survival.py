@@ -1,4 +1,4 @@
-"""Cox's model: fits, held-out losses, survival functions and concordance against their definitions, row by row."""
+"""Cox's model: fits, held-out losses, survival functions and concordance agree with their definitions."""
 
 import numpy as np
 import pytest
@@ -178,7 +178,7 @@ def thin_blocks(X, events, times, weights, eta):
 
 @pytest.mark.parametrize("spread", [1.0, 4.0])
 @pytest.mark.parametrize("ties", [8, 1e6])
-def test_with_every_time_kept_blocks_are_the_second_derivative(ties, spread, monkeypatch):
+def test_blocks_with_all_times_are_the_second_derivative(ties, spread, monkeypatch):
     monkeypatch.setattr(survival, "_KNOTS", 1e9)
     X, events, times = draw(80, 4, ties=ties)
     rng = np.random.default_rng(4)
@@ -190,7 +190,7 @@ def test_with_every_time_kept_blocks_are_the_second_derivative(ties, spread, mon
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
-def test_events_at_few_times_give_about_the_second_derivative(spread):
+def test_events_at_few_times_approximate_the_second_derivative(spread):
     X, events, times = draw(800, 4, ties=1e6)
     eta = spread * X[:, :1] * [1.0, 0.5]
     weights = np.random.default_rng(4).random((800, 2)) < 0.8
@@ -210,7 +210,7 @@ def test_products_are_those_of_the_second_derivative_where_hazards_are_tiny():
     np.testing.assert_allclose(bend(move[:, None, None])[:, 0, 0], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_few_times_are_kept_with_all_events():
+def test_thinned_times_keep_all_events():
     rng = np.random.default_rng(0)
     sums, events = np.cumsum(rng.exponential(size=(5000, 2)), axis=0), rng.random((5000, 2))
     sets, kept, moved = RiskSets(np.arange(5000)).thin(sums, events)
@@ -231,12 +231,12 @@ def test_a_start_mixes_the_fits_of_other_folds():
     assert np.abs(start - expected).max() < 0.5 * np.abs(mean - expected).max()
 
 
-def test_many_rows_are_not_replaced_by_few(monkeypatch):
+def test_rows_of_the_cox_model_are_not_compressed(monkeypatch):
     monkeypatch.setattr(ridge, "_MIN_COMPRESSIBLE", 0)
     assert not make_model(*draw(200, 2)).can_compress(divide(200))
 
 
-def test_leaving_a_fold_out_moves_the_minimizer_as_learning_without_it_does():
+def test_the_jackknife_approximates_learning_without_a_fold():
     model, parts, structure = make_model(*draw(120, 4), tol=1e-12), divide(120, 6), Structure("", np.arange(4), 0.5)
     bounds, options = (-5.0, 12.0), {"tol": 1e-9, "max_iter": 500}
     problem, start = PenaltySearch(model, parts, 120, **options).problem, np.full(4, 2.0)
@@ -330,14 +330,14 @@ def test_groups_are_taken_where_they_help(useless):
     assert set(model.candidates_["by"]) == {"nested folds"}
 
 
-def test_the_jackknife_serves_where_nested_folds_do_not(useless, monkeypatch):
+def test_the_jackknife_is_used_without_nested_folds(useless, monkeypatch):
     X, y, noise = useless
     monkeypatch.setattr(Folds, "nested", lambda folds, most: [])
     model = BilevelCoxPH(groups=noise, random_state=0, cv=KFold(4)).fit(X, y)
     assert set(model.candidates_["by"]) == {"jackknife"} and model.penalty_structure_ != "single"
 
 
-def test_large_sparse_rows_give_what_dense_ones_give(monkeypatch):
+def test_large_sparse_and_dense_rows_give_the_same(monkeypatch):
     monkeypatch.setattr(linear_model, "_FEW_ENTRIES", 0)
     X, events, times = draw(60, 4)
     X, y = np.where(np.abs(X) > 0.5, X, 0), target(events, times)
@@ -376,7 +376,7 @@ def test_a_score_sees_targets_as_the_user_has_them(fitted):
     assert names == {("seen", "days")}
 
 
-def test_each_fold_has_its_part_of_the_events():
+def test_folds_are_stratified_by_events():
     y = np.column_stack([np.arange(40) < 10, np.arange(40)]).astype(float)
     splits = BilevelCoxPH(random_state=0)._split(np.zeros((40, 1)), y, np.ones(40), None)
     assert {int(y[test, 0].sum()) for _, test in splits} == {2}
@@ -400,7 +400,7 @@ Y = target([True, False, True, False], [1.0, 2.0, 3.0, 3.0])
     ],
     ids=str,
 )
-def test_targets_that_are_none_are_refused(y, message):
+def test_invalid_targets_are_rejected(y, message):
     with pytest.raises(ValueError, match=message):
         BilevelCoxPH().fit(np.arange(8.0).reshape(4, 2), y)
 
@@ -424,7 +424,7 @@ def test_rows_without_weight_have_no_events():
     ids=["constant", "perfect", "tied", "one event", "large"],
 )
 @pytest.mark.parametrize("standardize", [True, False])
-def test_odd_rows_are_fitted(X, y, standardize):
+def test_unusual_data_are_fitted(X, y, standardize):
     model = BilevelCoxPH(standardize=standardize, random_state=0).fit(X, y)
     assert np.isfinite(model.coef_).all()
     assert np.isfinite(model.predict_survival_function(X, return_array=True)).all()
@@ -446,5 +446,5 @@ class CoxOfNumbers(BilevelCoxPH):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::UserWarning")
 @parametrize_with_checks([CoxOfNumbers(), CoxOfNumbers("per_feature", standardize=False, cv=3)])
-def test_scikit_learn_finds_no_fault(estimator, check):
+def test_checks_of_scikit_learn_pass(estimator, check):
     check(estimator)

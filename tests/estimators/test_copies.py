@@ -1,7 +1,4 @@
-"""Estimators in threads and as copies: the same to the last bit.
-
-The campaign of faults does so with every estimator, and in other processes.
-"""
+"""Estimators in threads and as copies give identical results."""
 
 import copy
 import functools
@@ -54,7 +51,7 @@ def test_a_copy_predicts_as_the_original(name, here):
 
 
 @each
-def test_two_threads_fit_alike(name, here):
+def test_fits_in_two_threads_are_identical(name, here):
     with ThreadPoolExecutor(2) as pool:
         for found in pool.map(fit_and_predict, [name, name]):
             np.testing.assert_array_equal(found, here(name).predict(data(here(name))[0]))
