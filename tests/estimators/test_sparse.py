@@ -1,6 +1,5 @@
 """Sparse models: solutions agree with scikit-learn and proximal gradients, hypergradients with finite differences."""
 
-from copy import copy
 from itertools import product
 
 import numpy as np
@@ -11,7 +10,7 @@ from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression
 from bilevel.estimators import sparse as sparse_module
 from bilevel.estimators.losses import Logistic, Poisson, Softmax, Squared
 from bilevel.estimators.selection import Folds, held_out_loss
-from bilevel.estimators.sparse import ImplicitSolution, SparseModel, minimize_groups, minimize_l1
+from bilevel.estimators.sparse import SparseModel, minimize_groups, minimize_l1
 
 N, P = 60, 8
 GROUPS = np.array([0, 0, 1, 1, 1, 2, 2, 3])
@@ -228,12 +227,6 @@ def test_features_without_penalty_have_a_gradient_of_zero(name):
     assert np.abs(slopes[2:]).max() > 0.1 and 0 in fits.coef[0, 2:] and 0 not in fits.coef[0, :2]
 
 
-def test_the_same_weights_are_fitted_once():
-    X, y = make(Logistic())
-    fits = SparseModel(X, y, Logistic()).fit(np.ones((3, N)), np.zeros(2 * P))
-    assert len({id(solved) for solved in fits.state.solved}) == 1 and fits.coef.shape == (3, P, 1)
-
-
 @pytest.mark.parametrize("loss", [Squared(), Logistic(), Softmax()], ids=["squared", "logistic", "softmax"])
 def test_many_more_features_than_rows_are_solved_to_the_tolerance(loss):
     rng = np.random.default_rng(0)
@@ -254,20 +247,6 @@ def test_derivatives_of_inexact_fits_are_close_to_exact_ones(name):
     model.tol = 1e-4
     rough = model.vjp(model.fit(np.ones((1, N)), logs), cotangent)
     np.testing.assert_allclose(rough, exact, atol=0.02 * np.abs(exact).max())
-
-
-def test_the_last_hessian_is_used_for_derivatives_only_if_the_last_step_was_small():
-    X, y = make(Logistic())
-    model = SparseModel(X, y, Logistic())
-    (found,) = model.fit(np.ones((1, N)), np.zeros(2 * P)).state.solved
-    solution, size = found.solution, len(found.support)
-    marked = copy(solution.hessian)
-    marked.matrix = np.full((size, size), 7.0)
-    near, far = 0.9 * np.sqrt(found.tol), 1.1 * np.sqrt(found.tol)
-    for before, serves in ((near, True), (far, False)):
-        kept = solution._replace(hessian=copy(marked), previous_residual=before)
-        matrix = ImplicitSolution(found.loss, found.penalty, kept, found.tol).hessian.matrix
-        assert (matrix[0, 1] == 7) == serves
 
 
 def test_fits_of_some_folds_are_starts_for_the_same_rows_among_all_folds(monkeypatch):

@@ -220,17 +220,6 @@ def test_thinned_times_keep_all_events():
     np.testing.assert_allclose(moved.sum(axis=0), events.sum(axis=0))
 
 
-def test_a_start_mixes_the_fits_of_other_folds():
-    X, events, times = draw(200, 4)
-    model, folds = make_model(X, events, times), divide(200, 4)
-    fits = model.fit(folds.fitted, np.zeros(4))
-    smaller = folds.without(np.array([0]))
-    expected = model.fit(smaller.fitted, np.zeros(4)).state.w
-    start = model._start(fits.state.at, smaller.fitted, np.zeros(4), fits.state)[0]
-    mean = fits.state.w.mean(axis=1, keepdims=True)
-    assert np.abs(start - expected).max() < 0.5 * np.abs(mean - expected).max()
-
-
 def test_rows_of_the_cox_model_are_not_compressed(monkeypatch):
     monkeypatch.setattr(ridge, "_MIN_COMPRESSIBLE", 0)
     assert not make_model(*draw(200, 2)).can_compress(divide(200))
@@ -376,10 +365,11 @@ def test_a_score_sees_targets_as_the_user_has_them(fitted):
     assert names == {("seen", "days")}
 
 
-def test_folds_are_stratified_by_events():
-    y = np.column_stack([np.arange(40) < 10, np.arange(40)]).astype(float)
-    splits = BilevelCoxPH(random_state=0)._split(np.zeros((40, 1)), y, np.ones(40), None)
-    assert {int(y[test, 0].sum()) for _, test in splits} == {2}
+def test_folds_are_stratified_by_events(fitted):
+    model, X, y = fitted  # 150 rows are shuffled five times
+    folds = StratifiedKFold(5, shuffle=True, random_state=np.random.RandomState(0))
+    pairs = [pair for _ in range(5) for pair in folds.split(X, y["event"])]
+    np.testing.assert_array_equal(model.coef_, BilevelCoxPH("single", cv=pairs).fit(X, y).coef_)
 
 
 Y = target([True, False, True, False], [1.0, 2.0, 3.0, 3.0])
