@@ -381,13 +381,7 @@ class Hessian:
     """
 
     def __init__(
-        self,
-        loss: Loss,
-        y: Array,
-        at: Coordinates,
-        weights: Array,
-        eta: Array,
-        blocks: Blocks | None,
+        self, loss: Loss, y: Array, at: Coordinates, weights: Array, eta: Array, blocks: Blocks | None
     ) -> None:
         self.loss, self.y, self.at, self.weights = loss, y, at, weights
         self.move(eta)
@@ -524,6 +518,7 @@ class RidgeGLM(InnerModel):
     penalized : numbers of the penalized features; None means all
     intercept : whether to fit an intercept, which is not penalized
     tol : stop if a Newton step would gain less than this, in units of the summed loss
+    copies : number of successive penalized columns that share a penalty; None means one
     """
 
     _REFIT_TOL = 1e-14
@@ -537,10 +532,11 @@ class RidgeGLM(InnerModel):
         penalized: Array | None = None,
         intercept: bool = True,
         tol: float = 1e-8,
+        copies: int | None = None,
     ) -> None:
         penalized = np.arange(X.shape[1]) if penalized is None else penalized
         self.data, self.y, self.loss, self.tol = Data(X, penalized, intercept=intercept), y, loss, tol
-        self.n_penalties = len(penalized)
+        self.copies, self.n_penalties = copies, len(penalized) // (copies or 1)
 
     @property
     def _dual(self) -> bool:
@@ -548,6 +544,7 @@ class RidgeGLM(InnerModel):
         return self.data.wide and self.data.n_rows <= _MAX_DUAL_ROWS
 
     def fit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> Fits:
+        log_penalties = np.repeat(log_penalties, self.copies or 1)
         at = (RowCoordinates if self._dual else Coordinates)(self.data, log_penalties)
         w, blocks = self._start(at, weights, log_penalties, None if start is None else start.state)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -565,18 +562,19 @@ class RidgeGLM(InnerModel):
     def vjp(self, fits: Fits, cotangent: Array) -> Array:
         state: Solution = fits.state
         u = state.hessian.solve(times(state.at.ZT, np.moveaxis(cotangent, 0, 1)), 0.1 * self.tol**0.5)
-        return -state.at.cotangent(state.w, u).T
+        each = -state.at.cotangent(state.w, u).T
+        return each if self.copies is None else each.reshape(len(each), -1, self.copies).sum(axis=-1)
 
     def jvp(self, fits: Fits, move: Array) -> Array:
         state: Solution = fits.state
-        step = state.hessian.solve(state.at.tangent(state.w, move), 1e-3)
+        step = state.hessian.solve(state.at.tangent(state.w, np.repeat(move, self.copies or 1)), 1e-3)
         return -np.moveaxis(times(state.at.Z, step), 0, 1)
 
     def estimate_flops(self, n_fits: int) -> float:
         (rows, outputs), Z, dual = self.y.shape, self.data.Z, self._dual
         size = rows if dual else Z.shape[1]
         entries = Z.nnz if sp.issparse(Z) and not dual else rows * size
-        kernel = rows**2 * self.n_penalties if dual else 0
+        kernel = rows**2 * len(self.data.penalized) if dual else 0
         if self.loss.is_quadratic and not dual:
             return n_fits * (size**3 / 3 + 4 * entries * outputs)
         if outputs == 1 or self.loss.is_quadratic:
@@ -664,6 +662,13 @@ class RidgeGLM(InnerModel):
         return loss.is_quadratic or (rows > _ROWS_PER_COORDINATE * size and rows * size > _MIN_COMPRESSIBLE)
 
     def compress(self, folds: Folds, fits: Fits) -> SelectionProblem:
+        """Return the problem with few rows that have the same loss to second order.
+
+        Around coefficients w0, the loss of the rows that the same folds use is g'(w - w0) + ½ (w - w0)' H (w - w0) plus
+        a constant. With H = R'R that is ½ ||R w - t||² with t = R w0 - R^-T g, plus a constant: one row per
+        coefficient, and one more. For the squared error this is exact. If outputs are coupled, each column has one copy
+        per output.
+        """
         weights = np.concatenate([folds.fitted, folds.held_out]).T
         first, pattern = _find_patterns(weights)
         weight = weights.max(axis=1)
@@ -672,43 +677,18 @@ class RidgeGLM(InnerModel):
         parts = [_compress_rows(self, pattern == k, weight, w0) for k in range(len(first))]
         X, targets = (np.concatenate(part) for part in zip(*parts, strict=True))
         shares = np.repeat(shares, len(X) // len(first), axis=0).T
-        surrogate = Surrogate(self, X, targets, X.shape[1] // self.data.Z.shape[1])
         few = folds._replace(fitted=shares[: len(folds.fitted)], held_out=shares[len(folds.fitted) :])
-        return SelectionProblem(surrogate, few, surrogate.predict)
+        return SelectionProblem(self._make_surrogate(X, targets), few, self._predict)
 
+    def _make_surrogate(self, X: Array, targets: Array) -> "RidgeGLM":
+        loss, copies = Squared(), X.shape[1] // self.data.Z.shape[1]
+        loss.unknown_dispersion, loss.min_dispersion = self.loss.unknown_dispersion, self.loss.min_dispersion
+        penalized = (copies * self.data.penalized[:, None] + np.arange(copies)).ravel()
+        return RidgeGLM(X, targets, loss, penalized=penalized, intercept=False, tol=self.tol, copies=copies)
 
-class Surrogate(InnerModel):
-    """A model of few rows with the same loss to second order.
-
-    Around coefficients w0, the loss of the rows that the same folds use is g'(w - w0) + ½ (w - w0)' H (w - w0) plus a
-    constant. With H = R'R that is ½ ||R w - t||² with t = R w0 - R^-T g, plus a constant: one row per coefficient, and
-    one more. For the squared error this is exact. If outputs are coupled, each column has one copy per output.
-    """
-
-    def __init__(self, model: RidgeGLM, X: Array, targets: Array, copies: int) -> None:
-        self.full, self.copies, self.n_penalties = model, copies, model.n_penalties
-        penalized = (copies * model.data.penalized[:, None] + np.arange(copies)).ravel()
-        self.loss, self.y = Squared(), targets
-        self.loss.unknown_dispersion = model.loss.unknown_dispersion
-        self.loss.min_dispersion = model.loss.min_dispersion
-        self.inner = RidgeGLM(X, targets, self.loss, penalized=penalized, intercept=False, tol=model.tol)
-
-    def fit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> Fits:
-        return self.inner.fit(weights, np.repeat(log_penalties, self.copies), start)
-
-    def vjp(self, fits: Fits, cotangent: Array) -> Array:
-        each = self.inner.vjp(fits, cotangent)
-        return each.reshape(len(each), -1, self.copies).sum(axis=-1)
-
-    def jvp(self, fits: Fits, move: Array) -> Array:
-        return self.inner.jvp(fits, np.repeat(move, self.copies))
-
-    def estimate_flops(self, n_fits: int) -> float:
-        return self.inner.estimate_flops(n_fits)
-
-    def predict(self, fits: Fits) -> Array:
-        """Return the predictors of the rows of the full model, (fits, rows, outputs)."""
-        Z = self.full.data.Z
+    def _predict(self, fits: Fits) -> Array:
+        """Return the predictors of all rows, (fits, rows, outputs), for the coefficients of a surrogate."""
+        Z = self.data.Z
         columns = np.moveaxis(fits.coef.reshape(len(fits.coef), Z.shape[1], -1), 0, 1)
         return np.moveaxis(times(Z, columns), 0, 1)
 

@@ -8,7 +8,7 @@ at such points, so that the best point of all evaluations is returned.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -68,32 +68,6 @@ class StrengthStructure(Structure):
         return self._quadratic((halves - halves.mean(axis=1, keepdims=True)).ravel())
 
 
-class Units(NamedTuple):
-    """Natural units of both strengths.
-
-    Attributes
-    ----------
-    norms : the smallest strength of absolute values or norms for which all coefficients are zero, or 1 if that is 0
-    squares : the mean second derivative of the loss in a coefficient, or 1 if that is 0
-    empty : the fits of intercepts alone
-    constant : whether coefficients are zero for all strengths
-    """
-
-    norms: float
-    squares: float
-    empty: Fits
-    constant: bool
-
-
-def measure_units(model: SparseModel, weights: Array) -> Units:
-    """Fit intercepts alone, and compute gradients and curvatures there."""
-    empty = model.fit(weights, np.full(model.n_penalties, _INFINITE))
-    gradients = [solved.loss.gradient(solved.solution.eta)[0] for solved in empty.state.solved]
-    curvature = np.mean(weights[..., None] * model.loss.curvature(model.y, empty.predictor), axis=(0, 2))
-    strength = max(model.max_strength(gradient) for gradient in gradients)
-    return Units(strength or 1.0, model.columns.mean_squares(curvature) or 1.0, empty, not strength)
-
-
 class _BestPoint:
     """The objective less its first value, scaled such that a first gradient step is short; keeps the best point.
 
@@ -132,16 +106,29 @@ class StrengthSearch(Search):
         self._max_flops, self.out_of_work = _MIN_FLOPS + _PASSES * max_iter * model.X.size * model.outputs, False
         norms, squares = np.zeros(model.n_norms, int), np.zeros(len(model.penalized), int)
         self.single = StrengthStructure.join("single", norms, squares)
-        self.units = measure_units(model, folds.fitted)
-        self.bounds = np.log([[self.units.norms], [self.units.squares]]) + _LOG_BOUNDS
+        self._empty, self._constant, self.units = self._measure_units()
+        self.bounds = np.log(self.units)[:, None] + _LOG_BOUNDS
         self._too_many = False
         held_out = np.cumsum((folds.held_out > 0).sum(axis=1))
         self._path_folds = folds.rescaled(np.flatnonzero(np.append(0, held_out[:-1]) < _PATH_ROWS))
 
+    def _measure_units(self) -> tuple[Fits, bool, Array]:
+        """Return fits of intercepts alone, whether there is no better model, and the units of both strengths.
+
+        The units are the smallest strength of norms for which all coefficients are zero, and the mean second derivative
+        of the loss in a coefficient; numbers that are zero are replaced by 1.
+        """
+        model, weights = self.model, self.folds.fitted
+        empty = model.fit(weights, np.full(model.n_penalties, _INFINITE))
+        gradients = [solved.loss.gradient(solved.solution.eta)[0] for solved in empty.state.solved]
+        curvature = np.mean(weights[..., None] * model.loss.curvature(model.y, empty.predictor), axis=(0, 2))
+        strength = max(model.max_strength(gradient) for gradient in gradients)
+        return empty, not strength, np.array([strength or 1.0, model.columns.mean_squares(curvature) or 1.0])
+
     def find_single(self) -> Learned:
         """Follow paths from strong strengths to weak ones, and refine the best point."""
-        empty = Learned(self.single, np.log(self.units[:2]), np.inf, self.units.empty, [np.inf], True)
-        if self.units.constant:
+        empty = Learned(self.single, np.log(self.units), np.inf, self._empty, [np.inf], True)
+        if self._constant:
             return empty._replace(value=0.0, values=[0.0])
         found: list[Learned] = []
         with self._limit_work(self._max_flops / 2):
@@ -159,12 +146,12 @@ class StrengthSearch(Search):
     def _follow_path(self, ratio: float, near: Learned | None) -> list[Learned]:
         """Return the best point of a path, or nothing if the work limit is reached before its first point."""
         objective = Objective(self.model, self._path_folds, self.single, near and near.fits)
-        place = near.log_penalties[0] - np.log(_PATH * self.units.norms) if near else np.zeros(1)
+        place = near.log_penalties[0] - np.log(_PATH * self.units[0]) if near else np.zeros(1)
         first = np.clip(np.argmin(np.abs(place)) + _RATIOS[ratio], 0, len(_PATH) - 1)
         rises, best = 0, None
         with self._tolerance(_PATH_TOL):
             for factor in _PATH[first:]:
-                log_strengths = np.log([factor * self.units.norms, factor * ratio * self.units.squares])
+                log_strengths = np.log([factor * self.units[0], factor * ratio * self.units[1]])
                 try:
                     value = objective.value(log_strengths)
                 except WorkLimitReached:
