@@ -1,4 +1,4 @@
-"""Validation, scores and documentation that all estimators share."""
+"""Validation, groups of features, documentation and scores that all estimators share."""
 
 import copy
 import functools

@@ -23,6 +23,7 @@ _JITTER = 1e-12
 _MAX_KERNEL_ENTRIES = 2e7
 _FEATURES_PER_KERNEL = 8  # from which stored kernels of groups are faster than a new product
 _MAX_NEWTON_STEPS, _MAX_HALVINGS = 100, 40
+_REFIT_TOL = 1e-14  # of the final fit
 _MAX_DUAL_ROWS = 3000
 _SOFTMAX_PRODUCTS = 200  # typical number of products with Z per output and evaluation
 _NOISE = 1e-9  # gains below this may be rounding errors
@@ -521,8 +522,6 @@ class RidgeGLM(InnerModel):
     copies : number of successive penalized columns that share a penalty; None means one
     """
 
-    _REFIT_TOL = 1e-14
-
     def __init__(
         self,
         X: Any,
@@ -555,7 +554,7 @@ class RidgeGLM(InnerModel):
         return Fits(np.moveaxis(coef, 0, 1), intercept, np.moveaxis(eta, 0, 1), solution)
 
     def refit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> tuple[Array, Array]:
-        self.tol = self._REFIT_TOL
+        self.tol = _REFIT_TOL
         fits = self.fit(weights[None], log_penalties)
         return fits.coef[0], fits.intercept[0]
 

@@ -39,9 +39,9 @@ _RATIOS = {0.3: 0, 1e-2: -1, 10.0: 1}
 _PATH = 0.5 ** np.arange(0.5, 13)  # fractions of the smallest strength for which all coefficients are zero
 _PATH_ROWS = 500  # held-out rows along a path, which only provides a start
 _MAX_RISES, _HOPELESS = 2, 5.0  # a path ends after this many increases in a row, or this many nats above its best value
-_MIN_LEAD = (
-    2.0  # nats by which another path must be better, for each row that no used fold holds out per row that one does
-)
+# Nats by which another path must be better than the first, times the number of held-out rows that paths ignore,
+# relative to those that they use.
+_MIN_LEAD = 2.0
 _PATH_TOL, _GRADIENT_TOL = 5e-2, 1e-4  # tolerances of fits along a path, and for derivatives
 _INFINITE = 300.0  # logarithm of a strength for which all coefficients are zero
 _FIRST_STEP, _MAX_STEP = 0.5, 1.5  # changes of a log strength in the first step and in one run of L-BFGS-B
