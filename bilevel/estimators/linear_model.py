@@ -81,7 +81,7 @@ class TrainingData(NamedTuple):
     def take(self, rows: Array) -> "TrainingData":
         """Return some of the rows, or all in another order."""
         X, y, weights, folds, targets, groups, scaling = self
-        parts = X[rows], y[rows], weights[rows], folds.of_columns(rows), targets[rows]
+        parts = X[rows], y[rows], weights[rows], folds.take_rows(rows), targets[rows]
         return TrainingData(*parts, groups, scaling)
 
 

@@ -497,7 +497,7 @@ class Hessian:
         return math.prod(entries.shape[:2]) * (used * size / 2 + size**3 / 3) / step if self.blocks.dense else 0.0
 
 
-class Solution(NamedTuple):
+class RidgeFits(NamedTuple):
     """All fits at some log penalties: coordinates, coefficients in them, predictors and the Hessian there."""
 
     log_penalties: Array
@@ -550,8 +550,8 @@ class RidgeGLM(InnerModel):
             w, eta, hessian = self._newton(at, np.ascontiguousarray(weights.T), w, blocks)
         columns = at.lift(w)
         coef, intercept = columns[: self.data.n_features], columns[self.data.n_features :].sum(axis=0)
-        solution = Solution(log_penalties, weights, at, w, eta, hessian)
-        return Fits(np.moveaxis(coef, 0, 1), intercept, np.moveaxis(eta, 0, 1), solution)
+        state = RidgeFits(log_penalties, weights, at, w, eta, hessian)
+        return Fits(np.moveaxis(coef, 0, 1), intercept, np.moveaxis(eta, 0, 1), state)
 
     def refit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> tuple[Array, Array]:
         self.tol = _REFIT_TOL
@@ -559,13 +559,13 @@ class RidgeGLM(InnerModel):
         return fits.coef[0], fits.intercept[0]
 
     def vjp(self, fits: Fits, cotangent: Array) -> Array:
-        state: Solution = fits.state
+        state: RidgeFits = fits.state
         u = state.hessian.solve(times(state.at.ZT, np.moveaxis(cotangent, 0, 1)), 0.1 * self.tol**0.5)
         each = -state.at.cotangent(state.w, u).T
         return each if self.copies is None else each.reshape(len(each), -1, self.copies).sum(axis=-1)
 
     def jvp(self, fits: Fits, move: Array) -> Array:
-        state: Solution = fits.state
+        state: RidgeFits = fits.state
         step = state.hessian.solve(state.at.tangent(state.w, np.repeat(move, self.copies or 1)), 1e-3)
         return -np.moveaxis(times(state.at.Z, step), 0, 1)
 
@@ -581,7 +581,7 @@ class RidgeGLM(InnerModel):
         return kernel + _SOFTMAX_PRODUCTS * n_fits * entries * outputs
 
     def _start(
-        self, at: Coordinates, weights: Array, log_penalties: Array, state: Solution | None
+        self, at: Coordinates, weights: Array, log_penalties: Array, state: RidgeFits | None
     ) -> tuple[Array, Blocks | None]:
         """Return coefficients to start from, and the blocks of an earlier Hessian if they are still useful."""
         if state is None:

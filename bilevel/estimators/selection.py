@@ -148,8 +148,8 @@ class Folds(NamedTuple):
         shuffles = np.zeros(len(fitted), int) if shuffles is None else shuffles
         return cls(fitted, held_out, held_out.sum(axis=1), shuffles)
 
-    def of_columns(self, rows: Array) -> "Folds":
-        """Return the folds of some rows, in their order."""
+    def take_rows(self, rows: Array) -> "Folds":
+        """Return the folds for some of the rows, or for all in another order."""
         return self._replace(fitted=self.fitted[:, rows], held_out=self.held_out[:, rows])
 
     def take(self, folds: Array) -> "Folds":
