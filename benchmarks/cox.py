@@ -24,8 +24,7 @@ from estimator_sets import SPLITS, columns_of, default_folder, digest, group, sp
 from markdown import number, table
 
 from bilevel.estimators import BilevelCoxPH
-from bilevel.estimators.cox import Cox
-from bilevel.estimators.survival import concordance_index
+from bilevel.estimators.survival import Cox, concordance_index
 
 COLUMNS = ["set", "split", "model", "concordance", "loss", "seconds", "structure"]
 ALPHAS = np.logspace(-2, 4, 13)

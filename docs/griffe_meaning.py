@@ -44,14 +44,18 @@ def _visit(obj: griffe.Object) -> None:
 
 
 def _docstring(obj: griffe.Object) -> str:
-    """Return the docstring, of a solver the one that its decorator has completed."""
-    if isinstance(obj, griffe.Class) and _is_solver(obj):
+    """Return the docstring, for solvers and estimators the one that the decorator has completed."""
+    if isinstance(obj, griffe.Class) and (_is_solver(obj) or _has_decorator(obj, "document")):
         return inspect.getdoc(_known(obj)) or ""
     return obj.docstring.value if obj.docstring else ""
 
 
 def _is_solver(cls: griffe.Class) -> bool:
-    return any(decorator.callable_path.endswith(".solver") for decorator in cls.decorators)
+    return _has_decorator(cls, "solver")
+
+
+def _has_decorator(cls: griffe.Class, name: str) -> bool:
+    return any(decorator.callable_path.endswith(f".{name}") for decorator in cls.decorators)
 
 
 def _known(cls: griffe.Class) -> Any:

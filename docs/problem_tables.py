@@ -136,12 +136,12 @@ def many_rows(n, p, n_classes):
 def exact_path(X, labels, fold):
     """Processor seconds and h of each evaluation by which the estimators would minimize the same objective."""
     from bilevel.estimators import selection
-    from bilevel.estimators.glm import RidgeGLM
     from bilevel.estimators.losses import Logistic, Softmax
+    from bilevel.estimators.ridge import RidgeGLM
 
     (n, p), held_out, n_classes = X.shape, fold == np.arange(5)[:, None], labels.max() + 1
     loss, y = (Logistic(), labels[:, None] * 1.0) if n_classes == 2 else (Softmax(), np.eye(n_classes)[labels])
-    selection._DOUBT = 0.0  # labels as they are, as in the problem
+    selection._WRONG_LABELS = 0.0  # labels as they are, as in the problem
     model = RidgeGLM(X.astype(np.float64), y, loss, intercept=False)
     weights = selection.Folds.of_rows(1.0 * ~held_out, 1.0 * held_out)
     objective = selection.Objective(model, weights, selection.Structure("per_feature", np.arange(p), PRIOR_SCALE))
@@ -153,7 +153,7 @@ def exact_path(X, labels, fold):
         return found
 
     objective._evaluate = timed
-    selection.learn(objective, np.full(p, np.log(n) - 2), (-10.0, 30.0), tol=1e-6 * n, max_iter=200)
+    selection.minimize_objective(objective, np.full(p, np.log(n) - 2), (-10.0, 30.0), tol=1e-6 * n, max_iter=200)
     return path
 
 

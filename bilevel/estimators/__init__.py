@@ -1,4 +1,4 @@
-"""Scikit-learn-compatible estimators: penalties and weights of rows are learned, nothing is to tune.
+"""Scikit-learn-compatible estimators that learn their penalties and the weights of rows.
 
 Needs ``pip install 'bilevel[estimators]'``.
 """
@@ -7,14 +7,15 @@ from bilevel._optional import require
 
 require("sklearn", "estimators")
 
-from bilevel.estimators.cleaning import DataCleaningClassifier  # noqa: E402
-from bilevel.estimators.linear import BilevelLogisticRegression, BilevelRidge  # noqa: E402
-from bilevel.estimators.regressors import (  # noqa: E402
+from bilevel.estimators.label_noise import DataCleaningClassifier  # noqa: E402
+from bilevel.estimators.linear_model import (  # noqa: E402
     BilevelGammaRegressor,
     BilevelHuberRegressor,
+    BilevelLogisticRegression,
     BilevelPoissonRegressor,
+    BilevelRidge,
 )
-from bilevel.estimators.sparse import BilevelElasticNet, BilevelSparseLogisticRegression  # noqa: E402
+from bilevel.estimators.sparse_linear_model import BilevelElasticNet, BilevelSparseLogisticRegression  # noqa: E402
 from bilevel.estimators.survival import BilevelCoxPH  # noqa: E402
 
 __all__ = ["BilevelGammaRegressor", "BilevelHuberRegressor", "BilevelLogisticRegression", "BilevelPoissonRegressor"]

@@ -1,12 +1,18 @@
-"""What all estimators share: parameters refused in scikit-learn's words, scores of a linear model, classes."""
+"""Validation, groups of features, documentation and scores that all estimators share."""
 
 import copy
 import functools
+import inspect
+import re
 import sys
-from collections.abc import Callable
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from textwrap import indent
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,13 +30,16 @@ from sklearn.utils.validation import (
 )
 
 from bilevel import _html
+from bilevel.estimators.losses import Array
 
 P = ParamSpec("P")
-Fitted = TypeVar("Fitted")
+T = TypeVar("T")
 
-_LARGEST = 1e150
-_MOST_WEIGHT = 1e9  # rows
-_INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" where the lower end is left out
+_MAX_ENTRY = 1e150
+_MAX_WEIGHT = 1e9  # of a row
+_SMALL_TABLE = 200_000  # entries
+_ENTRY = re.compile(r"^((\w+) : .*\n(?: {4}.*\n)+)", re.MULTILINE)  # of a section of a docstring
+_INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" excludes the lower end
     "epsilon": (Real, "(", 0.0, np.inf),
     "tol": (Real, "[", 0.0, np.inf),
     "max_iter": (Integral, "[", 1, np.inf),
@@ -38,35 +47,63 @@ _INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" where the lower
 }
 
 
-def refuse(estimator: Any, name: str, wanted: str) -> None:
-    """Raise the error that scikit-learn raises for a parameter out of place."""
+def document(cls: type[T]) -> type[T]:
+    """Complete the docstring of an estimator by entries that its base classes share.
+
+    The attribute `_entries` of a class describes the parameters and attributes that the class introduces. They replace
+    "{parameters}" and "{attributes}" in the docstring, except for those that the docstring or a subclass describes.
+    """
+    doc, entries = cls.__doc__ or "", dict[str, str]()
+    for base in reversed(cls.__mro__):
+        entries |= {name: text for text, name in _ENTRY.findall(vars(base).get("_entries", ""))}
+    names = inspect.signature(cls).parameters
+    for place, wanted in (
+        ("parameters", list(names)),
+        ("attributes", [name for name in entries if name.endswith("_")]),
+    ):
+        missing = [entries[name] for name in wanted if not re.search(rf"^ *{name} : ", doc, re.MULTILINE)]
+        doc = doc.replace(f"    {{{place}}}\n", indent("".join(missing), "    "))
+    cls.__doc__ = doc
+    return cls
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside of this package that called the estimator."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("bilevel.estimators"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def reject(estimator: Any, name: str, wanted: str) -> None:
+    """Raise the error that scikit-learn raises for an invalid parameter."""
     value = getattr(estimator, name)
     raise ValueError(f"The {name!r} parameter of {type(estimator).__name__} must be {wanted}. Got {value!r} instead.")
 
 
 def check_parameters(estimator: Any, **tables: Any) -> None:
-    """Refuse numbers out of their range, what should be a bool and is none, and masked entries of tables."""
+    """Reject parameters of the wrong type or range, and tables with masked entries."""
     for name, table in tables.items():
-        if np.ma.is_masked(table):  # scikit-learn would use what is below the mask
+        if np.ma.is_masked(table):  # scikit-learn would use the values below the mask
             raise ValueError(f"`{name}` has masked values; remove or impute those rows.")
     for parameter in fields(estimator):
         name = parameter.name
         value: Any = getattr(estimator, name, None)
         if parameter.type is bool and not isinstance(value, bool):
-            refuse(estimator, name, "an instance of 'bool'")
+            reject(estimator, name, "an instance of 'bool'")
         if name in _INTERVALS:
             kind, left, low, high = _INTERVALS[name]
             is_number = isinstance(value, kind) and (name == "verbose" or not isinstance(value, bool))
             too_large = kind is Real and is_number and value > sys.float_info.max
             if not is_number or too_large or not low <= value < high or (left == "(" and value == low):
-                refuse(estimator, name, f"{'a float' if kind is Real else 'an int'} in the range {left}{low}, {high})")
+                reject(estimator, name, f"{'a float' if kind is Real else 'an int'} in the range {left}{low}, {high})")
 
 
-def all_or_nothing(fit: Callable[Concatenate[Fitted, P], Any]) -> Callable[Concatenate[Fitted, P], Fitted]:
-    """Make `fit` change the estimator only when it ends; after an exception or Ctrl-C all attributes are as before."""
+def all_or_nothing(fit: Callable[Concatenate[T, P], Any]) -> Callable[Concatenate[T, P], T]:
+    """Let `fit` change the estimator only if it succeeds; after an exception all attributes are as before."""
 
     @functools.wraps(fit)
-    def fit_copy(self: Fitted, *args: P.args, **kwargs: P.kwargs) -> Fitted:
+    def fit_copy(self: T, *args: P.args, **kwargs: P.kwargs) -> T:
         fitted = copy.copy(self)
         fit(fitted, *args, **kwargs)
         self.__dict__ = fitted.__dict__
@@ -75,29 +112,29 @@ def all_or_nothing(fit: Callable[Concatenate[Fitted, P], Any]) -> Callable[Conca
     return fit_copy
 
 
-def check_weights(X: Any, sample_weight: Any) -> np.ndarray:
+def check_weights(X: Any, sample_weight: Any) -> Array:
     """Return the weights of rows as floats, ones for None."""
-    weights: np.ndarray = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    if weights.max() > _MOST_WEIGHT:
-        found = f"`sample_weight` holds {weights.max():.3g}, but 2 means a row twice"
-        raise ValueError(f"{found}; divide the weights by their mean, at most {_MOST_WEIGHT:g} is taken.")
+    weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if weights.max() > _MAX_WEIGHT:
+        found = f"`sample_weight` has a weight of {weights.max():.3g}, where 2 means the same as the row twice"
+        raise ValueError(f"{found}; divide the weights by their mean. The maximum is {_MAX_WEIGHT:g}.")
     if not weights.any():
         raise ValueError("`sample_weight` is zero for every row; give a positive weight to some.")
     return weights
 
 
 def check_range(**tables: Any) -> None:
-    """Refuse numbers whose squares overflow: means and variances would be no numbers."""
+    """Reject numbers whose squares overflow, because means and variances would not be finite."""
     for name, table in tables.items():
         numbers = np.asarray(table.data if sp.issparse(table) else table)
-        if numbers.dtype.kind == "f" and numbers.size and (most := np.abs(numbers).max()) > _LARGEST:
-            raise ValueError(f"{name} holds {most:.3g}, whose square overflows; scale it.")
+        if numbers.dtype.kind == "f" and numbers.size and (most := np.abs(numbers).max()) > _MAX_ENTRY:
+            raise ValueError(f"{name} has an entry of {most:.3g}, whose square overflows; scale it.")
 
 
 def check_validation_rows(
     estimator: Any, X_val: Any, y_val: Any, *, y_numeric: bool, many_outputs: bool = False
-) -> tuple[Any, np.ndarray | None]:
-    """Return the validation rows that the user gives, or None twice."""
+) -> tuple[Any, Array | None]:
+    """Return the validated validation rows of the user, or None twice."""
     if X_val is None and y_val is None:
         return None, None
     if X_val is None or y_val is None:
@@ -112,39 +149,206 @@ def check_validation_rows(
     return X_val, y_val
 
 
+def stack_rows(X: Any, X_val: Any) -> Any:
+    """Return the rows of both tables, sparse if one of them is."""
+    if sp.issparse(X) or sp.issparse(X_val):
+        return sp.vstack([sp.csr_array(X), sp.csr_array(X_val)], format="csr")
+    return np.vstack([X, X_val])
+
+
+_limiting = threading.Lock()  # held by the fit that has limited the threads
+
+
+@contextmanager
+def one_thread_if_small(X: Any) -> Iterator[None]:
+    """Limit BLAS to one thread while a small table is fitted, and restore the previous limit afterwards.
+
+    A fit of a small table consists of many products of small matrices, in which threads take longer to synchronize than
+    to compute. Most BLAS libraries have one limit for the whole process. If several fits run at a time, only the first
+    one sets the limit, and restores it when it ends; threadpoolctl ignores other threads than the one that set a limit.
+    A limit that the user sets during the fit is kept.
+    """
+    if X.shape[0] * X.shape[1] > _SMALL_TABLE or not _limiting.acquire(blocking=False):
+        yield
+        return
+    try:
+        from threadpoolctl import ThreadpoolController
+
+        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+        before = [library.get_num_threads() for library in libraries]
+        try:
+            for library in libraries:
+                library.set_num_threads(1)
+            yield
+        finally:
+            for library, number in zip(libraries, before, strict=True):
+                if library.get_num_threads() == 1:
+                    library.set_num_threads(number)
+                if threading.current_thread() is not threading.main_thread():
+                    getattr(library, "clear_controlling_thread", int)()  # so that other threads can set limits again
+    finally:
+        _limiting.release()
+
+
+class Groups(NamedTuple):
+    """Numbers of the penalized features, the number of the group of each of them, and the labels of the groups."""
+
+    penalized: Array
+    numbers: Array
+    labels: Array
+
+
+_SEPARATOR = re.compile(r"[_ .=:/|-]+")
+_REST = "rest"
+
+
+def find_groups(X: Any, names: Any, groups: Any, unpenalized: Any) -> Groups:
+    """Return the groups of the features; without `groups`, all features form one.
+
+    Parameters
+    ----------
+    X : dense or sparse, (samples, features), in the units of the user
+    names : names of the features, or None
+    groups : a label for each feature, a dict from names to labels, "prefix", or None
+    unpenalized : names or numbers of features
+    """
+    size = X.shape[1]
+    penalized = np.setdiff1d(np.arange(size), _find_features(names, unpenalized, size))
+    if groups is None:
+        return Groups(penalized, np.zeros(len(penalized), int), np.array([""], dtype=object))
+    every = _label_features(X, names, groups, size)
+    labels = [every[number] for number in penalized]
+    try:
+        known = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    except TypeError as error:  # lists, masked entries
+        raise ValueError(f"`groups` must have strings or numbers as labels: {error}.") from error
+    return Groups(penalized, np.array([known[label] for label in labels], int), np.array(list(known), dtype=object))
+
+
+def _find_features(names: Any, wanted: Any, size: int) -> Array:
+    """Return the numbers of features that are given by name or number."""
+    if wanted is None:
+        return np.zeros(0, int)
+    places = {} if names is None else {name: number for number, name in enumerate(names)}
+    numbers = [places.get(item, item) if isinstance(item, str) else item for item in _as_list(wanted)]
+    for item in numbers:
+        if isinstance(item, bool) or not isinstance(item, Integral) or not 0 <= int(item) < size:
+            known = f"a name of a column or a number below {size}" if names is not None else f"a number below {size}"
+            raise ValueError(f"`unpenalized` has {item!r}, which must be {known}.")
+    return np.unique(np.array(numbers, int))
+
+
+def _as_list(wanted: Any) -> list[Any]:
+    alone = isinstance(wanted, str) or (isinstance(wanted, Array) and wanted.ndim == 0)
+    return list(wanted) if isinstance(wanted, Iterable) and not alone else [wanted]
+
+
+def _label_features(X: Any, names: Any, groups: Any, size: int) -> list[Any]:
+    if not isinstance(groups, dict | str):
+        if len(labels := _as_list(groups)) != size:
+            raise ValueError(f"`groups` must name the group of each of the {size} features, got {len(labels)}.")
+        return labels
+    if isinstance(groups, str) and groups != "prefix":
+        raise ValueError(f"`groups={groups!r}`: must be 'prefix', a dict, or a label for each feature.")
+    if names is None:
+        raise ValueError("`groups` needs names of columns; give X as a DataFrame, or a label for each feature.")
+    if isinstance(groups, str):
+        return find_prefixes(X, list(names))
+    if unknown := [name for name in groups if name not in list(names)]:
+        raise ValueError(f"`groups` names columns that X does not have: {unknown[:5]}.")
+    return [groups.get(name, _REST) for name in names]
+
+
+def find_prefixes(X: Any, names: list[str]) -> list[str]:
+    """Return the name of each column up to its last separator; one-hot columns of one source get the same prefix.
+
+    The text before a double underscore is the name of a transformer, and separators in it are ignored. Binary columns
+    belong to one source if they share a prefix and no row has two ones among them. The shortest such prefix is used,
+    because names of categories may contain separators as well.
+    """
+    out = [prefixes[-1] if (prefixes := _list_prefixes(name)) else name for name in names]
+    shared: dict[str, list[int]] = {}
+    for number in np.flatnonzero(_find_binary(X)):
+        for prefix in _list_prefixes(names[number]):
+            shared.setdefault(prefix, []).append(int(number))
+    taken: set[int] = set()
+    for prefix in sorted(shared, key=len):
+        columns = [number for number in shared[prefix] if number not in taken]
+        if len(columns) > 1 and X[:, columns].sum(axis=1).max() <= 1:
+            taken.update(columns)
+            for column in columns:
+                out[column] = prefix
+    return out
+
+
+def _list_prefixes(name: str) -> list[str]:
+    """Return the text before each separator that follows the name of the transformer, if there is one."""
+    transformer, double, rest = name.rpartition("__")
+    ends = [match.start() for match in _SEPARATOR.finditer(rest) if match.start() > 0]
+    return [transformer + double + rest[:end] for end in ends]
+
+
+def _find_binary(X: Any) -> Array:
+    if sp.issparse(X):
+        other = sp.csc_array(X)
+        odd = (other.data != 0) & (other.data != 1)
+        return np.bincount(np.repeat(np.arange(X.shape[1]), np.diff(other.indptr))[odd], minlength=X.shape[1]) == 0
+    return np.all((X == 0) | (X == 1), axis=0)
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearEstimator(BaseEstimator):
-    """A linear model of columns that may be sparse."""
+    """A linear model of dense or sparse columns."""
 
     fit_intercept: bool = True
     standardize: bool = True
     random_state: Any = None
     verbose: int = 0
 
-    coef_: np.ndarray = field(init=False)
+    coef_: Array = field(init=False)
     intercept_: Any = field(init=False)
+
+    _entries: ClassVar[str] = """
+coef_ : ndarray of shape (n_features,) or (n_targets, n_features)
+    Coefficients of the features in their original units.
+intercept_ : float or ndarray of shape (n_targets,)
+    Intercepts.
+fit_intercept : bool, default=True
+    Whether to fit an intercept, which is not penalized.
+standardize : bool, default=True
+    Whether penalties act on features that are scaled to unit deviation. Coefficients refer to the original units in
+    either case.
+random_state : int, RandomState instance or None, default=None
+    Seed of the folds.
+verbose : int, default=0
+    If positive, print one line for each step of the search.
+n_features_in_ : int
+    Number of features.
+feature_names_in_ : ndarray of shape (n_features,)
+    Names of the features, if X has string column names.
+"""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
 
-    def _learned(self) -> tuple[dict[str, str], np.ndarray]:
-        """Return what was learned, by name, and the objective from first to last."""
+    def _summarize(self) -> tuple[dict[str, str], Array]:
+        """Return the rows of the summary that notebooks show, and the objective at each evaluation."""
         return {}, np.zeros(0)
 
-    def _html_repr(self) -> str:  # what scikit-learn shows in a notebook, and below it what was learned
+    def _html_repr(self) -> str:  # called by scikit-learn for notebooks
         plain: str = super()._html_repr()
         if not hasattr(self, "coef_"):
             return plain
-        rows, values = self._learned()
+        rows, values = self._summarize()
         return plain + _html.table(f"{type(self).__name__}, fitted", rows, ("loss of held-out rows", values.tolist()))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.verbose:
             print(f"{type(self).__name__}: {text}", flush=True)
 
-    def _score(self, X: Any) -> np.ndarray:
+    def _linear_predictor(self, X: Any) -> Array:
         check_is_fitted(self)
         check_parameters(self, X=X)
         X = validate_data(self, X, reset=False, accept_sparse="csr")
@@ -152,15 +356,22 @@ class LinearEstimator(BaseEstimator):
 
 
 class LinearClassifier(ClassifierMixin, LinearEstimator):
-    """Scores, classes and probabilities; one score for two classes, one per class for more."""
+    """A classifier with one score for two classes, and one score per class for more."""
 
     _classifies: ClassVar[bool] = True
-    classes_: np.ndarray
+    classes_: Array
 
-    def _encode_classes(
-        self, y: np.ndarray, y_val: np.ndarray | None, weights: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return numbers of classes, and note the labels."""
+    _entries: ClassVar[str] = """
+coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
+    Coefficients of the features in their original units; one row for two classes.
+intercept_ : ndarray of shape (1,) or (n_classes,)
+    Intercepts.
+classes_ : ndarray of shape (n_classes,)
+    Labels of the classes, sorted.
+"""
+
+    def _encode_classes(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Array | None]:
+        """Set `classes_`, and return the numbers of the classes."""
         check_classification_targets(y)
         self.classes_, y = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -174,22 +385,22 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):
             raise ValueError(f"y_val contains labels that y does not: {unknown[:5].tolist()}.")
         return y, np.searchsorted(self.classes_, y_val)
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Return the score of each row, (samples,), or of each row and class."""
-        scores = self._score(X)
+    def decision_function(self, X: Any) -> Array:
+        """Return the scores, (samples,) for two classes and (samples, classes) for more."""
+        scores = self._linear_predictor(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the likeliest class of each row."""
+    def predict(self, X: Any) -> Array:
+        """Return the most probable class of each row."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Any) -> Array:
         """Return the probability of each class, (samples, classes)."""
         scores = self.decision_function(X)
         return np.column_stack([expit(-scores), expit(scores)]) if scores.ndim == 1 else softmax(scores, axis=1)
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+    def predict_log_proba(self, X: Any) -> Array:
         """Return the logarithms of the probabilities."""
         scores = self.decision_function(X)
         if scores.ndim == 1:

@@ -1,244 +1,285 @@
-"""Losses of a linear predictor: value, derivative and curvature of each row.
+"""Losses of a linear predictor, with the derivatives that exact fits and hypergradients need.
 
-Targets are (rows, outputs) and predictors (…, rows, outputs). Values are half deviances, (…, rows): zero where a row is
-predicted perfectly.
+Targets are (rows, outputs) and predictors (..., rows, outputs). The values of rows are half deviances, (..., rows):
+zero if the prediction is perfect. Solvers choose their linear algebra by the structure that a loss reports:
+`is_quadratic`, `couples_outputs` and `couples_rows`.
 """
 
 import functools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit, xlogy
 
-Bender = Callable[[np.ndarray], np.ndarray]
-_LEAST = 1e-6  # probability or count, in a start
+Array = np.ndarray
+Operator = Callable[[Array], Array]
+Correction = Callable[[Any], Array]
+_SMALLEST_MEAN = 1e-6  # probability or count from which a start is computed
 
 
-class SummedLoss:
-    """A convex loss of rows under weights; `has_scale` where its unit is unknown, so that n/2 log of its mean counts.
+class Loss(ABC):
+    """A convex loss, summed over weighted rows.
 
-    The unit, twice the mean, is at least `least_scale`: counts vary by chance as much as their mean, and often more.
-    Predictors are (rows, fits, outputs) and weights (rows, fits), of held-out rows the other way around.
+    Predictors are (rows, fits, outputs) and weights (rows, fits). The methods for held-out rows take predictors
+    (fits, rows, outputs) and weights (fits, rows).
+
+    Attributes
+    ----------
+    is_quadratic : whether the second derivative is constant
+    couples_outputs : whether the second derivative of a row has entries between different outputs
+    couples_rows : whether the loss of a row depends on the predictors of other rows
+    unknown_dispersion : whether the scale of the loss is unknown; the held-out loss is then n/2 times its logarithm
+    min_dispersion : lower bound of the estimated scale; the variance of counts is at least their mean
     """
 
-    has_scale = False
-    least_scale = 1e-12
+    is_quadratic = False
+    couples_outputs = False
+    couples_rows = False
+    unknown_dispersion = False
+    min_dispersion = 1e-12
 
-    def count(self, y: np.ndarray) -> int:
-        """Return how many targets a row has."""
+    def count(self, y: Array) -> int:
+        """Return the number of targets per row."""
         return y.shape[-1]
 
-    def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
-        """Return targets of which a part may be of any class; numbers stay as they are."""
+    def dispersion(self, mean: float) -> float:
+        """Return the scale that a mean held-out loss implies, or 1 if the scale of the loss is known."""
+        return max(2 * mean, self.min_dispersion) if self.unknown_dispersion else 1.0
+
+    def smooth_labels(self, y: Array, share: float) -> Array:
+        """Replace a share of each label by the uniform distribution; numeric targets stay as they are."""
         return y
 
-    @abstractmethod
-    def total(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return the loss of each fit, (fits,)."""
+    def link(self, mean: Array) -> Array:
+        """Return the predictor with this mean, from which the fit of an intercept starts."""
+        return np.zeros_like(mean)
 
     @abstractmethod
-    def total_derivative(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return its derivative in the predictors."""
+    def total(self, y: Array, eta: Array, weights: Array) -> Array:
+        """Return the summed loss of each fit, (fits,)."""
 
     @abstractmethod
-    def total_bender(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> Bender:
-        """Return what multiplies a move of the predictors by its second derivative."""
+    def gradient(self, y: Array, eta: Array, weights: Array) -> Array:
+        """Return the derivative of `total` with respect to the predictors."""
 
     @abstractmethod
-    def held_out(
-        self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the losses of rows, (fits, rows), and the derivative of their weighted sum in the predictors.
+    def hessian_operator(self, y: Array, eta: Array, weights: Array) -> Operator:
+        """Return the function that multiplies a change of the predictors by the second derivative of `total`."""
 
-        `fitted` are the weights of rows in each fit, `weights` those of the rows held out of it.
+    @abstractmethod
+    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Correction | None]:
+        """Return D, (rows, fits, outputs), and a function M or None.
+
+        The second derivative in the coefficients of one output is Z' D Z - M(Z), or approximately that.
         """
 
     @abstractmethod
-    def held_out_bender(self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray) -> Bender:
-        """Return what multiplies a move by about the second derivative of that sum; it is not negative."""
+    def held_out(self, y: Array, eta: Array, fitted: Array, weights: Array) -> tuple[Array, Array]:
+        """Return the losses of rows, (fits, rows), and the derivative of their weighted sum in the predictors.
 
-
-class Loss(SummedLoss):
-    """A loss that each row has by itself."""
-
-    @abstractmethod
-    def link(self, mean: np.ndarray) -> np.ndarray:
-        """Return the predictor of a mean, for a start."""
+        `fitted` are the weights of the rows in each fit, `weights` those of the rows held out of it.
+        """
 
     @abstractmethod
-    def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        """Return the loss of each row, (…, rows)."""
+    def held_out_hessian(self, y: Array, eta: Array, fitted: Array, weights: Array) -> Operator:
+        """Return the product with a positive semidefinite approximation of the second derivative of that sum."""
+
+
+class RowLoss(Loss):
+    """A loss that is a sum over rows, each of which depends on its own predictor only."""
 
     @abstractmethod
-    def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        """Return the derivative in the predictor, (…, rows, outputs)."""
+    def value(self, y: Array, eta: Array) -> Array:
+        """Return the loss of each row, (..., rows)."""
 
     @abstractmethod
-    def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        """Return the second derivative in each output of the predictor, (…, rows, outputs)."""
+    def derivative(self, y: Array, eta: Array) -> Array:
+        """Return the derivative in the predictor, (..., rows, outputs)."""
 
-    def bender(self, y: np.ndarray, eta: np.ndarray) -> Bender:
-        """Return what multiplies a move of the predictor by the second derivative."""
+    @abstractmethod
+    def curvature(self, y: Array, eta: Array) -> Array:
+        """Return the second derivative in each output of the predictor, (..., rows, outputs)."""
+
+    def curvature_factors(self, y: Array, eta: Array) -> tuple[Array, Array | None]:
+        """Return d and p such that the second derivative of a row is diag(d) - p p'; without p if it is zero."""
+        return self.curvature(y, eta), None
+
+    def row_hessian_operator(self, y: Array, eta: Array) -> Operator:
+        """Return the function that multiplies a change of the predictor by the second derivative of each row."""
         curvature = self.curvature(y, eta)
         return lambda move: curvature * move
 
-    def total(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    def total(self, y: Array, eta: Array, weights: Array) -> Array:
         return np.sum(weights * self.value(y, eta), axis=0)
 
-    def total_derivative(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    def gradient(self, y: Array, eta: Array, weights: Array) -> Array:
         return weights[..., None] * self.derivative(y, eta)
 
-    def total_bender(self, y: np.ndarray, eta: np.ndarray, weights: np.ndarray) -> Bender:
-        bend = self.bender(y, eta)
-        return lambda move: weights[..., None] * bend(move)
+    def hessian_operator(self, y: Array, eta: Array, weights: Array) -> Operator:
+        multiply = self.row_hessian_operator(y, eta)
+        return lambda move: weights[..., None] * multiply(move)
 
-    def held_out(
-        self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return self.value(y, eta), self.total_derivative(y, eta, weights)
+    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Correction | None]:
+        return weights[:, :, None] * self.curvature(y, eta), None
 
-    def held_out_bender(self, y: np.ndarray, eta: np.ndarray, fitted: np.ndarray, weights: np.ndarray) -> Bender:
-        return self.total_bender(y, eta, weights)
+    def held_out(self, y: Array, eta: Array, fitted: Array, weights: Array) -> tuple[Array, Array]:
+        return self.value(y, eta), self.gradient(y, eta, weights)
+
+    def held_out_hessian(self, y: Array, eta: Array, fitted: Array, weights: Array) -> Operator:
+        return self.hessian_operator(y, eta, weights)
 
 
-class Squared(Loss):
-    """½ error², summed over outputs, which may stand for more or fewer targets than they are."""
+class Squared(RowLoss):
+    """Half the squared error, summed over outputs.
 
-    has_scale = True
+    Parameters
+    ----------
+    targets : number of targets that the outputs represent, if it differs from the number of outputs
+    """
+
+    is_quadratic = True
+    unknown_dispersion = True
 
     def __init__(self, targets: int | None = None) -> None:
         self.targets = targets
 
-    def count(self, y: np.ndarray) -> int:
+    def count(self, y: Array) -> int:
         return y.shape[-1] if self.targets is None else self.targets
 
-    def link(self, mean: np.ndarray) -> np.ndarray:
+    def link(self, mean: Array) -> Array:
         return mean
 
-    def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def value(self, y: Array, eta: Array) -> Array:
         return np.sum((eta - y) ** 2, axis=-1) / 2
 
-    def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def derivative(self, y: Array, eta: Array) -> Array:
         return eta - y
 
-    def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def curvature(self, y: Array, eta: Array) -> Array:
         return np.ones(np.broadcast_shapes(y.shape, eta.shape))
 
 
-class Logistic(Loss):
+class Logistic(RowLoss):
     """Log-loss of targets 0 and 1."""
 
-    def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
-        return y + doubt * (0.5 - y)
+    def smooth_labels(self, y: Array, share: float) -> Array:
+        return y + share * (0.5 - y)
 
-    def link(self, mean: np.ndarray) -> np.ndarray:
-        return logit(np.clip(mean, _LEAST, 1 - _LEAST))
+    def link(self, mean: Array) -> Array:
+        return logit(np.clip(mean, _SMALLEST_MEAN, 1 - _SMALLEST_MEAN))
 
-    def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def value(self, y: Array, eta: Array) -> Array:
         return np.sum(np.log1p(np.exp(-np.abs(eta))) + np.maximum(eta, 0) - y * eta, axis=-1)
 
-    def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def derivative(self, y: Array, eta: Array) -> Array:
         return expit(eta) - y
 
-    def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def curvature(self, y: Array, eta: Array) -> Array:
         p = expit(eta)
         return p * (1 - p)
 
 
-class Softmax(Loss):
-    """Log-loss of targets that are rows of the identity."""
+class Softmax(RowLoss):
+    """Log-loss of one-hot targets. A constant that is added to all outputs of a row does not change the loss."""
 
-    def soften(self, y: np.ndarray, doubt: float) -> np.ndarray:
-        return y + doubt * (1 / y.shape[-1] - y)
+    couples_outputs = True
 
-    def link(self, mean: np.ndarray) -> np.ndarray:
-        logs = np.log(np.maximum(mean, _LEAST))
+    def smooth_labels(self, y: Array, share: float) -> Array:
+        return y + share * (1 / y.shape[-1] - y)
+
+    def link(self, mean: Array) -> Array:
+        logs = np.log(np.maximum(mean, _SMALLEST_MEAN))
         return logs - logs.mean(axis=-1, keepdims=True)
 
-    def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        shifted = eta - _largest(eta)
-        return (np.log(_total(np.exp(shifted))) - _total(y * shifted))[..., 0]
+    def value(self, y: Array, eta: Array) -> Array:
+        shifted = eta - _max_over_outputs(eta)
+        return (np.log(_sum_over_outputs(np.exp(shifted))) - _sum_over_outputs(y * shifted))[..., 0]
 
-    def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        return _softmax(eta) - y
+    def derivative(self, y: Array, eta: Array) -> Array:
+        return _probabilities(eta) - y
 
-    def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
-        p = _softmax(eta)
+    def curvature(self, y: Array, eta: Array) -> Array:
+        p = _probabilities(eta)
         return p * (1 - p)
 
-    def bender(self, y: np.ndarray, eta: np.ndarray) -> Bender:
-        p = _softmax(eta)
-        return lambda move: p * (move - _total(p * move))
+    def curvature_factors(self, y: Array, eta: Array) -> tuple[Array, Array | None]:
+        p = _probabilities(eta)
+        return p, p
+
+    def row_hessian_operator(self, y: Array, eta: Array) -> Operator:
+        p = _probabilities(eta)
+        return lambda move: p * (move - _sum_over_outputs(p * move))
 
 
-def _softmax(eta: np.ndarray) -> np.ndarray:
-    p = np.exp(eta - _largest(eta))
-    return p / _total(p)
+def _probabilities(eta: Array) -> Array:
+    p = np.exp(eta - _max_over_outputs(eta))
+    return p / _sum_over_outputs(p)
 
 
-def _largest(x: np.ndarray) -> np.ndarray:
-    """Return the maximum over the last axis, which stays; few outputs are quicker one by one than as an axis."""
+def _max_over_outputs(x: Array) -> Array:
+    """Return x.max(axis=-1, keepdims=True); for few outputs, a loop over them is faster than the reduction."""
     return functools.reduce(np.maximum, [x[..., c] for c in range(x.shape[-1])])[..., None]
 
 
-def _total(x: np.ndarray) -> np.ndarray:
-    """Return the sum over the last axis, which stays, as a product for the same reason."""
+def _sum_over_outputs(x: Array) -> Array:
+    """Return x.sum(axis=-1, keepdims=True), as a matrix product because that is faster."""
     return (x.reshape(-1, x.shape[-1]) @ np.ones(x.shape[-1], x.dtype)).reshape(*x.shape[:-1], 1)
 
 
-class Poisson(Loss):
+class Poisson(RowLoss):
     """Half deviance of counts whose mean is exp(predictor)."""
 
-    has_scale = True
-    least_scale = 1.0
+    unknown_dispersion = True
+    min_dispersion = 1.0
 
-    def link(self, mean: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(mean, _LEAST))
+    def link(self, mean: Array) -> Array:
+        return np.log(np.maximum(mean, _SMALLEST_MEAN))
 
-    def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def value(self, y: Array, eta: Array) -> Array:
         return np.sum(np.exp(eta) - y * eta + xlogy(y, y) - y, axis=-1)
 
-    def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def derivative(self, y: Array, eta: Array) -> Array:
         return np.exp(eta) - y
 
-    def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def curvature(self, y: Array, eta: Array) -> Array:
         return np.exp(eta)
 
 
-class Gamma(Loss):
+class Gamma(RowLoss):
     """Half deviance of positive targets whose mean is exp(predictor)."""
 
-    has_scale = True
+    unknown_dispersion = True
 
-    def link(self, mean: np.ndarray) -> np.ndarray:
+    def link(self, mean: Array) -> Array:
         return np.log(mean)
 
-    def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def value(self, y: Array, eta: Array) -> Array:
         return np.sum(y * np.exp(-eta) + eta - np.log(y) - 1, axis=-1)
 
-    def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def derivative(self, y: Array, eta: Array) -> Array:
         return 1 - y * np.exp(-eta)
 
-    def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def curvature(self, y: Array, eta: Array) -> Array:
         return y * np.exp(-eta)
 
 
-class Huber(Loss):
-    """½ error² up to `threshold`, linear beyond."""
+class Huber(RowLoss):
+    """Half the squared error up to `threshold`, and linear beyond it."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
 
-    def link(self, mean: np.ndarray) -> np.ndarray:
+    def link(self, mean: Array) -> Array:
         return mean
 
-    def value(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def value(self, y: Array, eta: Array) -> Array:
         error, t = np.abs(eta - y), self.threshold
         return np.sum(np.where(error <= t, error**2 / 2, t * error - t**2 / 2), axis=-1)
 
-    def derivative(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def derivative(self, y: Array, eta: Array) -> Array:
         return np.clip(eta - y, -self.threshold, self.threshold)
 
-    def curvature(self, y: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def curvature(self, y: Array, eta: Array) -> Array:
         return (np.abs(eta - y) <= self.threshold).astype(float)

@@ -1,219 +1,692 @@
-"""Penalties that minimize the held-out loss over folds: what an inner model must do, the objective, its minimizer."""
+"""Choose penalties by the loss of held-out rows: folds, the objective and its minimizer, and comparisons of structures.
 
+Penalties are exp(l). With w_f(l) the fit without fold f, the objective is
+
+    J(l) = sum over folds f of the loss of w_f(l) on the rows held out of f + sum_k (l_k - mean l)^2 / (2 prior_scale^2)
+
+`Objective` evaluates J and its exact gradient, `minimize_objective` minimizes it, and `Search` chooses how many of the
+penalties are free (`Structure`), on rows on which they were not learned.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+import scipy.sparse as sp
+from scipy.optimize import OptimizeResult, minimize
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.utils import check_random_state
+from sklearn.utils.sparsefuncs import mean_variance_axis
 
-from bilevel.estimators.losses import SummedLoss
+from bilevel.estimators.losses import Array, Loss
 
-# How many of all held-out labels may be wrong. Else many penalties, where classes are told apart perfectly, go to zero
-# until a row that is not there would cost them more than all the others.
-_DOUBT = 0.25
-_LARGEST_UNIT = 2.0
+_SINGLE_SPLIT_PARTS = 5  # the held-out rows of a single split are divided into this many folds
+_SHUFFLE_UNTIL, _MAX_SHUFFLES = 1000, 5  # fewer rows than this are shuffled into folds several times
+OUTER_FOLDS = 5
+# Expected number of wrong labels among all held-out rows. With zero, penalties of perfectly separable classes would
+# decrease until a hypothetical misclassified row cost more than all other rows together.
+_WRONG_LABELS = 0.25
+_WRONG_LABELS_IN_COMPARISON = 1.0  # structures get no credit for rows that are separated by chance
+_MAX_UNIT = 2.0  # of the variables of L-BFGS-B
 _GRADIENT_TOL = 0.1
+_MARGIN = 1.0  # standard errors by which many penalties must be better than one
+_MIN_GAIN = 2.0  # nats by which they must be better
+_DECADE = float(np.log(10.0))
+_HOPELESS = 3.0  # nats above the best penalty so far at which the search in that direction ends
+# Of columns of deviation 1, per row: smaller penalties have no effect, and larger ones leave the feature out.
+_WEAKEST, _STRONGEST = 1e-6, 1e3
+_STRONG = 0.1  # penalty per row from which a second search starts; weak penalties have tiny gradients
+_ROUNDS = 2  # of minimizations around a new surrogate
+_MAX_MISMATCH = 1.0  # nats between a surrogate and the exact loss; beyond, exact fits are used
+_MAX_FLOPS = 1e10  # of a comparison
+_QUICK_FLOPS = 2e9
+_EVALUATIONS = 6  # typical number of evaluations for learning one structure
+_LOOSE = 10.0  # factor of the tolerance for penalties that are only compared
+_JACKKNIFE_ROWS = 5  # per coefficient; with fewer rows the jackknife is too optimistic
+_JACKKNIFE_PENALTIES = 30
 
 
 class Fits(NamedTuple):
     """Models fitted to the same rows with several weightings of them."""
 
-    coef: np.ndarray  # (fits, features, outputs)
-    intercept: np.ndarray  # (fits, outputs)
-    predictor: Any  # (fits, rows, outputs), of every row, fitted on or held out
-    state: Any = None  # what the model keeps for `pull_back` and for a later start
+    coef: Array  # (fits, features, outputs)
+    intercept: Array  # (fits, outputs)
+    predictor: Any  # (fits, rows, outputs), of all rows, fitted or held out
+    state: Any = None  # what the model stores for derivatives and warm starts
 
 
-class InnerModel(Protocol):
-    """A model whose coefficients minimize sum weight_i loss_i + its penalties, all of which are exp(log_penalties)."""
+class InnerModel(ABC):
+    """A model whose coefficients minimize sum weight_i loss_i plus penalties, with derivatives in the penalties.
+
+    Attributes
+    ----------
+    n_penalties : number of log penalties
+    y : (rows, outputs), targets as the loss takes them
+    loss : the loss of the rows
+    """
 
     n_penalties: int
-    y: np.ndarray  # (rows, outputs), as the loss takes them
+    y: Array
+    loss: Loss
 
-    @property
-    def loss(self) -> SummedLoss:
-        """The loss of rows."""
+    @abstractmethod
+    def fit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> Fits:
+        """Fit once for each row of `weights`, (fits, rows), from the fits at other penalties if they are given."""
 
-    def fit(self, weights: np.ndarray, log_penalties: np.ndarray, start: Fits | None = None) -> Fits:
-        """Fit once for each row of `weights`, (fits, rows); a start has as many fits, at other penalties."""
+    def refit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> tuple[Array, Array]:
+        """Fit all rows for the final model; return coefficients, (features, outputs), and intercepts."""
+        fits = self.fit(weights[None], log_penalties, start)
+        return fits.coef[0], fits.intercept[0]
 
-    def pull_back(self, fits: Fits, cotangent: np.ndarray) -> np.ndarray:
-        """Return the derivatives in the log penalties, (fits, n_penalties), by implicit differentiation.
+    @abstractmethod
+    def vjp(self, fits: Fits, cotangent: Array) -> Array:
+        """Return derivatives in the log penalties, (fits, n_penalties), by implicit differentiation.
 
-        The cotangent, (fits, rows, outputs), is the derivative of any function of the predictors.
+        The cotangent, (fits, rows, outputs), is the derivative of a function of the predictors.
         """
 
-    def push_forward(self, fits: Fits, move: np.ndarray) -> np.ndarray:
-        """Return the derivative of the predictors along a move of the log penalties, (fits, rows, outputs)."""
+    def jvp(self, fits: Fits, move: Array) -> Array:
+        """Return the derivative of the predictors, (fits, rows, outputs), along a change of the log penalties."""
+        raise NotImplementedError
 
-    def work(self, n_fits: int) -> float:
-        """Return about how many multiplications the fits of one evaluation take."""
+    def estimate_flops(self, n_fits: int) -> float:
+        """Return roughly the number of multiplications of one evaluation of the objective."""
+        raise NotImplementedError
+
+    def can_compress(self, folds: "Folds") -> bool:
+        """Return True if a model of fewer rows approximates this one well and is much smaller."""
+        return False
+
+    def compress(self, folds: "Folds", fits: Fits) -> "SelectionProblem":
+        """Return the same problem with fewer rows, exact to second order around the mean of some fits."""
+        raise NotImplementedError
+
+
+class Scaling(NamedTuple):
+    """The mean that is subtracted from each column, and the number that it is divided by."""
+
+    mean: Array
+    scale: Array
+
+    @classmethod
+    def fit(cls, X: Any, weights: Array, *, center: bool, divide: bool) -> "Scaling":
+        """Compute weighted means and deviations. Constant columns are not divided, sparse columns not centered."""
+        if sp.issparse(X):
+            mean, variance = mean_variance_axis(X, axis=0, weights=weights)
+        else:
+            mean = np.average(X, axis=0, weights=weights)
+            variance = np.average((X - mean) ** 2, axis=0, weights=weights)
+        constant = variance <= (10 * np.finfo(float).eps * np.abs(mean)) ** 2
+        scale = np.where(constant | (not divide), 1.0, np.sqrt(np.where(constant, 1.0, variance)))
+        return cls(mean if center and not sp.issparse(X) else np.zeros_like(mean), scale)
+
+    def transform(self, X: Any) -> Any:
+        return X @ sp.diags_array(1 / self.scale) if sp.issparse(X) else (X - self.mean) / self.scale
+
+    def unscale(self, coef: Array, intercept: Array) -> tuple[Array, Array]:
+        """Return coefficients, (outputs, features), and intercepts for the unscaled columns."""
+        coef = coef / self.scale
+        return coef, intercept - coef @ self.mean
 
 
 class Folds(NamedTuple):
-    """Weights of the rows in each fit, and in the loss on the rows held out of it; both (folds, rows).
+    """Weights of rows in each fit and in the held-out loss, both (folds, rows).
 
-    Where a row stands for several, `sizes` is the weight that each fold holds out. Rows may have been shuffled into
-    folds several times; `shuffles` says which of them a fold is of.
+    `sizes` is the weight that each fold holds out, also if a row of the model represents several rows of the data. If
+    rows were shuffled into folds several times, `shuffles` is the number of the shuffle of each fold.
     """
 
-    fitted: np.ndarray
-    held_out: np.ndarray
-    sizes: np.ndarray
-    shuffles: np.ndarray
+    fitted: Array
+    held_out: Array
+    sizes: Array
+    shuffles: Array
 
     @classmethod
-    def of_rows(cls, fitted: np.ndarray, held_out: np.ndarray, shuffles: np.ndarray | None = None) -> "Folds":
+    def of_rows(cls, fitted: Array, held_out: Array, shuffles: Array | None = None) -> "Folds":
         shuffles = np.zeros(len(fitted), int) if shuffles is None else shuffles
         return cls(fitted, held_out, held_out.sum(axis=1), shuffles)
 
-    def take(self, folds: np.ndarray) -> "Folds":
+    def take_rows(self, rows: Array) -> "Folds":
+        """Return the folds for some of the rows, or for all in another order."""
+        return self._replace(fitted=self.fitted[:, rows], held_out=self.held_out[:, rows])
+
+    def take(self, folds: Array) -> "Folds":
         """Return some of the folds."""
         return Folds(*(part[folds] for part in self))
 
-    def only(self, folds: np.ndarray) -> "Folds":
-        """Return some of the folds, with weights as if they were all."""
+    def rescaled(self, folds: Array) -> "Folds":
+        """Return some of the folds, with the total weight of all folds."""
         part = self.take(folds)
         factor = self.sizes.sum() / part.sizes.sum()
         return part._replace(held_out=factor * part.held_out, sizes=factor * part.sizes)
 
     def by_shuffle(self) -> list["Folds"]:
         """Return the folds of each shuffle."""
-        return [self.only(np.flatnonzero(self.shuffles == number)) for number in np.unique(self.shuffles)]
+        return [self.rescaled(np.flatnonzero(self.shuffles == number)) for number in np.unique(self.shuffles)]
 
-    def without(self, folds: np.ndarray) -> "Folds":
-        """Return the other folds, with the rows that these hold out taken from both."""
+    def without(self, folds: Array) -> "Folds":
+        """Return the other folds, without the rows that these folds hold out."""
         held_out, rest = self.held_out[folds].any(axis=0), self.take(np.setdiff1d(np.arange(len(self.fitted)), folds))
         rest = rest._replace(fitted=rest.fitted * ~held_out, held_out=rest.held_out * ~held_out)
         return rest.take(np.flatnonzero(rest.held_out.any(axis=1) & rest.fitted.any(axis=1)))
 
-    def join(self, folds: np.ndarray) -> "Folds":
-        """Return one fold that holds out what any of these does."""
+    def join(self, folds: Array) -> "Folds":
+        """Return one fold that holds out the rows that any of these folds holds out."""
         held_out = self.held_out[folds].max(axis=0)
         fitted = self.fitted[folds].min(axis=0) * (held_out == 0)
         return Folds(fitted[None], held_out[None], self.sizes[folds].sum(keepdims=True), self.shuffles[folds[:1]])
 
-    def nested(self, most: int) -> list[tuple["Folds", "Folds"]]:
-        """Return the folds without a part of them, and that part as one fold, for at most so many parts."""
+    def nested(self, most: int = OUTER_FOLDS) -> list[tuple["Folds", "Folds"]]:
+        """Return pairs of inner folds and one outer fold, for at most `most` groups of outer folds."""
         parts = np.array_split(np.arange(len(self.fitted)), min(most, len(self.fitted)))
         found = [(self.without(held), self.join(held)) for held in parts]
         return [(inner, outer) for inner, outer in found if len(inner.fitted) and outer.fitted.any()]
 
 
-class Arena(NamedTuple):
-    """Where structures are compared: a model and folds, and the predictors of the rows behind them."""
+def split(
+    cv: Any, X: Any, y: Array, groups: Any, random_state: Any, *, classes: bool, shuffles: int = 1
+) -> list[tuple[Array, Array]]:
+    """Return pairs of training and test rows for an int, a splitter of scikit-learn, or an iterable of such pairs.
 
-    model: InnerModel
-    folds: Folds
-    predict: Callable[[Fits], np.ndarray]  # (fits, rows, outputs)
+    For an int, rows are shuffled into folds `shuffles` times, stratified if y has classes.
+    """
+    if isinstance(cv, int | np.integer) and not isinstance(cv, bool):
+        if cv < 2:
+            raise ValueError(f"`cv={cv}`: must be at least 2, a splitter of scikit-learn, or an iterable of splits.")
+        most = np.unique(y, return_counts=True)[1].max() if classes else len(y)
+        if most < 2:
+            raise ValueError("Every class in y has only one row, and folds need two rows of some class; add rows.")
+        kind, rng = StratifiedKFold if classes else KFold, check_random_state(random_state)
+        return _shuffle_and_split(kind(min(int(cv), int(most)), shuffle=True, random_state=rng), y, shuffles)
+    try:
+        pairs = list(check_cv(cv).split(X, y, groups))
+    except (TypeError, ValueError) as error:
+        if groups is not None or "group" not in f"{type(cv).__name__} {error}".lower():
+            raise
+        message = f"`cv={cv!r}` needs the group of each row; pass it to `fit` as `cv_groups`"
+        raise ValueError(f"{message}. (The parameter `groups` is about columns.)") from error
+    return [(_check_row_numbers(train), _check_row_numbers(test)) for train, test in pairs]
+
+
+def _check_row_numbers(numbers: Any) -> Array:
+    rows = np.asarray(numbers, int)
+    if rows.ndim != 1:
+        raise ValueError(f"`cv` must hold pairs of arrays of row numbers. Got {numbers!r} instead of an array.")
+    return rows
+
+
+def _shuffle_and_split(cv: Any, y: Array, shuffles: int) -> list[tuple[Array, Array]]:
+    pairs: list[tuple[Array, Array]] = []
+    with warnings.catch_warnings():
+        for _ in range(shuffles):
+            pairs += cv.split(np.zeros(len(y)), y)
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)  # warn once only
+    return pairs
+
+
+def count_shuffles(n_rows: int) -> int:
+    """Return how often rows are shuffled into folds: with few rows, the choice depends much on the assignment."""
+    return int(np.clip(np.ceil(_SHUFFLE_UNTIL / max(1, n_rows)), 1, _MAX_SHUFFLES))
+
+
+def make_folds(splits: list[tuple[Array, Array]], weights: Array) -> Folds:
+    """Return the weights of rows in each fold. The weight of a row is shared by all folds that hold it out.
+
+    The test rows of a single split are divided into several folds.
+    """
+    if len(splits) == 1:
+        train, test = splits[0]
+        n_parts = min(_SINGLE_SPLIT_PARTS, len(test))
+        splits = [(train, test[k::_SINGLE_SPLIT_PARTS]) for k in range(n_parts)] or splits
+    fitted, held_out = np.zeros((2, len(splits), len(weights)))
+    for k, (train, test) in enumerate(splits):
+        fitted[k, train], held_out[k, test] = weights[train], weights[test]
+    used = fitted.any(axis=1) & held_out.any(axis=1)
+    if not used.any():
+        raise ValueError("`cv` leaves no fold with rows to fit on and rows to hold out; give more rows or other folds.")
+    fitted, held_out = fitted[used], held_out[used]
+    times = np.count_nonzero(held_out, axis=0)
+    return Folds.of_rows(fitted, held_out / np.maximum(1, times), find_shuffles(held_out > 0))
+
+
+def find_shuffles(held_out: Array) -> Array:
+    """Return the number of the shuffle of each fold, or zeros if folds are not repeated partitions of the same rows."""
+    numbers, seen = np.zeros(len(held_out), int), [np.zeros_like(held_out[0])]
+    for k, rows in enumerate(held_out):
+        if (seen[-1] & rows).any():
+            seen.append(np.zeros_like(rows))
+        seen[-1] = seen[-1] | rows
+        numbers[k] = len(seen) - 1
+    return numbers if (np.array(seen) == seen[0]).all() else np.zeros_like(numbers)
 
 
 class Structure(NamedTuple):
-    """Which penalties of the model are the same, and how far those that are not may spread around their mean."""
+    """Which penalties of a model are equal, and how much the others may spread around their mean."""
 
     name: str
-    groups: np.ndarray  # (n_penalties of the model,), from 0 on
+    groups: Array  # (n_penalties,), numbers from 0
     prior_scale: float = np.inf
 
     @property
     def size(self) -> int:
         return int(self.groups.max()) + 1
 
-    def gather(self, gradient: np.ndarray) -> np.ndarray:
-        """Sum derivatives in the penalties of the model, (…, n_penalties), within groups."""
+    def sum_groups(self, gradient: Array) -> Array:
+        """Sum derivatives in the penalties of the model, (..., n_penalties), within groups."""
         out = np.zeros((*gradient.shape[:-1], self.size))
         np.add.at(np.moveaxis(out, -1, 0), self.groups, np.moveaxis(gradient, -1, 0))
         return out
 
-    def prior(self, log_penalties: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return sum (l_g - mean)² / 2s² and its gradient."""
-        centered = log_penalties - log_penalties.mean()
+    def prior(self, log_penalties: Array) -> tuple[float, Array]:
+        """Return sum (l_g - mean l)^2 / (2 prior_scale^2) and its gradient."""
+        return self._quadratic(log_penalties - log_penalties.mean())
+
+    def _quadratic(self, centered: Array) -> tuple[float, Array]:
         return float(centered @ centered) / (2 * self.prior_scale**2), centered / self.prior_scale**2
 
 
-def held_out_loss(loss: SummedLoss, y: np.ndarray, folds: Folds, predictor: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the loss on held-out rows in nats, and its derivative in the predictors.
+class SelectionProblem(NamedTuple):
+    """A model and folds on which structures are compared, and the function that predicts the original rows."""
 
-    Where the loss has a scale of its own, that is n/2 log of twice its mean, as far as this is not too small.
-    """
-    losses, cotangent = loss.held_out(y, predictor, folds.fitted, folds.held_out)
-    total, scale, size = float(np.sum(folds.held_out * losses)), 1.0, float(folds.sizes.sum()) * loss.count(y)
-    if loss.has_scale:
-        scale = max(2 * total / size, loss.least_scale)
-        total = size / 2 * float(np.log(scale) - 1) + total / scale
-    return total, cotangent / scale
-
-
-class Objective:
-    """J(l), the held-out loss over folds and the prior, with its gradient; each fit starts from the last."""
-
-    def __init__(self, model: InnerModel, folds: Folds, structure: Structure, start: Fits | None = None) -> None:
-        self.model, self.folds, self.structure, self.fits = model, folds, structure, start
-        self.values: list[float] = []
-        self._offset, self._tilt = 0.0, np.zeros(structure.size)
-        self._last: tuple[np.ndarray, float, np.ndarray] | None = None
-        doubt = _DOUBT if np.isfinite(structure.prior_scale) else 0.0
-        self._targets = model.loss.soften(model.y, doubt / max(1.0, folds.sizes.sum()))
-
-    def value(self, log_penalties: np.ndarray) -> float:
-        """Return J alone."""
-        self._evaluate(log_penalties)
-        return self.values[-1]
-
-    def __call__(self, log_penalties: np.ndarray) -> tuple[float, np.ndarray]:
-        if self._last is None or not np.array_equal(self._last[0], log_penalties):
-            fits, cotangent = self._evaluate(log_penalties)
-            gradient = self.structure.gather(self.model.pull_back(fits, cotangent).sum(axis=0))
-            gradient += self.structure.prior(log_penalties)[1] + self._tilt
-            self._last = log_penalties.copy(), self.values[-1], gradient
-        return self._last[1:]
-
-    def correct(self, log_penalties: np.ndarray, value: float, gradient: np.ndarray) -> float:
-        """Add what is linear, so that value and gradient are these there; return how far off the value was."""
-        about, slope = self(log_penalties)
-        self._tilt = gradient - slope
-        self._offset = value - about - float(self._tilt @ log_penalties)
-        self._last, self.values = None, []
-        return value - about
-
-    def _evaluate(self, log_penalties: np.ndarray) -> tuple[Fits, np.ndarray]:
-        model, folds = self.model, self.folds
-        self.fits = model.fit(folds.fitted, log_penalties[self.structure.groups], self.fits)
-        loss, cotangent = held_out_loss(model.loss, self._targets, folds, self.fits.predictor)
-        prior = self.structure.prior(log_penalties)[0]
-        self.values.append(loss + prior + self._offset + float(self._tilt @ log_penalties))
-        return self.fits, cotangent
+    model: InnerModel
+    folds: Folds
+    predict: Callable[[Fits], Array]  # returns (fits, rows, outputs)
 
 
 class Learned(NamedTuple):
-    """Log penalties of a structure, the objective there, and its value at every evaluation."""
+    """Log penalties of a structure, the objective and the fits there, and its values at all evaluations."""
 
     structure: Structure
-    log_penalties: np.ndarray
+    log_penalties: Array
     value: float
     fits: Fits
     values: Sequence[float]
     converged: bool
 
+    @property
+    def of_model(self) -> Array:
+        """The log penalties of the model."""
+        return self.log_penalties[self.structure.groups]
 
-def learn(
-    objective: Objective, start: np.ndarray, bounds: tuple[float, float], *, tol: float, max_iter: int
+
+def held_out_loss(loss: Loss, y: Array, folds: Folds, predictor: Array) -> tuple[float, Array]:
+    """Return the loss of held-out rows in nats, and its derivative in the predictors.
+
+    If the dispersion is unknown, this is n/2 times the logarithm of its estimate, twice the mean loss.
+    """
+    losses, cotangent = loss.held_out(y, predictor, folds.fitted, folds.held_out)
+    total, size = float(np.sum(folds.held_out * losses)), float(folds.sizes.sum()) * loss.count(y)
+    if not loss.unknown_dispersion:
+        return total, cotangent
+    dispersion = loss.dispersion(total / size)
+    return size / 2 * float(np.log(dispersion) - 1) + total / dispersion, cotangent / dispersion
+
+
+class Objective:
+    """J(l) and its gradient. Each fit starts from the previous one."""
+
+    def __init__(self, model: InnerModel, folds: Folds, structure: Structure, start: Fits | None = None) -> None:
+        self.model, self.folds, self.structure, self.fits = model, folds, structure, start
+        self.values: list[float] = []
+        self._constant, self._slope = 0.0, np.zeros(structure.size)
+        self._last: tuple[Array, float, Array] | None = None
+        wrong = _WRONG_LABELS if np.isfinite(structure.prior_scale) else 0.0
+        self._targets = model.loss.smooth_labels(model.y, wrong / max(1.0, folds.sizes.sum()))
+
+    def value(self, log_penalties: Array) -> float:
+        """Return J without its gradient."""
+        self._evaluate(log_penalties)
+        return self.values[-1]
+
+    def __call__(self, log_penalties: Array) -> tuple[float, Array]:
+        if self._last is None or not np.array_equal(self._last[0], log_penalties):
+            fits, cotangent = self._evaluate(log_penalties)
+            gradient = self.structure.sum_groups(self.model.vjp(fits, cotangent).sum(axis=0))
+            gradient += self.structure.prior(log_penalties)[1] + self._slope
+            self._last = log_penalties.copy(), self.values[-1], gradient
+        return self._last[1:]
+
+    def correct(self, log_penalties: Array, value: float, gradient: Array) -> float:
+        """Add a linear function such that value and gradient are these; return by how much the value was too low."""
+        uncorrected, slope = self(log_penalties)
+        self._slope = gradient - slope
+        self._constant = value - uncorrected - float(self._slope @ log_penalties)
+        self._last, self.values = None, []
+        return value - uncorrected
+
+    def _evaluate(self, log_penalties: Array) -> tuple[Fits, Array]:
+        model, folds = self.model, self.folds
+        self.fits = model.fit(folds.fitted, log_penalties[self.structure.groups], self.fits)
+        loss, cotangent = held_out_loss(model.loss, self._targets, folds, self.fits.predictor)
+        prior = self.structure.prior(log_penalties)[0]
+        self.values.append(loss + prior + self._constant + float(self._slope @ log_penalties))
+        return self.fits, cotangent
+
+
+def run_lbfgs(
+    function: Callable[[Array], tuple[float, Array]],
+    start: Array,
+    *,
+    max_iter: int,
+    ftol: float,
+    gtol: float,
+    bounds: Any = None,
+) -> OptimizeResult:
+    """Minimize a function that returns its value and gradient, by L-BFGS-B of SciPy."""
+    options = {"maxiter": max_iter, "ftol": ftol, "gtol": gtol}
+    return minimize(function, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+
+
+def minimize_objective(
+    objective: Objective, start: Array, bounds: tuple[float, float], *, tol: float, max_iter: int
 ) -> Learned:
     """Minimize J by L-BFGS-B until an iteration gains less than `tol` nats.
 
-    Variables are log penalties in units of the prior's scale: a first step along the gradient is then about Newton's.
+    The variables are log penalties in units of the prior scale, so that a first step along the gradient is similar to a
+    Newton step.
     """
-    unit = min(objective.structure.prior_scale, _LARGEST_UNIT)
+    unit = min(objective.structure.prior_scale, _MAX_UNIT)
     start = np.clip(start, *bounds) / unit
 
-    def scaled(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def scaled(x: Array) -> tuple[float, Array]:
         value, gradient = objective(np.clip(unit * x, *bounds))
         return value, unit * gradient
 
-    options = {"maxiter": max_iter, "ftol": tol / max(1.0, abs(scaled(start)[0])), "gtol": _GRADIENT_TOL * tol}
-    box = [(bounds[0] / unit, bounds[1] / unit)] * len(start)
-    found = minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=box, options=options)
+    ftol, box = tol / max(1.0, abs(scaled(start)[0])), [(bounds[0] / unit, bounds[1] / unit)] * len(start)
+    found = run_lbfgs(scaled, start, max_iter=max_iter, ftol=ftol, gtol=_GRADIENT_TOL * tol, bounds=box)
     best = np.clip(unit * found.x, *bounds)
     objective(best)
     assert objective.fits is not None
     return Learned(objective.structure, best, float(found.fun), objective.fits, objective.values, found.status != 1)
+
+
+class Comparison(NamedTuple):
+    """Structures, their summed losses, differences from the first with standard errors, and the chosen one."""
+
+    structures: Sequence[Structure]
+    method: str
+    losses: Array
+    differences: Array
+    standard_errors: Array
+    chosen: int
+
+
+class SequentialComparison:
+    """Compare structures with the first one, shuffle by shuffle.
+
+    A structure that is worse by more than a standard error is not evaluated on further shuffles.
+    """
+
+    def __init__(self, structures: Sequence[Structure], loss: Loss) -> None:
+        self.structures, self.loss = structures, loss
+        self.open = np.arange(len(structures))
+        self._first: list[float] = []
+        self._weights = np.zeros(0)
+        self._sums, self._counts = np.zeros((len(structures), 0)), np.zeros(len(structures))
+
+    @property
+    def decided(self) -> bool:
+        return len(self.open) == 1
+
+    def add(self, losses: Array, weights: Array) -> None:
+        """Add the losses of the open structures on one shuffle, (structures, rows), and the weights of the rows."""
+        if self.loss.unknown_dispersion:
+            losses = losses / self.loss.dispersion(np.average(losses[0], weights=weights))
+        if not self._first:
+            self._weights, self._sums = weights, np.zeros((len(self.structures), len(weights)))
+        self._first.append(float(losses[0] @ weights))
+        self._sums[self.open] += losses - losses[0]
+        self._counts[self.open] += 1
+        differences, errors = self._differences()
+        self.open = self.open[(differences <= errors)[self.open]]
+
+    def add_outer_folds(self, losses: Sequence[Array], weights: Sequence[Array]) -> None:
+        """Add losses of one shuffle, (structures, rows) for each outer fold, and the weights that it holds out."""
+        total = np.sum(weights, axis=0)
+        sums = sum((weight * each for weight, each in zip(weights, losses, strict=True)), np.zeros_like(losses[0]))
+        self.add(sums / np.where(total > 0, total, 1.0), total)
+
+    def _differences(self) -> tuple[Array, Array]:
+        """Return the differences from the first structure, in nats, and their standard errors."""
+        each = self._sums / self._counts[:, None]
+        sums = each @ self._weights
+        deviations = each - (sums / self._weights.sum())[:, None]
+        return sums, np.sqrt(deviations**2 @ self._weights)
+
+    def result(self, method: str) -> Comparison:
+        """Choose the first structure unless another one is better by the margin."""
+        sums, errors = self._differences()
+        better = np.flatnonzero(sums < -np.maximum(_MARGIN * errors, _MIN_GAIN))
+        chosen = int(better[np.argmin(sums[better])]) if len(better) else 0
+        return Comparison(self.structures, method, np.mean(self._first) + sums, sums, errors, chosen)
+
+
+class Search(ABC):
+    """The search for the penalties of a model over folds, by the steps that all kinds of penalties share.
+
+    Attributes
+    ----------
+    single : the structure in which all penalties of a kind are equal
+    """
+
+    single: Structure
+
+    @abstractmethod
+    def find_single(self) -> Learned:
+        """Find the best penalties of the structure `single`."""
+
+    @abstractmethod
+    def compare(self, candidates: Sequence[Structure], single: Learned) -> tuple[Comparison | None, Learned | None]:
+        """Compare structures on rows on which their penalties were not learned; the first is preferred.
+
+        Return None if that is impossible, and penalties of the chosen structure from which to refine it.
+        """
+
+    @abstractmethod
+    def find_start(self, structures: Sequence[Structure], single: Learned) -> Learned:
+        """Return penalties of the last structure from which to refine it, without a comparison."""
+
+    @abstractmethod
+    def refine(self, structure: Structure, start: Array, fits: Fits | None = None) -> Learned:
+        """Learn the penalties of a structure on all folds, from fits near the start if there are any."""
+
+
+class PenaltySearch(Search):
+    """The search for squared penalties.
+
+    If rows are many compared with coefficients, most evaluations use a model of fewer rows (`InnerModel.compress`).
+
+    Parameters
+    ----------
+    total_weight : of all rows; the first penalty to try, and the center of the range of penalties
+    tol : stop if an iteration gains less than this, in nats
+    max_iter : maximum number of iterations of L-BFGS-B, for each set of penalties that is learned
+    """
+
+    def __init__(self, model: InnerModel, folds: Folds, total_weight: float, *, tol: float, max_iter: int) -> None:
+        self.model, self.folds, self.tol, self.max_iter = model, folds, tol, max_iter
+        self._start = float(np.log(total_weight))
+        self.bounds = self._start + np.log(_WEAKEST), self._start + np.log(_STRONGEST)
+        self.single = Structure("single", np.zeros(model.n_penalties, int))
+        self.compresses = model.can_compress(folds)
+        self.problem, self._mismatch = self._exact_problem(), 0.0
+        self._all_rows: Fits | None = None
+        self._targets = model.loss.smooth_labels(model.y, _WRONG_LABELS_IN_COMPARISON / max(1.0, folds.sizes.sum()))
+
+    def _exact_problem(self) -> SelectionProblem:
+        return SelectionProblem(self.model, self.folds, lambda fits: fits.predictor)
+
+    def _update_surrogate(self, log_penalties: Array) -> None:
+        """If the problem is compressed, compress it around the fit to all rows at these penalties."""
+        if not self.compresses or (self._all_rows is not None and self.model.loss.is_quadratic):
+            return
+        weights = np.maximum(self.folds.fitted.max(axis=0), self.folds.held_out.max(axis=0))[None]
+        self._all_rows = self.model.fit(weights, log_penalties, self._all_rows)
+        self.problem = self.model.compress(self.folds, self._all_rows)
+
+    def _objective(self, structure: Structure, start: Fits | None) -> Objective:
+        return Objective(self.problem.model, self.problem.folds, structure, None if self.compresses else start)
+
+    def find_single(self) -> Learned:
+        """Find the best single penalty: try decades below and above the start, and refine the best of them."""
+        start = self._start
+        values: dict[int, float] = {}
+        fits: Fits | None = None
+        first = best_fits = fits
+        for step in (-1, 1):
+            decade, worse, fits = max(step, 0), 0, first
+            while worse < 2 and self.bounds[0] <= start + decade * _DECADE <= self.bounds[1]:
+                self._update_surrogate(np.full(self.model.n_penalties, start + decade * _DECADE))
+                objective = self._objective(self.single, fits)
+                values[decade] = objective.value(np.array([start + decade * _DECADE]))
+                fits, best = objective.fits, min(values.values())
+                first, best_fits = first or fits, fits if values[decade] == best else best_fits
+                worse = 0 if values[decade] == best else worse + 1 + (values[decade] > best + _HOPELESS)
+                decade += step
+        found = self.refine(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]), best_fits)
+        if self.compresses and abs(self._mismatch) > _MAX_MISMATCH:
+            self.compresses, self.problem = False, self._exact_problem()
+            if self.model.estimate_flops(len(self.folds.fitted)) * _EVALUATIONS <= _QUICK_FLOPS:
+                return self.refine(self.single, found.log_penalties)
+        return found
+
+    def refine(self, structure: Structure, start: Array, fits: Fits | None = None) -> Learned:
+        """Learn a structure; a surrogate that is not exact is corrected to first order, and renewed at the result."""
+        approximate = self.compresses and not self.model.loss.is_quadratic
+        exact = Objective(self.model, self.folds, structure)
+        for _ in range(_ROUNDS if approximate else 1):
+            self._update_surrogate(start[structure.groups])
+            exact.fits = exact.fits or self._all_rows
+            objective = self._objective(structure, fits)
+            if approximate:
+                self._mismatch = objective.correct(start, *exact(start))
+            found = self._minimize(objective, start)
+            start = found.log_penalties
+        return found
+
+    def _minimize(self, objective: Objective, start: Array, *, factor: float = 1.0) -> Learned:
+        """Minimize from a start, with a multiple of the tolerance. A single penalty stays within a decade."""
+        low, high = self.bounds
+        if objective.structure.size == 1:
+            low, high = max(low, start[0] - _DECADE), min(high, start[0] + _DECADE)
+        return minimize_objective(objective, start, (low, high), tol=factor * self.tol, max_iter=self.max_iter)
+
+    def find_start(self, structures: Sequence[Structure], single: Learned) -> Learned:
+        return self.follow_path(self.problem.folds, structures, single.log_penalties[0])[-1]
+
+    def follow_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
+        """Learn the single penalty near the start, then each structure from the one of the same name before it.
+
+        The first structure of a name is learned from the single penalty, and also from a stronger one, because the
+        gradient is almost zero if penalties are too weak.
+        """
+        strong = float(np.log(_STRONG * max(1.0, self.folds.sizes.sum())))
+        single = self._minimize(Objective(self.problem.model, folds, self.single), np.array([start]))
+        found = [single]
+        for structure in structures:
+            level, last = single.log_penalties[0], found[-1]
+            starts = [np.full(structure.size, at) for at in sorted({level, max(level, strong)})]
+            if last.structure.name == structure.name:
+                starts = [last.log_penalties]
+            runs = [self._minimize(Objective(self.problem.model, folds, structure, last.fits), at) for at in starts]
+            found.append(min(runs, key=lambda run: run.value))
+        return found
+
+    def compare(self, candidates: Sequence[Structure], single: Learned) -> tuple[Comparison, Learned | None]:
+        structures = [item for item in candidates if item is not self.single]
+        method, affordable, most = self._choose_method(structures)
+        if not affordable:
+            return Comparison([self.single], "too much work", np.full(1, np.nan), np.zeros(1), np.zeros(1), 0), None
+        shuffles = list(zip(self.problem.folds.by_shuffle(), self.folds.by_shuffle(), strict=True))
+        path = self.follow_path(shuffles[0][0], affordable, single.log_penalties[0])
+        path = path if len(candidates) > len(structures) else path[1:]
+        comparison = SequentialComparison([item.structure for item in path], self.model.loss)
+        for folds, rows in shuffles[:most]:
+            if method == "jackknife":
+                comparison.add(*self._jackknife_losses(folds, rows, path))
+            elif not comparison.decided:
+                comparison.add_outer_folds(*self._nested_losses(folds, rows, [path[k] for k in comparison.open]))
+        result = comparison.result(method)
+        return result, path[result.chosen]
+
+    def _choose_method(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure], int]:
+        """Return how to compare, the structures for which that is affordable, and the number of shuffles.
+
+        If not all structures are affordable, those with the strictest prior are tried, then the simplest one of them.
+        """
+        first = self.folds.by_shuffle()[0]
+        flops = self.problem.model.estimate_flops(len(first.fitted)) * _EVALUATIONS
+        strictest = list({item.name: item for item in structures}.values())
+        for tried in (structures, strictest, strictest[:1]) if first.nested(OUTER_FOLDS) else ():
+            most = _MAX_FLOPS / (flops * OUTER_FOLDS * len(tried))
+            if most >= 1:
+                return "nested folds", tried, int(most)
+        if len(self.model.y) < _JACKKNIFE_ROWS * self.model.n_penalties * self.model.y.shape[1]:
+            return "too much work", [], 0
+        within = [item for item in structures if item.size <= _JACKKNIFE_PENALTIES]
+        return "jackknife", [item for item in within if flops * (1 + item.size / _EVALUATIONS) <= _MAX_FLOPS], 1
+
+    def _nested_losses(self, folds: Folds, rows: Folds, path: Sequence[Learned]) -> tuple[list[Array], list[Array]]:
+        """Return the losses of rows, (structures, rows), and their weights, for each outer fold.
+
+        Penalties are learned again without the rows of the outer fold.
+        """
+        losses, model, outer_rows = [], self.problem.model, [outer for _, outer in rows.nested(OUTER_FOLDS)]
+        for (inner, outer), held_out in zip(folds.nested(OUTER_FOLDS), outer_rows, strict=True):
+            objectives = [Objective(model, inner, item.structure, item.fits) for item in path]
+            starts = [item.log_penalties for item in path]
+            found = [self._minimize(*pair, factor=_LOOSE) for pair in zip(objectives, starts, strict=True)]
+            fits = [model.fit(outer.fitted, item.of_model, item.fits) for item in found]
+            losses.append(np.array([self._row_losses(fit, held_out) for fit in fits]))
+        return losses, [outer.held_out[0] for outer in outer_rows]
+
+    def _row_losses(self, fits: Fits, fold: Folds) -> Array:
+        """Return the losses of all rows under the fit without a fold."""
+        predictor = self.problem.predict(fits)
+        return self.model.loss.held_out(self._targets, predictor, fold.fitted, fold.held_out)[0][0]
+
+    def _jackknife_losses(self, folds: Folds, rows: Folds, path: Sequence[Learned]) -> tuple[Array, Array]:
+        """Return the losses of rows, (structures, rows), and their weights, without learning structures again.
+
+        Each fold is fitted at the penalties that the other folds would choose, approximately.
+        """
+        problem = self.problem._replace(folds=folds)
+        held = [np.flatnonzero(weights) for weights in rows.held_out]
+        losses = []
+        for learned in path:
+            moved, each = np.clip(leave_out(problem, learned), *self.bounds), []
+            for k, log_penalties in enumerate(moved):
+                fits = problem.model.fit(folds.fitted[k : k + 1], log_penalties[learned.structure.groups])
+                each.append(self._row_losses(fits, rows.take(np.array([k])))[held[k]])
+            losses.append(np.concatenate(each))
+        return np.array(losses), np.concatenate([weights[of] for weights, of in zip(rows.held_out, held, strict=True)])
+
+
+def leave_out(problem: SelectionProblem, learned: Learned) -> Array:
+    """Return approximately the log penalties that all folds but one would choose, (folds, penalties of the structure).
+
+    They are one Newton step away from the common ones, with the Gauss-Newton matrices of the held-out loss.
+    """
+    structure, (model, folds, _) = learned.structure, problem
+    _, cotangent = held_out_loss(model.loss, model.y, folds, learned.fits.predictor)
+    gradients = structure.sum_groups(model.vjp(learned.fits, cotangent))
+    matrices = _gauss_newton(problem, learned)
+    spread = np.eye(structure.size) - 1 / structure.size
+    total = matrices.sum(axis=0) + spread / structure.prior_scale**2
+    ridge = 1e-6 * max(np.trace(total) / structure.size, 1e-6) * np.eye(structure.size)
+    steps = [np.linalg.solve(total - own + ridge, g) for own, g in zip(matrices, gradients, strict=True)]
+    return learned.log_penalties + np.array(steps)
+
+
+def _gauss_newton(problem: SelectionProblem, learned: Learned) -> Array:
+    """Return the Gauss-Newton matrix of the held-out loss of each fold, (folds, penalties, penalties)."""
+    (model, folds, _), groups, predictor = problem, learned.structure.groups, learned.fits.predictor
+    moves = [model.jvp(learned.fits, (groups == group).astype(float)) for group in range(learned.structure.size)]
+    losses, _ = model.loss.held_out(model.y, predictor, folds.fitted, folds.held_out)
+    mean = np.sum(folds.held_out * losses) / (folds.sizes.sum() * model.loss.count(model.y))
+    nats = float(1 / model.loss.dispersion(mean))
+    multiply = model.loss.held_out_hessian(model.y, predictor, folds.fitted, folds.held_out)
+    images = [nats * multiply(move) for move in moves]
+    return np.einsum("gfrc,hfrc->fgh", np.array(moves), np.array(images), optimize=True)

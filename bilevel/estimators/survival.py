@@ -1,54 +1,226 @@
-"""Cox's proportional hazards with learned penalties; targets and predictions are as in scikit-survival."""
+"""Cox's proportional hazards: the loss, whose rows meet in risk sets, and the estimator with learned penalties.
+
+The loss is the negative log partial likelihood, with Breslow's formula for ties,
+
+    sum_i weight_i event_i (log S(time_i) - eta_i),   S(t) = sum of weight_j exp(eta_j) over rows with time_j >= t
+
+Rows are sorted by decreasing time, so that sums over risk sets are cumulative sums: no array is rows x rows. Targets
+and predictions of the estimator follow scikit-survival.
+"""
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.utils import assert_all_finite
 
-from bilevel.estimators.base import all_or_nothing
-from bilevel.estimators.cox import Cox, RiskSets
-from bilevel.estimators.glm import RidgeGLM
-from bilevel.estimators.groups import Groups
-from bilevel.estimators.penalties import PenaltySelector, Rows
+from bilevel.estimators.base import Groups, document
+from bilevel.estimators.linear_model import PenaltySelector, TrainingData
+from bilevel.estimators.losses import Array, Correction, Loss, Operator
+from bilevel.estimators.ridge import RidgeGLM, to_dense
+from bilevel.estimators.selection import InnerModel
 
+_TINY = np.finfo(float).tiny
+_KNOTS = 16  # times that are kept while the sum of hazards at risk grows by a factor of e
 _BLOCK = 512  # rows whose pairs are counted one by one
 
 
-class StepFunction(NamedTuple):
-    """A function that is y[k] from x[k] to x[k + 1], and `before` until x[0]."""
+class RiskSets:
+    """The rows at risk at each distinct time, the latest first; arrays are (rows, ...) or (times, ...)."""
 
-    x: np.ndarray
-    y: np.ndarray
+    def __init__(self, times: Array) -> None:
+        self.first = np.flatnonzero(np.diff(times, prepend=np.inf))
+        self.ends = np.append(self.first[1:], len(times))
+        self.of_row = np.repeat(np.arange(len(self.first)), self.ends - self.first)
+
+    def at_risk(self, values: Array) -> Array:
+        """Sum over the rows at risk at each time."""
+        return np.cumsum(values, axis=0).take(self.ends - 1, axis=0)
+
+    def at_risk_times(self, Z: Any, values: Array) -> Array:
+        """Sum Z, each row times its values, (rows, fits), over the rows at risk: (fits, times, columns of Z)."""
+        size, fits = values.shape
+        starts = np.append(0, (np.arange(fits)[:, None] * size + self.ends).ravel())
+        within = sp.csr_array((values.T.ravel(), np.tile(np.arange(size), fits), starts), (len(starts) - 1, size)) @ Z
+        return np.cumsum(to_dense(within).reshape(fits, -1, Z.shape[1]), axis=1)
+
+    def at_time(self, values: Array) -> Array:
+        """Sum over the rows of each time."""
+        return np.add.reduceat(values, self.first, axis=0)
+
+    def up_to(self, values: Array) -> Array:
+        """Sum over all times until the time of each row."""
+        return np.cumsum(values[::-1], axis=0)[::-1].take(self.of_row, axis=0)
+
+    def thin(self, sums: Array, events: Array) -> tuple["RiskSets", Array, Array]:
+        """Keep few times, between which sums at risk change little.
+
+        Return the risk sets, the sums at the kept times, and the events, which are divided between the kept times
+        before and after them.
+        """
+        reached = _KNOTS * np.append(0.0, np.cumsum(np.abs(np.diff(np.log(sums), axis=0)).max(axis=1)))
+        kept = np.flatnonzero(np.diff(np.floor(reached), append=np.inf))
+        places = np.interp(reached, reached[kept], np.arange(len(kept)))
+        share, starts = (places % 1)[:, None], np.searchsorted(places, np.arange(len(kept)))
+        moved, later = (np.add.reduceat(part * events, starts, axis=0) for part in (1 - share, share))
+        moved[1:] += later[:-1]
+        return RiskSets(np.searchsorted(kept, self.of_row)), sums[kept], moved
+
+
+class Hazards(NamedTuple):
+    """Weighted hazards of rows divided by exp(shift), their sums at risk (1 if zero), events of rows and of times."""
+
+    shift: Array
+    rows: Array
+    sums: Array
+    seen: Array
+    events: Array
+
+
+class Cox(Loss):
+    """The loss of rows sorted by decreasing time; targets are 1 if the event was seen, and 0 if censored.
+
+    The loss of held-out rows is that of all rows less that of the rows fitted on (Verweij and van Houwelingen).
+
+    Parameters
+    ----------
+    times : (rows,), decreasing
+    weights : (rows,), weights of the rows if they are held out
+    """
+
+    couples_rows = True
+
+    def __init__(self, times: Array, weights: Array) -> None:
+        self.sets, self.weights = RiskSets(times), weights
+        self._last: tuple[Array, Array, Hazards] | None = None
+
+    def hazards(self, events: Array, eta: Array, weights: Array, like: Hazards | None = None) -> Hazards:
+        """Compute hazards from events, (rows, 1), predictors and weights, both (rows, fits).
+
+        `like` are hazards of the same weights, from which events are copied.
+        """
+        shift = np.ascontiguousarray(eta.T).max(axis=1)  # contiguous columns are faster
+        rows = weights * np.exp(eta - shift)
+        sums = self.sets.at_risk(rows)
+        seen, times = (like.seen, like.events) if like else (weights * events, self.sets.at_time(weights * events))
+        return Hazards(shift, rows, np.where(sums > 0, sums, 1.0), seen, times)
+
+    def _at(self, y: Array, eta: Array, weights: Array) -> Hazards:
+        """Return the hazards; a Newton step uses those of the last call several times."""
+        last = self._last if self._last is not None and self._last[1] is weights else None
+        if last is None or last[0] is not eta:
+            last = self._last = eta, weights, self.hazards(y[..., 0], eta[..., 0], weights, last and last[2])
+        return last[2]
+
+    def total(self, y: Array, eta: Array, weights: Array) -> Array:
+        at = self._at(y, eta, weights)
+        of_times = np.einsum("tf,tf->f", at.events, np.log(at.sums) + at.shift)
+        return of_times - np.einsum("rf,rf->f", at.seen, eta[..., 0])
+
+    def gradient(self, y: Array, eta: Array, weights: Array) -> Array:
+        return (self._diagonal(at := self._at(y, eta, weights)) - at.seen)[..., None]
+
+    def _diagonal(self, at: Hazards) -> Array:
+        """Return the second derivative for constant sums over risk sets, (rows, fits)."""
+        return at.rows * self.sets.up_to(at.events / at.sums)
+
+    def hessian_operator(self, y: Array, eta: Array, weights: Array) -> Operator:
+        at = self._at(y, eta, weights)
+        diagonal, rates = self._diagonal(at), at.events / at.sums
+
+        def multiply(move: Array) -> Array:
+            shared = self.sets.up_to(rates * (self.sets.at_risk(at.rows * move[..., 0]) / at.sums))
+            return (diagonal * move[..., 0] - at.rows * shared)[..., None]
+
+        return multiply
+
+    def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Correction | None]:
+        """Return D and M such that Z' D Z - M(Z) is approximately the second derivative in the coefficients.
+
+        M(Z), (fits, columns, columns), sums events × m m' over few times, where m is the mean of Z at risk.
+        """
+        at = self._at(y, eta, weights)
+        sets, sums, events = self.sets.thin(at.sums, at.events)
+
+        def outer_means(Z: Any) -> Array:
+            means = (np.sqrt(events) / sums).T[..., None] * sets.at_risk_times(Z, at.rows)
+            return means.swapaxes(1, 2) @ means
+
+        return (at.rows * sets.up_to(events / sums))[..., None], outer_means
+
+    def held_out(self, y: Array, eta: Array, fitted: Array, weights: Array) -> tuple[Array, Array]:
+        train, held_out, share = self._divide(fitted, weights)
+        eta = eta.swapaxes(0, 1)
+        before, after = (self.hazards(y, eta[..., 0], part) for part in (train, train + held_out))
+        losses = share * held_out * self._row_losses(y, eta[..., 0], before, after)
+        slopes = share * (self._diagonal(after) - self._diagonal(before) - after.seen + before.seen)
+        return losses.T / np.where(weights > 0, weights, 1.0), slopes.T[..., None]
+
+    def _divide(self, fitted: Array, weights: Array) -> tuple[Array, Array, Array]:
+        """Return the weights fitted on and held out, (rows, fits), and the factor of the loss of each fold.
+
+        A row that several folds hold out has a part of its weight in the loss of each, but all of it in risk sets.
+        """
+        held_out = np.ascontiguousarray((self.weights * (weights > 0)).T)
+        share = weights.sum(axis=1) / np.maximum(held_out.sum(axis=0), _TINY)
+        return np.ascontiguousarray(fitted.T), held_out, share
+
+    def _row_losses(self, y: Array, eta: Array, before: Hazards, after: Hazards) -> Array:
+        """Return losses of held-out rows, (rows, fits), whose weighted sum is that of all rows less the others'.
+
+        It consists of the loss of held-out events among all rows, and of the increase of the risk sets of other events
+        by held-out rows, log(1 + S_held_out / S_train) each, which these share in proportion to their hazards.
+        """
+        hazard = np.exp(eta - after.shift)
+        own = self.sets.at_risk(after.rows - before.rows)
+        rate = self.sets.up_to(before.events * np.log1p(own / before.sums) / np.maximum(own, _TINY))
+        return y * (np.log(after.sums).take(self.sets.of_row, axis=0) + after.shift - eta) + hazard * rate
+
+    def held_out_hessian(self, y: Array, eta: Array, fitted: Array, weights: Array) -> Operator:
+        """Approximate by constant sums over risk sets, in which held-out rows are neglected."""
+        train, held_out, share = self._divide(fitted, weights)
+        at = self.hazards(y, eta[..., 0].T, train)
+        curvature = share * held_out * np.exp(eta[..., 0].T - at.shift) * self.sets.up_to(at.events / at.sums)
+        return lambda move: curvature.T[..., None] * move
+
+
+class StepFunction(NamedTuple):
+    """A function with value y[k] from x[k] to x[k + 1], and `before` until x[0]."""
+
+    x: Array
+    y: Array
     before: float
 
     def __call__(self, at: Any) -> Any:
         return np.append(self.before, self.y)[np.searchsorted(self.x, at, side="right")]
 
 
+@document
 @dataclass(eq=False, repr=False, kw_only=True)
 class BilevelCoxPH(PenaltySelector):
-    """Cox's proportional hazards with one penalty, one for each group of features or one for each feature, all learned.
+    """Cox's proportional hazards with learned penalties: one, one per group of features, or one per feature.
 
-    Fits minimize the negative log partial likelihood (Breslow's for ties) + ½ sum penalty_k coef_k², as does
-    `CoxPHSurvivalAnalysis(alpha)` of scikit-survival. Penalties are learned over folds, and their structure is chosen,
-    as in `BilevelLogisticRegression`. What a fold costs is the loss of all rows less that of the rows fitted on
-    (Verweij and van Houwelingen): held-out rows are compared with all rows at risk, not only with those of their fold,
-    so that small folds and late events count as they should.
+    Targets are structured arrays of two fields: whether the event was seen (bool), and the time of the event or of
+    censoring (not negative). Fits minimize the negative log partial likelihood (Breslow's for ties) + ½ sum penalty_k
+    coef_k², as CoxPHSurvivalAnalysis of scikit-survival does with one alpha. Penalties minimize the loss of held-out
+    rows plus sum (l_k - mean l)² / (2 prior_scale²), with l = log penalties. The loss of a fold is that of all rows
+    less that of the rows fitted on (Verweij and van Houwelingen): held-out rows are compared with all rows at risk, not
+    only with those of their fold, so that small folds and late events have their proper influence.
 
     Parameters
     ----------
-    structure, groups, unpenalized, prior_scale, scoring, standardize, max_iter, tol, random_state, verbose : as there
-    cv : number of folds (shuffled, each with its part of the events), a splitter of scikit-learn, or pairs of numbers
-        of rows
+    {parameters}
+    cv : int, splitter or iterable, default=5
+        Number of folds, a splitter of scikit-learn, or pairs of arrays of row numbers. Folds of an int are shuffled,
+        and stratified by whether the event was seen; fewer than 1000 rows are shuffled into folds up to five times.
 
     Attributes
     ----------
-    coef_ : (features,)
-    unique_times_ : times of events and of censoring, sorted
-    penalties_, penalty_structure_, prior_scale_, candidates_, penalty_table_, history_ : as there
-    n_iter_, n_features_in_, feature_names_in_ : as in scikit-learn
+    unique_times_ : ndarray of shape (n_times,)
+        Times of events and of censoring, sorted.
+    {attributes}
 
     Examples
     --------
@@ -63,102 +235,88 @@ class BilevelCoxPH(PenaltySelector):
     (2, 200)
     """
 
-    fit_intercept: bool = field(default=True, init=False)  # hazards have none of their own; columns are centered
+    fit_intercept: bool = field(default=True, init=False)  # centers columns; hazards have no intercept
 
-    _classifies = True  # by whether the event was seen, so that each fold has its part of the events
+    _classifies = True  # by whether the event was seen, so that folds are stratified
     _many_outputs = True
 
-    @all_or_nothing
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, X_val: Any = None, y_val: Any = None, cv_groups: Any = None
-    ) -> Self:
-        """Learn the penalties over folds, fit the model with them to all rows, and return the estimator.
-
-        Parameters
-        ----------
-        X : dense or sparse, (samples, features)
-        y : a structured array of two fields: whether the event was seen (bool), and the time (not negative)
-        sample_weight : of rows, in the fits and in the loss of held-out rows; 2 means the row twice
-        X_val, y_val : rows to learn the penalties by, in the place of folds of X
-        cv_groups : of rows, for a splitter that needs groups, such as GroupKFold
-        """
+    def _read_targets(self, y: Any, name: str) -> Any:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        y, self._target_type = _read(y, "y"), y.dtype
-        y_val = None if y_val is None else _read(y_val, "y_val")
-        return super().fit(X, y, sample_weight, X_val=X_val, y_val=y_val, cv_groups=cv_groups)
+        if name == "y":
+            columns, self._target_type = _to_columns(y, name), y.dtype
+            return columns
+        return _to_columns(y, name)
 
-    def _encode(self, y: np.ndarray, y_val: np.ndarray | None, weights: np.ndarray) -> tuple[np.ndarray, Any]:
+    def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
         if not (weights * y[:, 0]).any():
             raise ValueError("All rows of `y` that have weight are censored; give rows whose event was seen.")
         return y, y_val
 
-    def _split(self, X: Any, y: np.ndarray, weights: np.ndarray, cv_groups: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-        with warnings.catch_warnings():  # the classes are events and censored rows, of which either may be few
+    def _split(self, X: Any, y: Array, weights: Array, cv_groups: Any) -> list[tuple[Array, Array]]:
+        with warnings.catch_warnings():  # few events or few censored rows are no problem
             warnings.filterwarnings("ignore", "The least populated class", UserWarning)
             return super()._split(X, y[:, 0], weights, cv_groups)
 
-    def _make_rows(self, *parts: Any) -> Rows:
-        """Sort rows by time, the latest first; targets are again as the user has them, for a score."""
-        rows = super()._make_rows(*parts)
-        order = np.argsort(-rows.y[:, 1], kind="stable")
-        folds = rows.folds._replace(fitted=rows.folds.fitted[:, order], held_out=rows.folds.held_out[:, order])
-        y = rows.y[order]
-        targets = np.empty(len(y), self._target_type)
-        for name, column in zip(self._target_type.names, y.T, strict=True):
+    def _make_rows(self, X: Any, y: Array, groups: Groups, *options: Any) -> TrainingData:
+        """Sort rows by decreasing time; targets get the type of the user's for `scoring`."""
+        data = super()._make_rows(X, y, groups, *options)
+        data = data.take(np.argsort(-data.y[:, 1], kind="stable"))
+        targets = np.empty(len(data.y), self._target_type)
+        for name, column in zip(self._target_type.names, data.y.T, strict=True):
             targets[name] = column
-        return Rows(rows.X[order], y, rows.weights[order], folds, targets)
+        return data._replace(targets=targets)
 
-    def _make_ridge(self, rows: Rows, groups: Groups) -> RidgeGLM:
-        loss = Cox(rows.y[:, 1], rows.weights)
-        return RidgeGLM(rows.X, rows.y[:, :1], loss, penalized=groups.penalized, intercept=False)
+    def _make_model(self, data: TrainingData) -> InnerModel:
+        loss = Cox(data.y[:, 1], data.weights)
+        return RidgeGLM(data.X, data.y[:, :1], loss, penalized=data.groups.penalized, intercept=False)
 
-    def _learn(self, rows: Rows, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
-        coef, intercept = super()._learn(rows, groups)
-        self._set_baseline(rows, rows.X @ coef[:, 0])
+    def _learn(self, data: TrainingData) -> tuple[Array, Array]:
+        coef, intercept = super()._learn(data)
+        self._set_baseline(data, data.X @ coef[:, 0])
         return coef, intercept
 
-    def _set_baseline(self, rows: Rows, risk: np.ndarray) -> None:
-        """Note Breslow's cumulative hazard, of rows as they were scaled."""
-        sets, (events, times) = RiskSets(rows.y[:, 1]), rows.y.T
-        steps = sets.at_time(rows.weights * events) / sets.at_risk(rows.weights * np.exp(risk))
+    def _set_baseline(self, data: TrainingData, risk: Array) -> None:
+        """Set Breslow's cumulative hazard of scaled rows."""
+        sets, (events, times) = RiskSets(data.y[:, 1]), data.y.T
+        steps = sets.at_time(data.weights * events) / sets.at_risk(data.weights * np.exp(risk))
         self.unique_times_ = times[sets.first][::-1]
         self._baseline = np.cumsum(steps[::-1])
 
-    def _set_model(self, coef: np.ndarray, intercept: np.ndarray) -> None:
+    def _set_model(self, coef: Array, intercept: Array) -> None:
         self.coef_, self.intercept_, self._shift = coef[0], 0.0, float(intercept[0])
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Any) -> Array:
         """Return the risk score X @ coef_ of each row: the higher, the sooner the event."""
-        return self._score(X)
+        return self._linear_predictor(X)
 
-    def predict_cumulative_hazard_function(self, X: Any, return_array: bool = False) -> np.ndarray:
-        """Return the cumulative hazard of each row, a function of time, or an array, (samples, len(unique_times_))."""
+    def predict_cumulative_hazard_function(self, X: Any, return_array: bool = False) -> Array:
+        """Return the cumulative hazard of each row, as a function of time or as an array, (samples, unique_times_)."""
         hazards = np.exp(self.predict(X) + self._shift)[:, None] * self._baseline
-        return hazards if return_array else _functions(self.unique_times_, hazards, 0.0)
+        return hazards if return_array else _make_functions(self.unique_times_, hazards, 0.0)
 
-    def predict_survival_function(self, X: Any, return_array: bool = False) -> np.ndarray:
-        """Return the probability of no event so far, a function of time, or an array, (samples, len(unique_times_))."""
+    def predict_survival_function(self, X: Any, return_array: bool = False) -> Array:
+        """Return the survival probability of each row, as a function of time or an array, (samples, unique_times_)."""
         survival = np.exp(-self.predict_cumulative_hazard_function(X, return_array=True))
-        return survival if return_array else _functions(self.unique_times_, survival, 1.0)
+        return survival if return_array else _make_functions(self.unique_times_, survival, 1.0)
 
     def score(self, X: Any, y: Any) -> float:
-        """Return Harrell's concordance index: the part of comparable pairs in which the riskier row comes first."""
-        events, times = _read(y, "y").T
+        """Return Harrell's concordance index: the share of comparable pairs whose riskier row has its event first."""
+        events, times = _to_columns(y, "y").T
         return concordance_index(events > 0, times, self.predict(X))
 
 
-def _functions(times: np.ndarray, values: np.ndarray, before: float) -> np.ndarray:
+def _make_functions(times: Array, values: Array, before: float) -> Array:
     out = np.empty(len(values), dtype=object)
     out[:] = [StepFunction(times, row, before) for row in values]
     return out
 
 
-def _read(y: Any, name: str) -> np.ndarray:
+def _to_columns(y: Any, name: str) -> Array:
     """Return events and times as two columns of numbers."""
     fields = getattr(getattr(y, "dtype", None), "names", None)
     if fields is None or len(fields) != 2 or y.ndim != 1:
-        found = f"an array of {y.dtype} and shape {y.shape}" if isinstance(y, np.ndarray) else type(y).__name__
+        found = f"an array of {y.dtype} and shape {y.shape}" if isinstance(y, Array) else type(y).__name__
         raise ValueError(
             f"`{name}` must be a structured array of two fields, whether the event was seen (bool) and its time (float)"
             f", as np.array([(True, 2.5)], [('event', bool), ('time', float)]). Got {found}."
@@ -174,23 +332,23 @@ def _read(y: Any, name: str) -> np.ndarray:
     return np.column_stack([events, times]).astype(float)
 
 
-def concordance_index(events: np.ndarray, times: np.ndarray, risk: np.ndarray) -> float:
-    """Return the part of comparable pairs that the risk orders rightly; equal risks count half.
+def concordance_index(events: Array, times: Array, risk: Array) -> float:
+    """Return the share of comparable pairs that the risk orders correctly; equal risks count half.
 
-    A row with an event is compared with every row that is later, or censored at the same time.
+    A row with an event is compared with each row that is later, or censored at the same time.
     """
-    order = np.lexsort([events, -times])  # the latest first, and of tied rows the censored
+    order = np.lexsort([events, -times])  # the latest first, and censored rows first among ties
     events, times, risk = events[order], times[order], risk[order]
     new = np.append(True, (np.diff(times) != 0) | (events[1:] != events[:-1]))
     before = np.maximum.accumulate(np.where(new, np.arange(len(risk)), 0))[events]
     if not before.any():
         raise ValueError("No two rows of `y` can be compared: none is later than an event.")
-    # Of the rows before an event, whole blocks are sorted, and the others looked at one by one.
-    risk_of_events, blocks, right = risk[events], before // _BLOCK * _BLOCK, 0.0
+    # Whole blocks of rows before an event are sorted; the rows of the last block are compared one by one.
+    risk_of_events, blocks, correct = risk[events], before // _BLOCK * _BLOCK, 0.0
     for start in np.unique(blocks):
         own, last = risk_of_events[blocks == start][:, None], before[blocks == start][:, None]
         known, near = np.sort(risk[:start]), risk[start : start + _BLOCK]
-        right += (np.searchsorted(known, own, "left") + np.searchsorted(known, own, "right")).sum() / 2
+        correct += (np.searchsorted(known, own, "left") + np.searchsorted(known, own, "right")).sum() / 2
         used = start + np.arange(len(near)) < last
-        right += np.sum(used * ((near < own) + 0.5 * (near == own)))
-    return right / float(before.sum())
+        correct += np.sum(used * ((near < own) + 0.5 * (near == own)))
+    return correct / float(before.sum())

@@ -1,10 +1,11 @@
-"""scikit-learn's own checks of an estimator; what is left out has its reason."""
+"""Conventions of scikit-learn: its checks of estimators, docstrings and examples."""
 
 import doctest
-from dataclasses import fields
+import re
 
+import numpy as np
 import pytest
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bilevel import estimators
@@ -44,13 +45,13 @@ def expected_failures(estimator):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::UserWarning")
 @parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures)
-def test_scikit_learn_finds_no_fault(estimator, check):
+def test_checks_of_scikit_learn_pass(estimator, check):
     check(estimator)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([BilevelRidge("single", cv=2)])
-def test_scikit_learn_finds_no_fault_quickly(estimator, check):
+def test_checks_of_scikit_learn_pass_quickly(estimator, check):
     check(estimator)
 
 
@@ -66,10 +67,30 @@ def test_a_clone_has_the_same_parameters_and_no_fit(estimator):
 
 
 @each
-def test_every_parameter_is_explained(estimator):
-    text = type(estimator).__doc__.split("Attributes")[0]
-    names = [parameter.name for parameter in fields(estimator) if parameter.init]
-    assert [name for name in names if name not in text] == []
+def test_every_parameter_and_attribute_is_explained(estimator):
+    parameters, attributes = (
+        re.findall(r"^ {4}(\w+(?:, \w+)*) : ", part, re.MULTILINE)
+        for part in type(estimator).__doc__.split("Attributes\n")
+    )
+    assert set(parameters) == set(estimator.get_params()) and len(set(parameters)) == len(parameters)
+    assert {"coef_", "intercept_", "n_features_in_", "feature_names_in_", "history_", "n_iter_"} <= set(attributes)
+    assert "{" not in "".join(type(estimator).__doc__.split("Examples")[0].split("Attributes")[1])
+
+
+@each
+def test_a_fitted_estimator_has_the_attributes_that_are_explained(estimator):
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.standard_normal((40, 2)), columns=["a", "b"])
+    y = rng.gamma(2.0, 1.0, 40)
+    if is_classifier(estimator):
+        y = X["a"] > 0
+    elif isinstance(estimator, BilevelCoxPH):
+        y = np.array([(True, time) for time in y], [("event", bool), ("time", float)])
+    options = {"X_val": X, "y_val": y} if isinstance(estimator, DataCleaningClassifier) else {}
+    fitted = clone(estimator).set_params(random_state=0).fit(X, y, **options)
+    described = re.findall(r"^ {4}(\w+_) : ", type(estimator).__doc__, re.MULTILINE)
+    assert [name for name in described if not hasattr(fitted, name)] == []
 
 
 def test_public_names_are_there():
@@ -83,18 +104,8 @@ def test_public_names_are_there():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        BilevelLogisticRegression,
-        BilevelRidge,
-        BilevelElasticNet,
-        BilevelSparseLogisticRegression,
-        BilevelCoxPH,
-        DataCleaningClassifier,
-    ],
-)
-def test_the_example_of_the_docstring_runs(kind):
-    (example,) = doctest.DocTestFinder(recurse=False).find(kind, kind.__name__)
+@pytest.mark.parametrize("name", estimators.__all__)
+def test_the_example_of_the_docstring_runs(name):
+    (example,) = doctest.DocTestFinder(recurse=False).find(getattr(estimators, name), name)
     result = doctest.DocTestRunner().run(example)
     assert result.attempted > 4 and result.failed == 0

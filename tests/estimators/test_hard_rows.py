@@ -1,4 +1,4 @@
-"""Rows on which fits used to fail or never to end: separable classes, rare classes, many classes, many coefficients."""
+"""Difficult data: separable classes, rare classes, many classes, and many coefficients."""
 
 import time
 import warnings
@@ -15,12 +15,11 @@ from bilevel.estimators import (
     BilevelLogisticRegression,
     BilevelSparseLogisticRegression,
     DataCleaningClassifier,
-    sparse_models,
-    strengths,
+    sparse,
+    sparse_linear_model,
 )
-from bilevel.estimators.glm import RidgeGLM
-from bilevel.estimators.hessian import conjugate_gradients
 from bilevel.estimators.losses import Softmax
+from bilevel.estimators.ridge import RidgeGLM, conjugate_gradients
 from bilevel.estimators.selection import Objective
 
 RARE = "ignore:The least populated class:UserWarning"
@@ -28,7 +27,7 @@ RARE = "ignore:The least populated class:UserWarning"
 
 @pytest.fixture
 def limit_work(monkeypatch):
-    """Let a fit fail after a number of evaluations of the loss, instead of running forever."""
+    """Fail after a number of evaluations of the loss, instead of running forever."""
     counted, values = [], RidgeGLM._values
 
     def count(*args):
@@ -155,19 +154,19 @@ def test_a_classifier_of_a_regression_target_ends(limit_work):
 
 def test_the_work_of_a_sparse_search_respects_its_limit_and_is_reported(monkeypatch):
     X, y = draw_separable(60, 3, 60, 1.0, 11)
-    work, solve = [], sparse_models.solve
+    work, solve = [], sparse.solve
 
     def record(*args):
         work.append(solve(*args))
         return work[-1]
 
     full = BilevelSparseLogisticRegression(random_state=0).fit(X, y)
-    monkeypatch.setattr(sparse_models, "solve", record)
-    monkeypatch.setattr(strengths, "_LEAST_WORK", 1e7)
-    monkeypatch.setattr(strengths, "_PASSES", 1)
+    monkeypatch.setattr(sparse, "solve", record)
+    monkeypatch.setattr(sparse_linear_model, "_MIN_FLOPS", 1e7)
+    monkeypatch.setattr(sparse_linear_model, "_PASSES", 1)
     with pytest.warns(ConvergenceWarning, match="limit of work that max_iter=5 sets, .* Increase max_iter"):
         model = BilevelSparseLogisticRegression(max_iter=5, random_state=0).fit(X, y)
-    searched = sum(one.work for one in work[:-1])  # the last one is the fit to all rows
+    searched = sum(one.flops for one in work[:-1])  # the last one is the fit to all rows
     assert searched < 1.5 * (1e7 + 5 * X.size * 3)  # the first fits of the fine search are made in any case
     assert np.isfinite(model.coef_).all() and model.score(X, y) > 0.9
     assert model.history_["value"].min() >= full.history_["value"].min() - 1e-6

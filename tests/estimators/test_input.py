@@ -1,4 +1,4 @@
-"""What estimators are given: refused in scikit-learn's manner, or taken as it is meant."""
+"""Invalid input is rejected with the messages of scikit-learn, and unusual data are fitted."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ each_classifier = pytest.mark.parametrize("kind", CLASSIFIERS, ids=lambda kind: 
 
 
 @each_classifier
-def test_one_class_alone_is_refused(kind):
+def test_a_single_class_is_rejected(kind):
     with pytest.raises(ValueError, match=r"at least 2 classes in y, but there is only one class: np.int64\(1\)"):
         kind(**QUICK).fit(X, np.ones(60, int))
 
@@ -40,7 +40,7 @@ def test_nan_is_refused(kind):
 
 
 @each
-def test_masked_entries_are_not_used_as_data(kind):
+def test_masked_entries_are_rejected(kind):
     hidden, shown = np.ma.masked_greater(X, 2.0), np.ma.array(Y, mask=np.arange(60) == 5)
     for rows, target in ((hidden, Y), (X, shown)):
         with pytest.raises(ValueError, match="has masked values; remove or impute"):
@@ -75,7 +75,7 @@ def test_weights_of_rows_are_checked():
     for kind in CLASSIFIERS:
         with pytest.raises(ValueError, match="rows of one class only; at least two classes need weight"):
             kind().fit(X, Y, sample_weight=Y)
-    with pytest.raises(ValueError, match=r"`sample_weight` holds 1e\+200, but 2 means a row twice"):
+    with pytest.raises(ValueError, match=r"`sample_weight` has a weight of 1e\+200, where 2 means the same as"):
         BilevelGammaRegressor().fit(X, np.exp(X[:, 0]), sample_weight=1e200)
 
 
@@ -91,7 +91,7 @@ def test_weights_of_rows_are_checked():
     ],
 )
 @each
-def test_a_parameter_out_of_place_is_refused(kind, parameters, message):
+def test_an_invalid_parameter_is_rejected(kind, parameters, message):
     with pytest.raises(ValueError, match=message):
         kind(**parameters).fit(X, Y)
 
@@ -105,7 +105,7 @@ def test_a_parameter_out_of_place_is_refused(kind, parameters, message):
         (BilevelRidge(prior_scale=0), "'prior_scale' parameter of BilevelRidge must be 'auto' or a float from 1e-100"),
         (BilevelRidge(prior_scale="wide"), "'prior_scale' parameter"),
         (BilevelRidge(prior_scale=1e155), "'prior_scale' parameter"),
-        (BilevelRidge(cv=[[9, 8]]), "`cv` has 9 where the numbers of a fold's rows are due; give pairs of arrays"),
+        (BilevelRidge(cv=[[9, 8]]), "`cv` must hold pairs of arrays of row numbers. Got 9"),
         (BilevelRidge(cv=1), "`cv=1`: must be at least 2, a splitter of scikit-learn, or an iterable of splits"),
         (BilevelRidge(cv=[([], [0])]), "`cv` leaves no fold with rows to fit on and rows to hold out"),
         (BilevelHuberRegressor(epsilon=0.0), "'epsilon' parameter"),
@@ -125,11 +125,11 @@ def test_a_parameter_of_one_estimator_is_refused(model, message):
 @each
 def test_numbers_whose_squares_overflow_are_refused(kind):
     for rows in (1e200 * X, sp.csr_array(1e200 * X)):
-        with pytest.raises(ValueError, match=r"X holds .*e\+200, whose square overflows; scale it"):
+        with pytest.raises(ValueError, match=r"X has an entry of .*e\+200, whose square overflows; scale it"):
             kind(**QUICK).fit(rows, Y)
-    with pytest.raises(ValueError, match=r"X_val holds .*, whose square overflows"):
+    with pytest.raises(ValueError, match=r"X_val has an entry of .*, whose square overflows"):
         kind(**QUICK).fit(X, Y, X_val=1e200 * X, y_val=Y)
-    with pytest.raises(ValueError, match=r"y holds .*, whose square overflows"):
+    with pytest.raises(ValueError, match=r"y has an entry of .*, whose square overflows"):
         BilevelRidge(**QUICK).fit(X, 1e200 * X[:, 0])
 
 
@@ -171,7 +171,7 @@ def test_a_class_with_one_row():
 
 
 @each
-def test_validation_rows_must_be_whole(kind):
+def test_validation_rows_must_be_complete(kind):
     with pytest.raises(ValueError, match="given together; `y_val` is missing"):
         kind(**QUICK).fit(X, Y, X_val=X)
     with pytest.raises(ValueError, match="given together; `X_val` is missing"):
@@ -188,7 +188,7 @@ def test_unknown_labels_of_validation_rows_are_named(kind):
         kind(**QUICK).fit(X, Y, X_val=X, y_val=np.where(Y == 1, 7, Y))
 
 
-def test_validation_targets_that_are_no_numbers_are_refused():
+def test_validation_targets_must_be_numeric():
     with pytest.raises(ValueError, match="could not convert string to float"):
         BilevelRidge(**QUICK).fit(X, Y, X_val=X, y_val=["a"] * 60)
 
@@ -199,14 +199,14 @@ def test_predicting_before_fitting_is_an_error(kind):
         kind().predict(X)
 
 
-def test_sparse_rows_give_what_dense_ones_give():
+def test_sparse_and_dense_rows_give_the_same():
     kept = np.where(np.abs(X) > 0.5, X, 0)
     dense, sparse = (DataCleaningClassifier(**QUICK).fit(form(kept), Y) for form in (np.asarray, sp.csr_array))
     np.testing.assert_allclose(dense.coef_, sparse.coef_, atol=0.02)
     np.testing.assert_array_equal(dense.predict(kept), sparse.predict(sp.csc_matrix(kept)))
 
 
-def test_a_search_that_is_cut_short_warns_as_scikit_learn_does():
+def test_a_search_that_ends_early_warns():
     useless = np.column_stack([X, np.random.default_rng(0).standard_normal((60, 30))])
     with pytest.warns(ConvergenceWarning, match=r"took max_iter=1 iterations .* still falling. Increase max_iter"):
         BilevelLogisticRegression("per_feature", prior_scale=2.0, max_iter=1, tol=0, random_state=0).fit(useless, Y)
@@ -239,11 +239,11 @@ def test_names_of_features_are_kept():
     ],
     ids=str,
 )
-def test_odd_rows_are_fitted(model, features, targets):
+def test_unusual_data_are_fitted(model, features, targets):
     fitted = model.set_params(random_state=0).fit(features, targets)
     assert np.isfinite(fitted.coef_).all() and np.isfinite(fitted.predict(features)).all()
 
 
 def test_folds_need_two_rows_of_some_class():
-    with pytest.raises(ValueError, match="y has one row of each class, and folds need two of some"):
+    with pytest.raises(ValueError, match="Every class in y has only one row"):
         BilevelLogisticRegression().fit(X[:3], [0, 1, 2])

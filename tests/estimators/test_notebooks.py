@@ -1,4 +1,4 @@
-"""Estimators in a notebook: what was learned, below what scikit-learn shows; and lines of progress."""
+"""The summary of a fit in notebooks, and the lines that `verbose` prints."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ FITTED = {
 
 
 @pytest.mark.parametrize("kind", FITTED)
-def test_a_fitted_estimator_shows_what_it_learned_below_the_diagram(kind):
+def test_a_summary_of_the_fit_is_displayed_below_the_diagram(kind):
     model = FITTED[kind]()
     shown = model._repr_mimebundle_()["text/html"]
     name = type(model).__name__
@@ -31,13 +31,13 @@ def test_a_fitted_estimator_shows_what_it_learned_below_the_diagram(kind):
         assert f"{model.penalties_.min():.4g} to" in shown and "polyline" in shown and model.penalty_structure_ in shown
 
 
-def test_a_pipeline_and_plain_text_are_as_scikit_learn_shows_them():
+def test_pipelines_and_plain_text_are_displayed_by_scikit_learn():
     assert "BilevelRidge" in make_pipeline(StandardScaler(), BilevelRidge())._repr_mimebundle_()["text/html"]
     with sklearn.config_context(display="text"):
         assert "text/html" not in BilevelRidge().fit(X, y)._repr_mimebundle_()
 
 
-def test_a_verbose_fit_says_what_it_does_and_others_are_silent(capsys):
+def test_verbose_prints_the_steps_of_a_fit(capsys):
     quiet = BilevelRidge(groups=list("aabb"), random_state=0).fit(X, y)
     assert capsys.readouterr().out == ""
     told = BilevelRidge(groups=list("aabb"), random_state=0, verbose=True).fit(X, y)

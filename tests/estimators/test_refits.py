@@ -1,14 +1,12 @@
-"""What a fit leaves behind: all of its attributes or none, weights that count, and the process as it was."""
+"""Effects of a fit: attributes change completely or not at all, and weights are equivalent to repeated rows."""
 
 import copy
-import threading
 
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GroupKFold, LeaveOneGroupOut, StratifiedGroupKFold
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from bilevel.estimators import (
     BilevelCoxPH,
@@ -17,9 +15,8 @@ from bilevel.estimators import (
     BilevelRidge,
     BilevelSparseLogisticRegression,
     DataCleaningClassifier,
-    folds,
 )
-from bilevel.estimators.threads import one_thread_if_small
+from bilevel.estimators.selection import Scaling
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((48, 4))
@@ -43,13 +40,13 @@ def make(kind):
 
 @each
 @pytest.mark.parametrize("place", ["transform", "unscale"])
-def test_an_interrupted_fit_leaves_the_estimator_as_it_was(kind, place, monkeypatch):
+def test_an_interrupted_fit_leaves_the_estimator_unchanged(kind, place, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
     fitted, fresh = make(kind).fit(X, TARGETS[kind]), make(kind)
     before, expected = copy.deepcopy(vars(fitted)), fitted.predict(X)
-    monkeypatch.setattr(folds.Scaling, place, interrupt)
+    monkeypatch.setattr(Scaling, place, interrupt)
     for model in (fitted, fresh):
         with pytest.raises(KeyboardInterrupt):
             model.fit(X[:40, :3], TARGETS[kind][:40])
@@ -60,7 +57,7 @@ def test_an_interrupted_fit_leaves_the_estimator_as_it_was(kind, place, monkeypa
 
 
 @each
-def test_a_refused_refit_leaves_the_estimator_as_it_was(kind):
+def test_a_rejected_refit_leaves_the_estimator_unchanged(kind):
     model = make(kind).fit(X, TARGETS[kind])
     expected = model.predict(X)
     with pytest.raises(ValueError, match="NaN"):
@@ -72,19 +69,19 @@ def test_a_refused_refit_leaves_the_estimator_as_it_was(kind):
 @pytest.mark.parametrize("cv", [GroupKFold(3), StratifiedGroupKFold(3), LeaveOneGroupOut()], ids=str)
 def test_splitters_of_groups_name_the_argument_that_they_need(cv):
     model = BilevelLogisticRegression("single", cv=cv)
-    with pytest.raises(ValueError, match=r"`cv=.*Group.*` needs the group of each row; give .* as `cv_groups`"):
+    with pytest.raises(ValueError, match=r"`cv=.*Group.*` needs the group of each row; pass .* as `cv_groups`"):
         model.fit(X, Y)
     assert model.fit(X, Y, cv_groups=np.arange(48) % 6).coef_.shape == (1, 4)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         model.fit(X, Y, cv_groups=np.arange(47) % 6)
 
 
-def test_groups_of_rows_that_a_number_of_folds_ignores_are_warned_of():
+def test_ignored_groups_of_rows_cause_a_warning():
     with pytest.warns(UserWarning, match=r"`cv_groups` is ignored by cv=2, .*; set cv=GroupKFold\(2\)"):
         BilevelRidge("single", cv=2).fit(X, X[:, 0], cv_groups=np.arange(48) % 6)
 
 
-def test_selection_of_features_takes_those_with_coefficients_that_are_not_zero():
+def test_select_from_model_takes_features_with_nonzero_coefficients():
     columns = np.random.default_rng(8).standard_normal((60, 7))
     for y, most in ((np.full(60, 1.5), 0), (3 * columns[:, 2] + columns[:, 5], 7)):
         selector = SelectFromModel(BilevelElasticNet(random_state=0)).fit(columns, y)
@@ -121,7 +118,7 @@ def test_weights_of_noisy_labels_stand_for_repeated_rows(trusted):
     np.testing.assert_allclose(weighted.predict_proba(features), repeated.predict_proba(features), atol=2e-3)
 
 
-def test_weights_of_one_change_nothing_and_rows_of_no_weight_get_a_probability():
+def test_weights_of_one_change_nothing_and_rows_without_weight_get_a_probability():
     features, y = draw_noisy()
     plain = DataCleaningClassifier(random_state=0).fit(features, y)
     same = DataCleaningClassifier(random_state=0).fit(features, y, sample_weight=np.ones(120))
@@ -137,51 +134,3 @@ def test_folds_of_noisy_labels_hold_out_each_row_once():
     features, y = draw_noisy()
     with pytest.raises(ValueError, match="must hold out each row once"):
         DataCleaningClassifier(cv=[(np.arange(60), np.arange(60, 110))]).fit(features, y)
-
-
-def blas_threads():
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
-
-
-@pytest.fixture
-def two_threads():
-    with threadpool_limits(2, user_api="blas"):
-        if set(blas_threads()) != {2}:
-            pytest.skip("this BLAS has one thread")
-        yield
-
-
-def test_blas_has_its_threads_again_after_a_fit_that_fails(two_threads, monkeypatch):
-    inside = []
-
-    def fail(*args):
-        inside.extend(blas_threads())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BilevelRidge, "_select", fail)
-    with pytest.raises(KeyboardInterrupt):
-        BilevelRidge().fit(X, X[:, 0])
-    assert set(inside) == {1} and set(blas_threads()) == {2}
-
-
-def test_blas_has_its_threads_again_if_the_fit_that_ends_last_is_of_another_thread(two_threads):
-    begun, end = threading.Event(), threading.Event()
-
-    def fit():
-        with one_thread_if_small(X):
-            begun.set()
-            end.wait(10)
-
-    other = threading.Thread(target=fit)
-    with one_thread_if_small(X):
-        other.start()
-        assert begun.wait(10)
-    end.set()
-    other.join()
-    assert set(blas_threads()) == {2}
-
-
-def test_a_limit_that_is_set_during_a_fit_stays(two_threads):
-    with one_thread_if_small(X):
-        threadpool_limits(2, user_api="blas")
-    assert set(blas_threads()) == {2}

@@ -1,4 +1,4 @@
-"""A score in the place of the loss."""
+"""`scoring` chooses the level of the penalties."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_the_two_strengths_of_an_elastic_net_have_one_factor():
     np.testing.assert_allclose(few.penalties_ / plain.penalties_, 100.0)
 
 
-def test_a_score_of_that_name_there_is_not():
+def test_an_unknown_scorer_is_rejected():
     X, y = make_regression(20, 3, random_state=0)
     with pytest.raises(ValueError, match="scoring"):
         BilevelRidge(scoring="nonsense").fit(X, y)

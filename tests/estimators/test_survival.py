@@ -1,4 +1,4 @@
-"""Cox's model: fits, held-out losses, survival functions and concordance against their definitions, row by row."""
+"""Cox's model: fits, held-out losses, survival functions and concordance agree with their definitions."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,19 @@ from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, Stratified
 from sklearn.utils import column_or_1d
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from bilevel.estimators import BilevelCoxPH, cox, hessian, penalties, surrogate
-from bilevel.estimators.choice import Search, leave_out
-from bilevel.estimators.cox import Cox
-from bilevel.estimators.folds import make_folds
-from bilevel.estimators.glm import RidgeGLM
-from bilevel.estimators.selection import Folds, Objective, Structure, held_out_loss, learn
-from bilevel.estimators.survival import concordance_index
+from bilevel.estimators import BilevelCoxPH, linear_model, ridge, survival
+from bilevel.estimators.ridge import RidgeGLM
+from bilevel.estimators.selection import (
+    Folds,
+    Objective,
+    PenaltySearch,
+    Structure,
+    held_out_loss,
+    leave_out,
+    make_folds,
+    minimize_objective,
+)
+from bilevel.estimators.survival import Cox, RiskSets, concordance_index
 
 
 def draw(n, p, seed=0, ties=8):
@@ -144,8 +150,8 @@ def test_sparse_rows_and_diagonals_give_the_same(monkeypatch):
     X = np.where(np.abs(X) > 0.7, X, 0)
     structure, at = Structure("", np.arange(8), 1.0), np.linspace(0, 2, 8)
     value, gradient = Objective(make_model(X, events, times), divide(70), structure)(at)
-    for name, entries in (("blocks", hessian._MOST_ENTRIES), ("diagonals", 0)):
-        monkeypatch.setattr(hessian, "_MOST_ENTRIES", entries)
+    for name, entries in (("blocks", ridge._MAX_ENTRIES), ("diagonals", 0)):
+        monkeypatch.setattr(ridge, "_MAX_ENTRIES", entries)
         for rows in (X, sp.csr_array(X)):
             other = Objective(make_model(rows, events, times), divide(70), structure)(at)
             np.testing.assert_allclose(other[0], value, rtol=1e-8, err_msg=name)
@@ -166,14 +172,14 @@ def second_derivative(X, events, times, weights, eta):
 def thin_blocks(X, events, times, weights, eta):
     """The matrix of each fit that events at few times give."""
     loss, y = Cox(times, np.ones(len(X))), events[:, None, None].astype(float)
-    diagonal, outer_means = loss.thin_curvature(y, eta[..., None], weights)
+    diagonal, outer_means = loss.block_curvature(y, eta[..., None], weights)
     return np.einsum("rp,rf,rq->fpq", X, diagonal[..., 0], X) - outer_means(X)
 
 
 @pytest.mark.parametrize("spread", [1.0, 4.0])
 @pytest.mark.parametrize("ties", [8, 1e6])
-def test_with_every_time_kept_blocks_are_the_second_derivative(ties, spread, monkeypatch):
-    monkeypatch.setattr(cox, "_KNOTS", 1e9)
+def test_blocks_with_all_times_are_the_second_derivative(ties, spread, monkeypatch):
+    monkeypatch.setattr(survival, "_KNOTS", 1e9)
     X, events, times = draw(80, 4, ties=ties)
     rng = np.random.default_rng(4)
     weights, eta = rng.uniform(0.5, 2, (80, 3)) * (rng.random((80, 3)) < 0.7), spread * rng.standard_normal((80, 3))
@@ -184,7 +190,7 @@ def test_with_every_time_kept_blocks_are_the_second_derivative(ties, spread, mon
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
-def test_events_at_few_times_give_about_the_second_derivative(spread):
+def test_events_at_few_times_approximate_the_second_derivative(spread):
     X, events, times = draw(800, 4, ties=1e6)
     eta = spread * X[:, :1] * [1.0, 0.5]
     weights = np.random.default_rng(4).random((800, 2)) < 0.8
@@ -197,47 +203,38 @@ def test_events_at_few_times_give_about_the_second_derivative(spread):
 def test_products_are_those_of_the_second_derivative_where_hazards_are_tiny():
     _, events, times = draw(40, 2, ties=1e6)
     eta, move = np.linspace(-400, 0, 40), np.random.default_rng(4).standard_normal(40)
-    bend = Cox(times, np.ones(40)).total_bender(
+    bend = Cox(times, np.ones(40)).hessian_operator(
         events[:, None, None].astype(float), eta[:, None, None], np.ones((40, 1))
     )
     expected = second_derivative(np.eye(40), events, times, np.ones(40), eta) @ move
     np.testing.assert_allclose(bend(move[:, None, None])[:, 0, 0], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_few_times_are_kept_with_all_events():
+def test_thinned_times_keep_all_events():
     rng = np.random.default_rng(0)
     sums, events = np.cumsum(rng.exponential(size=(5000, 2)), axis=0), rng.random((5000, 2))
-    sets, kept, moved = cox.RiskSets(np.arange(5000)).thin(sums, events)
+    sets, kept, moved = RiskSets(np.arange(5000)).thin(sums, events)
     assert len(kept) < 200 and sets.ends[-1] == 5000
     np.testing.assert_array_equal(kept, sums[sets.ends - 1])
-    assert np.log(sums[sets.ends[1:] - 1] / sums[sets.ends[:-1]]).max() < 1 / cox._KNOTS
+    assert np.log(sums[sets.ends[1:] - 1] / sums[sets.ends[:-1]]).max() < 1 / survival._KNOTS
     np.testing.assert_allclose(moved.sum(axis=0), events.sum(axis=0))
 
 
-def test_a_start_mixes_the_fits_of_other_folds():
-    X, events, times = draw(200, 4)
-    model, folds = make_model(X, events, times), divide(200, 4)
-    fits = model.fit(folds.fitted, np.zeros(4))
-    smaller = folds.without(np.array([0]))
-    expected = model.fit(smaller.fitted, np.zeros(4)).state.w
-    start = model._start(fits.state.at, smaller.fitted, np.zeros(4), fits.state)[0]
-    mean = fits.state.w.mean(axis=1, keepdims=True)
-    assert np.abs(start - expected).max() < 0.5 * np.abs(mean - expected).max()
+def test_rows_of_the_cox_model_are_not_compressed(monkeypatch):
+    monkeypatch.setattr(ridge, "_MIN_COMPRESSIBLE", 0)
+    assert not make_model(*draw(200, 2)).can_compress(divide(200))
 
 
-def test_many_rows_are_not_replaced_by_few(monkeypatch):
-    monkeypatch.setattr(surrogate, "_MANY_ENTRIES", 0)
-    assert not surrogate.can_compress(make_model(*draw(200, 2)), divide(200))
-
-
-def test_leaving_a_fold_out_moves_the_minimizer_as_learning_without_it_does():
+def test_the_jackknife_approximates_learning_without_a_fold():
     model, parts, structure = make_model(*draw(120, 4), tol=1e-12), divide(120, 6), Structure("", np.arange(4), 0.5)
     bounds, options = (-5.0, 12.0), {"tol": 1e-9, "max_iter": 500}
-    arena, start = Search(model, parts, bounds, **options).arena, np.full(4, 2.0)
-    learned = learn(Objective(model, parts, structure), start, bounds, **options)
-    steps = leave_out(arena, learned) - learned.log_penalties
+    problem, start = PenaltySearch(model, parts, 120, **options).problem, np.full(4, 2.0)
+    learned = minimize_objective(Objective(model, parts, structure), start, bounds, **options)
+    steps = leave_out(problem, learned) - learned.log_penalties
     others = [Folds(*(np.delete(part, k, axis=0) for part in parts)) for k in range(6)]
-    exact = [learn(Objective(model, of, structure), start, bounds, **options).log_penalties for of in others]
+    exact = [
+        minimize_objective(Objective(model, of, structure), start, bounds, **options).log_penalties for of in others
+    ]
     assert np.corrcoef(np.ravel(steps), np.ravel(exact - learned.log_penalties))[0, 1] > 0.9
 
 
@@ -322,15 +319,15 @@ def test_groups_are_taken_where_they_help(useless):
     assert set(model.candidates_["by"]) == {"nested folds"}
 
 
-def test_the_jackknife_serves_where_nested_folds_do_not(useless, monkeypatch):
+def test_the_jackknife_is_used_without_nested_folds(useless, monkeypatch):
     X, y, noise = useless
     monkeypatch.setattr(Folds, "nested", lambda folds, most: [])
     model = BilevelCoxPH(groups=noise, random_state=0, cv=KFold(4)).fit(X, y)
     assert set(model.candidates_["by"]) == {"jackknife"} and model.penalty_structure_ != "single"
 
 
-def test_large_sparse_rows_give_what_dense_ones_give(monkeypatch):
-    monkeypatch.setattr(penalties, "_FEW_ENTRIES", 0)
+def test_large_sparse_and_dense_rows_give_the_same(monkeypatch):
+    monkeypatch.setattr(linear_model, "_FEW_ENTRIES", 0)
     X, events, times = draw(60, 4)
     X, y = np.where(np.abs(X) > 0.5, X, 0), target(events, times)
     dense, sparse = (BilevelCoxPH("single", random_state=0).fit(form(X), y) for form in (np.asarray, sp.csr_array))
@@ -368,10 +365,11 @@ def test_a_score_sees_targets_as_the_user_has_them(fitted):
     assert names == {("seen", "days")}
 
 
-def test_each_fold_has_its_part_of_the_events():
-    y = np.column_stack([np.arange(40) < 10, np.arange(40)]).astype(float)
-    splits = BilevelCoxPH(random_state=0)._split(np.zeros((40, 1)), y, np.ones(40), None)
-    assert {int(y[test, 0].sum()) for _, test in splits} == {2}
+def test_folds_are_stratified_by_events(fitted):
+    model, X, y = fitted  # 150 rows are shuffled five times
+    folds = StratifiedKFold(5, shuffle=True, random_state=np.random.RandomState(0))
+    pairs = [pair for _ in range(5) for pair in folds.split(X, y["event"])]
+    np.testing.assert_array_equal(model.coef_, BilevelCoxPH("single", cv=pairs).fit(X, y).coef_)
 
 
 Y = target([True, False, True, False], [1.0, 2.0, 3.0, 3.0])
@@ -392,7 +390,7 @@ Y = target([True, False, True, False], [1.0, 2.0, 3.0, 3.0])
     ],
     ids=str,
 )
-def test_targets_that_are_none_are_refused(y, message):
+def test_invalid_targets_are_rejected(y, message):
     with pytest.raises(ValueError, match=message):
         BilevelCoxPH().fit(np.arange(8.0).reshape(4, 2), y)
 
@@ -416,7 +414,7 @@ def test_rows_without_weight_have_no_events():
     ids=["constant", "perfect", "tied", "one event", "large"],
 )
 @pytest.mark.parametrize("standardize", [True, False])
-def test_odd_rows_are_fitted(X, y, standardize):
+def test_unusual_data_are_fitted(X, y, standardize):
     model = BilevelCoxPH(standardize=standardize, random_state=0).fit(X, y)
     assert np.isfinite(model.coef_).all()
     assert np.isfinite(model.predict_survival_function(X, return_array=True)).all()
@@ -438,5 +436,5 @@ class CoxOfNumbers(BilevelCoxPH):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::UserWarning")
 @parametrize_with_checks([CoxOfNumbers(), CoxOfNumbers("per_feature", standardize=False, cv=3)])
-def test_scikit_learn_finds_no_fault(estimator, check):
+def test_checks_of_scikit_learn_pass(estimator, check):
     check(estimator)

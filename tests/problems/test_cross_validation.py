@@ -16,8 +16,8 @@ from bilevel._precision import arithmetic
 from bilevel._types import Calls, Point, Rows
 from bilevel.engine.loop import draw_page, run_key
 from bilevel.estimators import selection
-from bilevel.estimators.glm import RidgeGLM
 from bilevel.estimators.losses import Logistic
+from bilevel.estimators.ridge import RidgeGLM
 from bilevel.oracles import RowwiseOracles
 from tests import cases
 from tests.problems import small
@@ -216,7 +216,7 @@ def test_solvers_find_what_exact_steps_find(solver, steps, gap):
 
 
 def test_optimum_is_that_of_the_estimators(monkeypatch):
-    monkeypatch.setattr(selection, "_DOUBT", 0.0)  # estimators soften labels; the problem does not
+    monkeypatch.setattr(selection, "_WRONG_LABELS", 0.0)  # estimators smooth labels; the problem does not
     X, y = table("logistic_folds")
     fold, n = small.folds(), len(X)
     held_out = fold == np.arange(small.FOLDS)[:, None]
@@ -224,7 +224,7 @@ def test_optimum_is_that_of_the_estimators(monkeypatch):
     structure = selection.Structure("per_group", small.GROUPS, small.PRIOR_SCALE)
     folds = selection.Folds.of_rows(1.0 * ~held_out, 1.0 * held_out)
     objective = selection.Objective(model, folds, structure)
-    learned = selection.learn(objective, np.full(3, np.log(n) - 2), (-10.0, 20.0), tol=1e-12, max_iter=200)
+    learned = selection.minimize_objective(objective, np.full(3, np.log(n) - 2), (-10.0, 20.0), tol=1e-12, max_iter=200)
     solution = problem_of("logistic_folds").exact_solver(learned.log_penalties - np.log(n), None)
     np.testing.assert_allclose(solution.value, learned.value / n, rtol=1e-9)
     np.testing.assert_allclose(optimum().point.outer_var + np.log(n), learned.log_penalties, atol=1e-4)

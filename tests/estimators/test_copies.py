@@ -1,4 +1,4 @@
-"""Estimators in threads and as copies: the same to the last bit.
+"""Estimators in threads and as copies give identical results.
 
 ``tests/faults/test_long_runs.py`` tests every estimator, also in other processes.
 """
@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from sklearn.base import clone, is_classifier
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from bilevel import estimators
-from bilevel.estimators.threads import one_thread_if_small
 
 each = pytest.mark.parametrize("name", ["BilevelRidge", "DataCleaningClassifier"])
 
@@ -56,28 +54,7 @@ def test_a_copy_predicts_as_the_original(name, here):
 
 
 @each
-def test_two_threads_fit_alike(name, here):
+def test_fits_in_two_threads_are_identical(name, here):
     with ThreadPoolExecutor(2) as pool:
         for found in pool.map(fit_and_predict, [name, name]):
             np.testing.assert_array_equal(found, here(name).predict(data(here(name))[0]))
-
-
-def blas_threads():
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
-
-
-@pytest.mark.parametrize(("rows", "inside"), [(1000, 1), (300_000, 2)], ids=["small", "large"])
-def test_blas_has_one_thread_for_small_tables_and_what_it_had_when_all_fits_have_ended(rows, inside):
-    table = np.empty((rows, 2))
-
-    def fit_elsewhere():
-        with one_thread_if_small(table):
-            pass
-
-    # Of a thread that is not the first, OpenBLAS takes no number.
-    with threadpool_limits(2, user_api="blas"), ThreadPoolExecutor(1) as pool:
-        with one_thread_if_small(table):
-            assert set(blas_threads()) == {inside}
-            pool.submit(fit_elsewhere).result()
-            assert set(blas_threads()) == {inside}
-        assert set(blas_threads()) == {2}

@@ -1,4 +1,4 @@
-"""Many targets through kernels: fits are those of other forms, derivatives are finite differences, JAX is NumPy."""
+"""Kernel ridge: fits agree with fits by features, derivatives with finite differences, and JAX with NumPy."""
 
 import jax
 import numpy as np
@@ -7,11 +7,12 @@ import scipy.sparse as sp
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
-from bilevel.estimators import BilevelRidge, kernels, linear
-from bilevel.estimators.glm import RidgeGLM
-from bilevel.estimators.groups import Groups
-from bilevel.estimators.kernels import find_arrays, find_model, reduce_targets
+from bilevel._precision import arithmetic
+from bilevel.estimators import BilevelRidge, kernel_ridge, linear_model
+from bilevel.estimators.base import Groups
+from bilevel.estimators.kernel_ridge import GPUKernelRidge, KernelRidge, reduce_targets
 from bilevel.estimators.losses import Squared
+from bilevel.estimators.ridge import RidgeGLM
 from bilevel.estimators.selection import Folds, Objective, Structure
 
 N, P, G = 20, 42, 3
@@ -20,8 +21,8 @@ GROUPS = Groups(np.arange(2, P), np.arange(P - 2) % G, np.arange(G))
 
 @pytest.fixture(autouse=True)
 def a_processor_stands_for_the_gpu(monkeypatch):
-    monkeypatch.setattr(kernels, "find_gpu", lambda: jax.devices("cpu")[0])
-    monkeypatch.setattr(linear, "find_gpu", lambda: None)
+    monkeypatch.setattr(kernel_ridge, "find_gpu", lambda: jax.devices("cpu")[0])
+    monkeypatch.setattr(linear_model, "find_gpu", lambda: None)
 
 
 def draw(targets, n=N, p=P, seed=0):
@@ -39,7 +40,8 @@ def folds(n=N, k=4):
 
 
 def make(X, y, device="cpu", dtype="float64", intercept=True):
-    return find_model(device)(X, y, GROUPS, intercept=intercept, arrays=find_arrays(device, dtype))
+    kind = KernelRidge if device == "cpu" else GPUKernelRidge
+    return kind(X, y, GROUPS, intercept=intercept, dtype=dtype)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -69,7 +71,7 @@ def test_coefficients_are_those_of_scikit_learn(device, dtype):
     factors = np.ones(P)
     factors[2:] = np.exp(-log_penalties / 2)[GROUPS.numbers]
     expected = Ridge(1.0, tol=1e-12).fit(X * factors, y, sample_weight=weights)
-    with find_arrays(device, dtype).scope():
+    with arithmetic(dtype):
         coef, intercept = make(X, y, device, dtype).refit(weights, log_penalties)
     atol = 1e-8 if dtype == "float64" else 1e-5
     np.testing.assert_allclose(coef.T, expected.coef_ * factors, atol=atol)
@@ -78,12 +80,11 @@ def test_coefficients_are_those_of_scikit_learn(device, dtype):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("intercept", [True, False])
-def test_jax_computes_what_numpy_does(dtype, intercept):
+def test_jax_and_numpy_agree(dtype, intercept):
     X, y = draw(30)
     at, structure = np.array([0.3, -1.0, 2.0]), Structure("", np.arange(G), 1.0)
     value, gradient = Objective(make(X, y, intercept=intercept), folds(), structure)(at)
-    arrays = find_arrays("gpu", dtype)
-    with arrays.scope():
+    with arithmetic(dtype):
         model = make(X, y, "gpu", dtype, intercept)
         assert model.y.dtype == model.kernels.dtype == dtype
         found = Objective(model, folds(), structure)(at)
@@ -94,17 +95,17 @@ def test_jax_computes_what_numpy_does(dtype, intercept):
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_derivatives_of_predictors_are_finite_differences(device):
-    with find_arrays(device, "float64").scope():
+    with arithmetic("float64"):
         check_derivatives(make(*draw(5), device))
 
 
 def check_derivatives(model):
     weights, at, move = folds().fitted, np.zeros(G), np.array([1.0, -0.5, 0.2])
     ahead, behind = (model.fit(weights, at + h * move).predictor for h in (1e-4, -1e-4))
-    pushed = model.push_forward(model.fit(weights, at), move)
+    pushed = model.jvp(model.fit(weights, at), move)
     np.testing.assert_allclose(pushed, (ahead - behind) / 2e-4, atol=1e-6)
     cotangent = np.random.default_rng(3).standard_normal(pushed.shape)  # of fitted rows too
-    pulled = model.pull_back(model.fit(weights, at), cotangent)
+    pulled = model.vjp(model.fit(weights, at), cotangent)
     np.testing.assert_allclose(pulled @ move, np.sum(cotangent * pushed, axis=(1, 2)), rtol=1e-8)
 
 
@@ -118,13 +119,13 @@ def test_targets_are_replaced_by_fewer_with_the_same_errors():
     assert np.mean(np.square(sketches)) == pytest.approx(np.mean(np.square(norms)), rel=0.05)
 
 
-def test_kernels_learn_what_features_learn(monkeypatch):
+def test_kernels_and_features_learn_the_same_penalties(monkeypatch):
     X, y = draw(12, 60, 150)
     groups, options = np.arange(150) % G, {"structure": "per_group", "prior_scale": 1.0, "cv": KFold(3), "tol": 1e-3}
     X_new = draw(1, 30, 150, seed=9)[0]
     found = {}
     for name, most, device in (("features", 1000, "cpu"), ("kernels", 10, "cpu"), ("jax", 10, "gpu")):
-        monkeypatch.setattr(linear, "_MANY_TARGETS", most)
+        monkeypatch.setattr(linear_model, "_MANY_TARGETS", most)
         found[name] = BilevelRidge(groups=groups, device=device, **options).fit(X, y)
     expected = found.pop("features")
     for model in found.values():
@@ -133,7 +134,7 @@ def test_kernels_learn_what_features_learn(monkeypatch):
     assert expected.penalties_[1] < 0.2 * expected.penalties_[0]
 
 
-def test_groups_are_told_apart_by_default_and_by_many_targets():
+def test_many_targets_distinguish_groups_by_default():
     X, y = draw(200, 60, 150)
     model = BilevelRidge(groups=np.arange(150) % G, cv=KFold(5)).fit(X, y)
     assert model.penalty_structure_ == "per_group"
@@ -142,7 +143,7 @@ def test_groups_are_told_apart_by_default_and_by_many_targets():
     np.testing.assert_allclose(X @ model.coef_.T + model.intercept_, model.predict(X))
 
 
-def test_a_device_that_is_not_there_is_named(monkeypatch):
+def test_a_missing_device_is_reported(monkeypatch):
     monkeypatch.undo()
     X, y = draw(2)
     for options, words in (
@@ -153,5 +154,5 @@ def test_a_device_that_is_not_there_is_named(monkeypatch):
         with pytest.raises(ValueError, match=words):
             BilevelRidge(**options).fit(X, y)
     if jax.default_backend() != "gpu":
-        with pytest.raises(ValueError, match="JAX sees no GPU"):
+        with pytest.raises(ValueError, match="JAX finds no GPU"):
             BilevelRidge(device="gpu").fit(X, y)

@@ -1,4 +1,4 @@
-"""Labels that are wrong are found, by formulas that an enumeration confirms, and the fit is better for it."""
+"""Label noise: formulas agree with enumerations, wrong labels are found, and the fit improves."""
 
 import itertools
 
@@ -13,7 +13,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bilevel.estimators import DataCleaningClassifier
-from bilevel.estimators.cleaning import Softmax, count_confident, estimate, spread_evenly, weigh
+from bilevel.estimators.label_noise import (
+    NoisySoftmax,
+    compute_posterior,
+    count_confident,
+    estimate_noise,
+    uniform_noise,
+)
 
 ALONE = "ignore:No trusted rows"
 RNG = np.random.default_rng(0)
@@ -21,7 +27,7 @@ MATRIX = np.array([[0.7, 0.2, 0.1], [0.0, 0.9, 0.1], [0.3, 0.1, 0.6]])
 
 
 def corrupt(y, rate, rng):
-    """Labels of digits, any other in the place of some."""
+    """Labels of digits, any other instead of some of them."""
     return np.where(rng.random(len(y)) < rate, (y + rng.integers(1, 10, len(y))) % 10, y)
 
 
@@ -49,7 +55,7 @@ def fitted_with_trusted(noisy):
 
 def test_posterior_and_likelihood_are_those_of_an_enumeration():
     p, labels = RNG.dirichlet(np.ones(3), 5), np.array([0, 1, 2, 1, 0])
-    posterior, logs = weigh(p, MATRIX[:, labels].T)
+    posterior, logs = compute_posterior(p, MATRIX[:, labels].T)
     for i, label in enumerate(labels):
         worlds = {(t, s): p[i, t] * MATRIX[t, s] for t, s in itertools.product(range(3), repeat=2)}
         seen = sum(weight for (_, s), weight in worlds.items() if s == label)
@@ -72,23 +78,23 @@ def test_the_noise_matrix_is_found_where_classes_are_known_well():
     true = RNG.integers(0, 3, 20_000)
     labels = (RNG.random((20_000, 1)) > MATRIX[true].cumsum(axis=1)).sum(axis=1)
     p = 0.97 * np.eye(3)[true] + 0.01
-    np.testing.assert_allclose(estimate(p, labels, spread_evenly(0.8, 3), np.ones(20_000)), MATRIX, atol=0.03)
+    np.testing.assert_allclose(estimate_noise(p, labels, uniform_noise(0.8, 3), np.ones(20_000)), MATRIX, atol=0.03)
 
 
-def test_a_step_of_the_noise_matrix_leaves_labels_as_probable_or_makes_them_more_so():
+def test_a_step_of_the_noise_matrix_does_not_decrease_the_likelihood():
     p, labels = RNG.dirichlet(0.3 * np.ones(3), 3000), RNG.integers(0, 3, 3000)
-    matrix, last = spread_evenly(0.9, 3), -np.inf
+    matrix, last = uniform_noise(0.9, 3), -np.inf
     for _ in range(3):
-        likelihood = weigh(p, matrix[:, labels].T)[1].sum()
+        likelihood = compute_posterior(p, matrix[:, labels].T)[1].sum()
         assert likelihood > last - 1e-3  # of the prior, which is 3 rows in 1000
-        matrix, last = estimate(p, labels, matrix, np.ones(3000)), likelihood
+        matrix, last = estimate_noise(p, labels, matrix, np.ones(3000)), likelihood
 
 
 def test_the_slope_of_the_loss_is_that_of_differences():
     evidence, weights = MATRIX[:, RNG.integers(0, 3, 6)], RNG.random(6)
 
     def loss(flat):
-        return Softmax._loss(flat.reshape(3, 6), evidence, weights)
+        return NoisySoftmax._loss(flat.reshape(3, 6), evidence, weights)
 
     scores = RNG.standard_normal(18)
     assert check_grad(lambda flat: loss(flat)[0], lambda flat: loss(flat)[1].ravel(), scores) < 1e-6
@@ -97,7 +103,7 @@ def test_the_slope_of_the_loss_is_that_of_differences():
 def test_wrong_labels_are_found_at_least_as_well_as_by_confidence_out_of_fold(noisy, fitted):
     X, y, train, _, _, told = noisy
     found, folds = [], StratifiedKFold(5, shuffle=True, random_state=0)
-    for C in (0.01, 0.1, 1.0):  # the best of them, which wrong labels alone can tell
+    for C in (0.01, 0.1, 1.0):  # the best of them, which only the wrong labels reveal
         model = make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=300))
         p = cross_val_predict(model, X[train], told, cv=folds, method="predict_proba")
         found.append(roc_auc_score(told == y[train], p[np.arange(900), told]))
@@ -114,7 +120,7 @@ def test_classes_mistaken_for_their_neighbor_are_found_where_confidence_fails():
     np.testing.assert_allclose(model.noise_matrix_, 0.6 * np.eye(5) + 0.4 * np.roll(np.eye(5), 1, axis=1), atol=0.1)
 
 
-def test_the_fit_is_better_than_on_the_rows_as_they_are(noisy, fitted, fitted_with_trusted):
+def test_the_fit_is_better_than_without_cleaning(noisy, fitted, fitted_with_trusted):
     X, y, train, _, test, told = noisy
     baselines = (make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=300)) for C in (0.01, 0.1))
     best = max(model.fit(X[train], told).score(X[test], y[test]) for model in baselines)
