@@ -207,6 +207,8 @@ def split(
             raise
         message = f"`cv={cv!r}` needs the group of each row; pass it to `fit` as `cv_groups`"
         raise ValueError(f"{message}. (The parameter `groups` is about columns.)") from error
+    if not pairs:
+        raise ValueError(f"`cv={cv!r}` has no splits; give an int, a splitter of scikit-learn, or some splits.")
     return [(_check_row_numbers(train), _check_row_numbers(test)) for train, test in pairs]
 
 
