@@ -14,8 +14,8 @@ import numpy as np
 from markdown import number, table
 
 import bilevel
-from bilevel.bench.cells import build_problem, group_tasks, run_task
-from bilevel.bench.config import load_config
+from bilevel.bench.config import build_problem, load_config
+from bilevel.bench.execute import group_tasks, run_task
 
 
 def main():

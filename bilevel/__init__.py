@@ -22,7 +22,7 @@ _HOME = {
     "Status": "engine.result",
     "StepError": "engine.stopping",
     "TensorBoardLog": "engine.logs",
-    "benchmark": "bench.benchmark",
+    "benchmark": "bench.execute",
     "fuse_cpu_loops": "_process",
     "hypergradient": "problems.hypergradients",
     "keep_programs": "_process",
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bilevel._process import fuse_cpu_loops as fuse_cpu_loops
     from bilevel._process import keep_programs as keep_programs
     from bilevel._types import Point as Point
-    from bilevel.bench.benchmark import benchmark as benchmark
+    from bilevel.bench.execute import benchmark as benchmark
     from bilevel.engine.driver import EarlyStopping as EarlyStopping
     from bilevel.engine.logs import CSVLog as CSVLog
     from bilevel.engine.logs import Log as Log

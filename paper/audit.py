@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bilevel.bench.sections import Contender, Section
+from bilevel.bench.select import Contender, Section
 from paper.contenders import cost_to, final_median, selected_median
 from paper.markdown import format_value
 from paper.parts import PUBLISHED, UNTUNED, WIDER

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from bilevel._optional import require
 from bilevel._process import fuse_cpu_loops
-from bilevel.bench import stops
+from bilevel.cli import stops
 from bilevel.cli.app import EPILOG
 from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures
 from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, typer

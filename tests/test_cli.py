@@ -18,9 +18,8 @@ import rich.console
 from typer.testing import CliRunner
 
 import bilevel
-from bilevel.bench import stops
 from bilevel.bench.store import Store
-from bilevel.cli import doctor, main, terminal
+from bilevel.cli import doctor, main, stops, terminal
 from bilevel.cli.app import app
 from tests.bench import tiny
 
@@ -257,7 +256,7 @@ def test_sigterm_stops_as_ctrl_c_does(config, finished, tmp_path, monkeypatch):
 
     monkeypatch.setattr(stops, "_last", int(signal.SIGINT))
     monkeypatch.setattr("bilevel.bench.execute.run_task", terminated)
-    monkeypatch.setattr("bilevel.bench.report.write_report", terminated)
+    monkeypatch.setattr("bilevel.bench.page.write_report", terminated)
     before = signal.signal(signal.SIGTERM, stops._terminate)
     try:
         shown = said("run", config, "--store", tmp_path / "store", code=143)

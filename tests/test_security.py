@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import bilevel
 from bilevel._progress import progress_bar
 from bilevel.bench import config, live
-from bilevel.bench.report import file_names, write_figures, write_report
-from bilevel.bench.sections import make_sections
+from bilevel.bench.page import file_names, write_figures, write_report
+from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
 from bilevel.cli import terminal
 from bilevel.cli.app import app

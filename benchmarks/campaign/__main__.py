@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.campaign import table, workshop
-from bilevel.bench.cells import environment
+from bilevel.bench.execute import environment
 
 SECTIONS = (  # in the order of the report
     "kills",

@@ -16,7 +16,7 @@ def main() -> None:
         from bilevel.cli.bare import answer
 
         sys.exit(answer(sys.argv[1:], missing))
-    from bilevel.bench import stops
+    from bilevel.cli import stops
     from bilevel.cli.app import app
 
     stops.install()

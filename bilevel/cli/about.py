@@ -21,7 +21,7 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="all by default")] = 
 
 def _listing(kind: Kind) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
     from bilevel import datasets
-    from bilevel.bench.tables import list_configs
+    from bilevel.bench.config import list_configs
     from bilevel.engine.metrics import METRICS
     from bilevel.problems import PROBLEMS
     from bilevel.solvers import SOLVERS

@@ -62,7 +62,7 @@ def report(
     store: ResultsFolder, out_folder: OutFolder = Path("report"), select: SelectionMetric = None, before: Earlier = None
 ) -> None:
     """Write the results as one page that needs no network."""
-    from bilevel.bench.report import write_report
+    from bilevel.bench.page import write_report
 
     with errors_in_a_line():
         results, select = _open_store(store, select)
@@ -83,7 +83,7 @@ def figure(
     draw: DrawnMetric = None,
 ) -> None:
     """Write figures for print, as PDF and PNG."""
-    from bilevel.bench.report import write_figures
+    from bilevel.bench.page import write_figures
 
     with errors_in_a_line():
         results, select = _open_store(store, select)

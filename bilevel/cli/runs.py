@@ -10,7 +10,7 @@ from bilevel._optional import require
 from bilevel.cli.terminal import FAILED, err, errors_in_a_line, exit_stopped, out, say, spell, typer
 
 if TYPE_CHECKING:
-    from bilevel.bench.execute import Where
+    from bilevel.bench.distribution import Where
 
 _LAST_SEED = 1_000_000  # a range beyond it is a slip of the finger
 Device = StrEnum("Device", ["cpu", "gpu"])
@@ -22,7 +22,7 @@ SinglePhase = Annotated[Phase | None, typer.Option(help="sweep on one machine, t
 
 
 def _complete_config(begun: str) -> list[str]:
-    from bilevel.bench.tables import list_configs
+    from bilevel.bench.config import list_configs
 
     return [path.stem for path in list_configs() if path.stem.startswith(begun)]
 
@@ -73,7 +73,7 @@ def count_failures(failures: int) -> str:
 
 def choose_where(jobs: int, dask: str | None, device: Device | None) -> "Where":
     """Return where to compute from the options of the command line."""
-    from bilevel.bench.execute import Where
+    from bilevel.bench.distribution import Where
 
     if dask is not None:
         # Importing distributed sets the level of its loggers, so this comes later. Only the command line, which owns

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NoReturn
 
 from bilevel._optional import require
 from bilevel._progress import printable
-from bilevel.bench import stops
 from bilevel.bench.live import Console
+from bilevel.cli import stops
 
 typer = require("typer", "bench")
 _markup = require("rich.markup", "bench")

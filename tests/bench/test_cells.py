@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.bench import cells as module
-from bilevel.bench.cells import Task, build_problem, drop_duplicates, group_tasks, parameter_types, run_task, time_cell
+from bilevel.bench import execute as module
+from bilevel.bench.config import build_problem, parameter_types
+from bilevel.bench.execute import Task, drop_duplicates, group_tasks, run_task, time_cell
 from bilevel.bench.store import Store
 from bilevel.solvers import SOLVERS
 from tests.bench import tiny
@@ -210,8 +211,7 @@ period = PERIOD
 
 def test_a_default_and_the_number_it_comes_to_are_one_cell(tmp_path):
     problem = bilevel.problems.quadratic(N_INNER, N_OUTER, 5, 3, dtype="float64")
-    oracles = problem.oracles.with_batches(8, "blocks")
-    period = bilevel.SRBA(0.05, 1.0, 8).resolve(oracles).period
+    period = bilevel.SRBA(0.05, 1.0, 8).configure(problem).period
     counts = []
     for number in (period, period + 1):
         text = DEFAULT_AND_THE_SAME.replace("PERIOD", str(number))

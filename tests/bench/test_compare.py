@@ -2,9 +2,9 @@
 
 import pytest
 
-from bilevel.bench.compare import compare, headline, join_sections
-from bilevel.bench.report import write_report
-from bilevel.bench.sections import make_sections
+from bilevel.bench.page import write_report
+from bilevel.bench.select import make_sections
+from bilevel.bench.tables import compare, describe_changes, join_sections
 from tests.bench import tables
 from tests.bench.test_report import Page
 
@@ -44,7 +44,7 @@ def test_changes_are_told_with_how_sure_they_are(section):
     assert rows["SOBA"]["change"] == "worse: before, it was 9.1 % lower"
     assert rows["StocBiO"]["change"] == "diverges before and after"
     said = "After against before, of 4 solvers: 1 better, 1 worse, 2 without a sure difference."
-    assert headline([*rows.values()]) == said
+    assert describe_changes([*rows.values()]) == said
 
 
 def test_names_of_grids_stay_readable(before, after):

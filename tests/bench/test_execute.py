@@ -9,11 +9,13 @@ import threading
 import pytest
 
 import bilevel
+from bilevel.bench import distribution
 from bilevel.bench import execute as module
 from bilevel.bench.config import ConfigError
-from bilevel.bench.execute import Where, execute
-from bilevel.bench.report import assign_looks, draw_figure, write_report
-from bilevel.bench.sections import make_sections
+from bilevel.bench.distribution import Where
+from bilevel.bench.execute import execute
+from bilevel.bench.page import assign_looks, draw_figure, write_report
+from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
 from tests.bench import tiny
 from tests.cases import N_INNER, N_OUTER
@@ -381,7 +383,7 @@ def test_ctrl_c_while_workers_are_started_is_answered_afterwards():
     reached = []
 
     def start():
-        with module._ctrl_c_later():
+        with distribution._ctrl_c_later():
             signal.pthread_kill(threading.get_ident(), signal.SIGINT)
             reached.append("the end")
 

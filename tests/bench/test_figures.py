@@ -9,9 +9,9 @@ import matplotlib
 import numpy as np
 import pytest
 
-from bilevel.bench import report
-from bilevel.bench.report import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
-from bilevel.bench.sections import make_sections
+from bilevel.bench import page
+from bilevel.bench.page import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
+from bilevel.bench.select import make_sections
 from tests.bench import tables
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
@@ -84,7 +84,7 @@ def test_a_figure_that_does_not_fit_on_the_disk_is_told_as_such(table, tmp_path,
         def write(self, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(report, "replacing", lambda path: contextlib.nullcontext(Full()))
+    monkeypatch.setattr(page, "replacing", lambda path: contextlib.nullcontext(Full()))
     with pytest.raises(OSError, match="No space left on device"):
         write_figures(table[table["problem"] == "quadratic"], tmp_path)
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import bilevel
-from bilevel.bench import plugins
+from bilevel.bench import config as names
 from bilevel.bench.config import ConfigError, load_config
 from bilevel.bench.select import select
 from bilevel.bench.store import Store
@@ -117,8 +117,8 @@ def test_a_config_names_somebodys_solver_and_problem(finished):
 
 def test_reading_a_store_imports_nothing(finished, monkeypatch):
     name, folder = finished
-    monkeypatch.setattr(plugins, "_found", {})
-    monkeypatch.setattr(plugins, "_find", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr(names, "_user_objects", {})
+    monkeypatch.setattr(names, "_import", lambda name: pytest.fail(f"imported {name}"))
     for words in (["select", "--format", "json"], ["check"], ["report", "--out", str(folder / "page")]):
         done = CliRunner().invoke(app, [words[0], str(folder / "store"), *words[1:]])
         assert done.exit_code == 0, done.output
@@ -131,7 +131,7 @@ def test_a_changed_solver_is_told_and_its_results_are_kept(finished, monkeypatch
     monkeypatch.chdir(folder)
     again = ["run", "open.toml", "--store", "store"]
     assert "was changed" not in CliRunner().invoke(app, again).output
-    monkeypatch.setattr("bilevel.bench.cells.digest", lambda name: "another")
+    monkeypatch.setattr("bilevel.bench.config.digest_source", lambda name: "another")
     done = CliRunner().invoke(app, again)
     assert f"`{name}:Mine` was changed after results of it were put into `store`" in " ".join(done.output.split())
     assert done.exit_code == 0
@@ -179,7 +179,7 @@ def test_a_problem_that_is_none_and_a_module_that_raises_are_refused(theirs, tmp
     monkeypatch.syspath_prepend(folder)
     (folder / f"{name}_broken.py").write_text("1 / 0\n")
     with pytest.raises(ValueError, match=r"importing `\w+` failed: ZeroDivisionError: division by zero"):
-        plugins.find_solver(f"{name}_broken:Mine")
+        names.find_solver(f"{name}_broken:Mine")
     text = (HEAD + SOLVERS).replace("NAME:little_problem", "NAME:wrong_problem").replace("n_inner = 64", "")
     path = tmp_path / "none.toml"
     path.write_text(text.replace("NAME", name))

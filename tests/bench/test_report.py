@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from bilevel.bench.report import embed_json, write_report
-from bilevel.bench.sections import AXES, add_gap, make_sections
+from bilevel.bench.page import embed_json, write_report
+from bilevel.bench.select import AXES, add_gap, make_sections
 from bilevel.bench.store import SCHEMA
 from bilevel.engine.metrics import METRICS
 from tests.bench import tables

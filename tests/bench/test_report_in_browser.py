@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from bilevel.bench.report import write_report
+from bilevel.bench.page import write_report
 from tests.bench import tables
 from tests.browser import HAS_AXE, NEEDS, VIEWS, find_serious, load, open_browser, shoot
 

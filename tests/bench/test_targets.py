@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bilevel.bench.heat_maps import make_heat_maps
-from bilevel.bench.sections import make_sections
-from bilevel.bench.targets import choose_targets, run_race
+from bilevel.bench.select import make_sections
+from bilevel.bench.tables import choose_targets, make_heat_maps, make_target_table
 from tests.bench import tables
 
 
@@ -34,7 +33,7 @@ def test_another_metric_has_shares_of_the_way_to_the_best(sections):
 
 
 def test_a_race_counts_what_each_needs_and_who_arrives(sections):
-    race = run_race(sections["quadratic"], "value_gap")
+    race = make_target_table(sections["quadratic"], "value_gap")
     place = [target.value for target in race.targets].index(1e-6)
     srba, soba = race.reached["SRBA"][place], race.reached["SOBA"][place]
     # exp(-0.4 k) (1 + seed / 10) <= 1e-6, 500 calls and 0.05 (1 + seed / 50) seconds between evaluations
@@ -49,17 +48,17 @@ def test_targets_that_tell_nothing_are_dropped(sections):
     # Everybody begins at 1e-9, below most powers of ten, but for one solver.
     low = table.assign(value_gap=np.where(table.solver == "SRBA", table.value_gap, 1e-9 * table.value_gap))
     section = next(one for one in make_sections(low) if one.problem == "quadratic")
-    for place in range(len(run_race(section, "value_gap").targets)):
-        medians = [own[place].median("calls") for own in run_race(section, "value_gap").reached.values()]
+    for place in range(len(make_target_table(section, "value_gap").targets)):
+        medians = [own[place].median("calls") for own in make_target_table(section, "value_gap").reached.values()]
         assert np.isfinite(medians).any() and max(medians) > 0
     swept = make_sections(table[table.phase == "sweep"])[0]
-    assert run_race(swept, "value").targets == (), "without a timing phase nobody runs"
+    assert make_target_table(swept, "value").targets == (), "without a timing phase nobody runs"
 
 
 def test_a_target_of_a_metric_that_should_be_high_is_reached_from_below():
     table = tables.store()
     table = table[table.problem == "digits_cleaning"].assign(weight_auc=1 - 0.5 * table["value"])
-    race = run_race(make_sections(table)[0], "weight_auc")
+    race = make_target_table(make_sections(table)[0], "weight_auc")
     values = [target.value for target in race.targets]
     assert values == sorted(values) and 0.27 < values[0] < values[-1] <= 1
     assert np.isfinite(race.reached["SRBA"][0].median("calls"))

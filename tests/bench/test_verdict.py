@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from bilevel.bench.sections import make_sections
-from bilevel.bench.verdict import (
+from bilevel.bench.select import make_sections
+from bilevel.bench.tables import (
     decide,
     describe_leads,
     describe_margin,
+    describe_winner,
     find_leads,
-    headline,
     round_count,
     seed_finals,
 )
@@ -67,13 +67,13 @@ def test_only_seeds_that_both_have_are_compared():
 def test_one_finite_solver_has_no_second_and_none_no_verdict():
     alone = decide({"A": seeds(1, 2), "B": seeds(INF, INF)})
     assert alone.second is None and alone.level == "open"
-    assert headline(alone, metric("value")) == "A ends with the lowest h(x): 1.5, the only finite one."
+    assert describe_winner(alone, metric("value")) == "A ends with the lowest h(x): 1.5, the only finite one."
     assert decide({"A": seeds(INF)}) is None and decide({}) is None
-    assert headline(None, metric("value")) == "No solver ends with a finite h(x)."
+    assert describe_winner(None, metric("value")) == "No solver ends with a finite h(x)."
 
 
 def test_the_headline_names_the_numbers():
-    said = headline(decide({"A": seeds(0.9, 0.9), "B": seeds(0.6, 0.6)}, "higher"), metric("weight_auc"))
+    said = describe_winner(decide({"A": seeds(0.9, 0.9), "B": seeds(0.6, 0.6)}, "higher"), metric("weight_auc"))
     assert said == "A ends with the highest AUC of the weights: 0.9, 50 % higher than B (0.6)."
 
 

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 
 from bilevel._types import Calls
-from bilevel.bench.cells import make_rows
 from bilevel.bench.config import load_config
-from bilevel.engine.result import Status
+from bilevel.bench.execute import make_rows
 from bilevel.engine.driver import CellResult
+from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
 from tests.cases import N_INNER, N_OUTER
 

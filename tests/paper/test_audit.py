@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bilevel.bench.config import load_config
-from bilevel.bench.sections import make_sections
+from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
 from paper.audit import CONFIRMED, DEPENDS, EXPERIMENTS, PAPER, REFUTED, list_claims
 from paper.commands import app

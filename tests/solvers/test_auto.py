@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import optax
 import pytest
+from bilevel.solvers.preconditioning import metric_diagonal
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.engine.metrics import inner_complaint, refit_outer_value
 from bilevel.engine.driver import sweep
+from bilevel.engine.metrics import inner_complaint, refit_outer_value
 from bilevel.oracles import join
-from bilevel.solvers.preconditioning import metric_diagonal
 from tests import cases
 from tests.solvers.test_adaptive import (
     ADAPTIVE,
@@ -237,8 +237,8 @@ def test_a_saved_run_with_a_transformation_asks_for_the_solver(tmp_path):
 
 @pytest.mark.slow
 def test_configs_and_stores_hold_texts(tmp_path):
-    from bilevel.bench.cells import group_tasks, run_task
     from bilevel.bench.config import load_config
+    from bilevel.bench.execute import group_tasks, run_task
     from bilevel.bench.select import list_settings, select
     from bilevel.bench.store import Store
 
