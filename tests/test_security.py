@@ -19,7 +19,7 @@ from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
 from bilevel.cli import terminal
 from bilevel.cli.app import app
-from bilevel.datasets import files
+from bilevel.datasets import loading
 from paper.markdown import markdown_table
 from tests import cases
 from tests.bench import tables, test_store
@@ -171,8 +171,8 @@ def test_a_data_set_of_another_size_is_refused_by_its_header(tmp_path, monkeypat
     members = {f"{name}.npy": array_bytes(array) for name, array in tiny.SPLIT.items()}
     (tmp_path / "tiny.npz").write_bytes(packed(members | {"X_train.npy": array_bytes(np.zeros((10**6, 3)))}))
     monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **kw: pytest.fail("unpacked"))
-    with pytest.raises(files.DamagedFileError, match=r"`X_train` is float64 \(1000000, 3\)"):
-        files.read(tmp_path / "tiny.npz", known)
+    with pytest.raises(loading.DamagedFileError, match=r"`X_train` is float64 \(1000000, 3\)"):
+        loading.read(tmp_path / "tiny.npz", known)
 
 
 # --- names

@@ -18,7 +18,7 @@ from benchmarks.campaign.table import Counter
 from benchmarks.campaign.written import KINDS, STEPS, check_same, command, problem, solve
 from bilevel.bench.config import load_config
 from bilevel.bench.store import Store
-from bilevel.datasets import files
+from bilevel.datasets import loading
 from tests.bench.tiny import assert_same_table, table
 
 RULE = "the same as before, or refused by the name of the file; nothing else changes"
@@ -150,7 +150,7 @@ def damage_checkpoint(rng, n_times):
 def damage_data(rng, n_times):
     kind = KINDS["data"](workshop.new_folder("data"))
     kind.before()
-    files.write(path := kind.folder / "made_up.npz", kind.arrays)
+    loading.write(path := kind.folder / "made_up.npz", kind.arrays)
 
     def check():
         loaded = []

@@ -10,7 +10,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 from bilevel import datasets
 from bilevel.datasets import DamagedFileError
-from bilevel.datasets import files as places
+from bilevel.datasets import loading as places
 from bilevel.datasets.registry import SETS
 from tests.datasets import tiny
 
