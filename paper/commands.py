@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 from bilevel._optional import require
 from bilevel._process import fuse_cpu_loops
-from bilevel.cli import stops
 from bilevel.cli.app import EPILOG
-from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures
-from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, typer
+from bilevel.cli.experiments import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures
+from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, handle_signals, out, print_table, say, typer
 from paper.parts import KEPT, MEASURED, PAGE, PARTS
 
 _progress = require("rich.progress", "bench")
@@ -27,7 +26,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line, with the same treatment of signals and loops as the command `bilevel`."""
-    stops.install()
+    handle_signals()
     fuse_cpu_loops()
     app()
 
@@ -70,7 +69,7 @@ def reproduce(
         for path in write_page(kept, page):
             say(out, str(path))
     if failures:
-        say(err, f"{count_failures(failures)}; all else is kept. The same command tries again.")
+        say(err, f"{count_failures(failures)}; all other results are kept. Run the same command again to retry.")
         raise typer.Exit(FAILED)
 
 

@@ -34,7 +34,7 @@ def rows(seed, quick):
 def check_stopped(process, number, folder):
     said = process.end(code=None)
     assert process.popen.returncode == CODES[number], f"{process.popen.returncode}: {said}"
-    assert f"what is finished is in {folder}. To go on: bilevel run" in " ".join(said.split()), said
+    assert f"finished results are in {folder}. To continue: bilevel run" in " ".join(said.split()), said
     workshop.check_whole(folder)
 
 

@@ -132,7 +132,7 @@ def test_a_table_has_a_row_for_each_contender_best_first():
 @pytest.mark.parametrize("name", PARTS)
 def test_the_quick_form_has_every_published_solver_once(name):
     little = shrink(load_config(name), PARTS[name].little)
-    assert [setting.solver for setting in little.settings] == [*PAPER, "SRBA"]
+    assert [setting.solver for setting in little.settings] == [*PAPER, "AutoSRBA"]
     assert little.seeds == (0, 1)
 
 

@@ -1,16 +1,39 @@
-"""``bilevel select``, ``report``, ``figure`` and ``check``: the commands that read results."""
+"""``bilevel run``, and the commands that read its results: ``select``, ``report``, ``figure`` and ``check``."""
 
 import json
+import logging
+import sys
 import warnings
 from enum import StrEnum
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, spell, typer
+from bilevel._optional import require
+from bilevel.cli.terminal import (
+    FAILED,
+    OutFolder,
+    err,
+    errors_in_a_line,
+    exit_stopped,
+    out,
+    print_table,
+    say,
+    spell,
+    typer,
+)
 
 if TYPE_CHECKING:
+    from bilevel.bench.distribution import Where
     from bilevel.bench.store import Store
+
+_LAST_SEED = 1_000_000  # a larger range is probably a mistake
+Device = StrEnum("Device", ["cpu", "gpu"])
+Phase = StrEnum("Phase", ["sweep", "timing"])
+Jobs = Annotated[int, typer.Option(min=1, help="processes on this machine")]
+Scheduler = Annotated[str | None, typer.Option(help="address of a Dask scheduler")]
+ChosenDevice = Annotated[Device | None, typer.Option(help="where to compute; JAX's choice by default")]
+SinglePhase = Annotated[Phase | None, typer.Option(help="sweep on one machine, time on another; both by default")]
 
 ResultsFolder = Annotated[Path, typer.Argument(help="folder of results, the --store of a run")]
 _SELECTION = "metric to select settings by, not of test rows; the config's by default"
@@ -18,6 +41,83 @@ SelectionMetric = Annotated[str | None, typer.Option("--select", help=_SELECTION
 DrawnMetric = Annotated[str | None, typer.Option("--draw", help="metric to draw; the one that selects by default")]
 Earlier = Annotated[Path | None, typer.Option(help="an earlier store, to compare with: before / after")]
 Format = StrEnum("Format", ["table", "csv", "json"])
+
+
+def _complete_config(begun: str) -> list[str]:
+    from bilevel.bench.config import list_configs
+
+    return [path.stem for path in list_configs() if path.stem.startswith(begun)]
+
+
+def run(
+    config: Annotated[
+        str, typer.Argument(help="a TOML file, or a name of `bilevel list configs`", autocompletion=_complete_config)
+    ],
+    store: Annotated[Path | None, typer.Option(help="folder of the results; results/NAME by default")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="run this solver alone; may be repeated")] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds FIRST:STOP, as 0:3 for 0, 1 and 2")] = None,
+    jobs: Jobs = 1,
+    dask: Scheduler = None,
+    device: ChosenDevice = None,
+    phase: SinglePhase = None,
+) -> None:
+    """Run an experiment: sweep its grid, select, time the selected settings. What is in the store is not run again."""
+    from bilevel.bench.config import load_config
+    from bilevel.bench.execute import execute
+    from bilevel.bench.live import watch
+    from bilevel.bench.store import Store
+
+    with errors_in_a_line():
+        _find_modules_here()
+        experiment = load_config(config)
+        where = choose_where(jobs, dask, device)
+        folder = store or Path("results") / experiment.name
+        options = {"only": only, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "dask": dask, "device": device}
+        again = spell("run", config, store=folder, **options, phase=phase)
+        chosen: dict[str, Any] = {"seeds": _seed_range(seeds), "only": only or None}
+        chosen |= {"phases": [phase.value]} if phase else {}
+        say(err, f"{experiment.budgets}; results go to {folder}")
+        try:
+            with watch(experiment.metric, err) as watcher:
+                failures = execute(experiment, Store(folder), watcher, **chosen, where=where, config=config)
+        except KeyboardInterrupt:
+            exit_stopped(f"finished results are in {folder}. To continue: {again}")
+    if failures:
+        say(err, f"{count_failures(failures)}; all other results are in {folder}. To try again: {again}")
+        raise typer.Exit(FAILED)
+    say(out, f"results in {folder}; next: {spell('report', folder, out=f'{folder}-report')}")
+
+
+def count_failures(failures: int) -> str:
+    """Return the number of failures in words."""
+    return f"{failures} task{'s' * (failures > 1)} failed or lost results"
+
+
+def choose_where(jobs: int, dask: str | None, device: Device | None) -> "Where":
+    """Return the processes and the device that the options of a command select."""
+    from bilevel.bench.distribution import Where
+
+    if dask is not None:
+        # A lost scheduler is reported in one line per task, so the messages of the client are not needed. The level is
+        # set after the import, which sets it too.
+        require("distributed", "bench")
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    return Where(jobs, dask, device.value if device else None)
+
+
+def _find_modules_here() -> None:
+    """Make modules of the current folder importable by a config, as ``python -m`` does."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _seed_range(text: str | None) -> range | None:
+    if text is None:
+        return None
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop) <= _LAST_SEED):
+        raise ValueError(f"`--seeds {text}`: must be FIRST:STOP with FIRST below STOP <= {_LAST_SEED:,}, as 0:3.")
+    return range(int(first), int(stop))
 
 
 def select_(
@@ -43,7 +143,7 @@ def select_(
 
 
 def _as_json(table: Any) -> str:
-    """Return the rows as JSON, which has no infinity: a setting that diverged has null there."""
+    """Return the rows as JSON; infinite values, of settings that diverged, become null."""
     rows = table.astype(object).where(table.notna(), None).to_dict("records")
     finite = ({name: None if value in (inf, -inf) else value for name, value in row.items()} for row in rows)
     return json.dumps(list(finite), indent=1)
@@ -70,9 +170,9 @@ def report(
         runs = (spell("run", path, store=store) for path in results.configs())
         commands = [*runs, spell("report", store, out=out_folder, before=before)]
         notices: list[str] = []
-        told: dict[str, Any] = {"select": select, "budgets": budgets, "commands": commands, "notices": notices}
         earlier = before and _read(_open_store(before, None)[0], notices)
-        page = write_report(_read(results, notices), out_folder, **told, before=earlier)
+        options: dict[str, Any] = {"select": select, "budgets": budgets, "commands": commands, "before": earlier}
+        page = write_report(_read(results, notices), out_folder, notices=notices, **options)
     say(out, f"open in a browser: {page}")
 
 
@@ -92,7 +192,7 @@ def figure(
 
 
 def _open_store(folder: Path, metric: str | None) -> "tuple[Store, str | None]":
-    """Return a store, and the metric to select by: the given one, or that of all its experiments, if they agree."""
+    """Return a store and the metric to select by: the given one, or the one that all its experiments state."""
     from bilevel.bench.store import Store
 
     if not folder.exists():
@@ -102,7 +202,7 @@ def _open_store(folder: Path, metric: str | None) -> "tuple[Store, str | None]":
 
 
 def _read(results: "Store", notices: list[str] | None = None) -> Any:
-    """Return all rows of a store, and print, and list, what is unfinished in it."""
+    """Return all rows of a store; print its unfinished phases, and append them to the notices."""
     from bilevel.bench.store import list_finished
 
     table = results.read()
@@ -128,7 +228,7 @@ def check(
         for path in results.set_aside(damaged) if set_aside else []:
             say(out, f"set aside as {path}")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said above
+            warnings.simplefilter("ignore")  # the damaged files are printed above
             finished = results.finished()
         for text in results.list_unfinished(finished):
             say(out, text)
