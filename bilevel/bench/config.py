@@ -421,14 +421,15 @@ def find_config(path: str | Path) -> Path:
     return file
 
 
-def load_config(source: str | Path | dict[str, Any]) -> Experiment:
+def load_config(source: str | Path | Mapping[str, Any]) -> Experiment:
     """Return an experiment, and import the solvers and problems that it names as ``module:name``.
 
-    `source` is a TOML file, the bare name of a config of the package, or a dict with the tables of such a file.
+    `source` is a TOML file, the bare name of a config of the package, or a dict with the tables of such a file. In a
+    dict, the name of a solver may be its class, and that of a problem the function that builds it.
     """
-    if isinstance(source, dict):
+    if isinstance(source, Mapping):
         with at("`config`"):
-            return _parse(_convert(source, FileTable))
+            return _parse(_convert({**source}, FileTable))
     file = find_config(source)
     with at(str(file)):
         return _parse(_read_file(file))
@@ -465,7 +466,7 @@ def _parse(file: FileTable) -> Experiment:
         check_name("metric", file.metric, (*METRICS, *build_problem(problem, arguments).metrics))
     check_selects(file.metric)
     budgets, entries = _parse_budget(file), file.solvers
-    if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
+    if not (isinstance(entries, list | tuple) and entries and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
     settings: dict[GridSetting, None] = {}
     for number, values in enumerate(entries, start=1):
@@ -571,7 +572,7 @@ def _named(place: str, values: dict[str, Any], what: str, known: Collection[str]
     with at(place):
         if "name" not in values:
             raise ValueError(f"`name` is missing; it must be the name of a {what}.")
-        name = str(values["name"])
+        name = name_of(values["name"])
         if not is_user_defined(name):
             check_name(what, name, known)
     with at(f"{place} ({name})"):

@@ -91,12 +91,10 @@ def benchmark(
     >>> int(store.read()["final"].sum())
     2
     """
+    experiment = load_config(config)
+    kept: dict[str, Any] = {"config": config}
     if isinstance(config, Mapping):
-        tables = _replace_objects_by_names(config)
-        experiment = load_config(tables)
-        kept: dict[str, Any] = {"config": experiment.name, "text": _as_toml(tables).encode()}
-    else:
-        experiment, kept = load_config(config), {"config": config}
+        kept = {"config": experiment.name, "text": _as_toml(config)}
     shown = watch(experiment.metric, Console(stderr=True)) if progress else nullcontext(Watcher())
     results = Store(store)
     with shown as watcher:
@@ -108,32 +106,20 @@ def benchmark(
     return results
 
 
-def _replace_objects_by_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    def named(table: Any) -> Any:
-        has_name = isinstance(table, Mapping) and "name" in table
-        return {**table, "name": name_of(table["name"])} if has_name else table
-
-    tables = {**config}
-    if "problem" in tables:
-        tables["problem"] = named(tables["problem"])
-    if isinstance(tables.get("solvers"), list | tuple):
-        tables["solvers"] = [named(entry) for entry in tables["solvers"]]
-    return tables
+def _as_toml(config: Mapping[str, Any]) -> bytes:
+    """Return the text of a valid config, with names instead of classes and functions."""
+    tables = [("[problem]", config["problem"]), ("[budget]", config["budget"])]
+    tables += [("[[solvers]]", entry) for entry in config["solvers"]]
+    text = _list_entries(
+        {name: value for name, value in config.items() if name not in ("problem", "budget", "solvers")}
+    )
+    return "\n".join([text, *(f"{head}\n{_list_entries(table)}" for head, table in tables)]).encode()
 
 
-def _as_toml(tables: dict[str, Any]) -> str:
-    """Return the text of a config; JSON and TOML write numbers, texts and lists in the same way."""
-    lists = {key: [value] if isinstance(value, dict) else value for key, value in tables.items() if _is_table(value)}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if key not in lists]
-    for key, entries in lists.items():
-        head = f"[{key}]" if isinstance(tables[key], dict) else f"[[{key}]]"
-        for entry in entries:
-            lines += ["", head, *(f"{name} = {json.dumps(one)}" for name, one in entry.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, dict) for one in value))
+def _list_entries(table: Mapping[str, Any]) -> str:
+    # JSON and TOML write numbers, texts and lists in the same way.
+    named = {name: name_of(value) if name == "name" else value for name, value in table.items()}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in named.items())
 
 
 # Execution of the phases.

@@ -46,7 +46,7 @@ def round_count(count: float) -> str:
 
 # Comparisons of solvers.
 
-_CLEAR, _LIKELY = 0.05, 0.2  # largest probabilities of these levels
+_SIGNIFICANT = 0.05  # largest p-value of a significant difference
 
 
 class Verdict(NamedTuple):
@@ -57,22 +57,20 @@ class Verdict(NamedTuple):
     better: str  # "lower" or "higher"
     second: str | None  # None if no other median is finite
     second_median: float
-    wins: int  # seeds in which the winner is ahead of the solver that is closest to it in this count
+    wins: int  # seeds in which the winner is ahead of the solver with the largest p-value
     n_seeds: int  # that these two have in common, without ties
     n_others: int
 
     @property
-    def chance(self) -> float:
-        """The probability of as many wins, or more, if both were equally good: a one-sided sign test."""
+    def p_value(self) -> float:
+        """The p-value of the sign test: two-sided, and corrected for the number of other solvers (Bonferroni)."""
         ways = sum(comb(self.n_seeds, wins) for wins in range(self.wins, self.n_seeds + 1))
-        return float(ways / 2**self.n_seeds)
+        return min(1.0, 2 * max(1, self.n_others) * ways / 2**self.n_seeds)
 
     @property
     def level(self) -> str:
-        """Return "sure", "likely" or "open"."""
-        if self.second is None:
-            return "open"
-        return "sure" if self.chance <= _CLEAR else "likely" if self.chance <= _LIKELY else "open"
+        """Return "significant" or "open"."""
+        return "significant" if self.second is not None and self.p_value <= _SIGNIFICANT else "open"
 
     @property
     def margin(self) -> str:
@@ -85,27 +83,17 @@ class Verdict(NamedTuple):
         if self.second is None:
             return "No other solver has a finite median."
         if not self.n_seeds:
-            return "No seed tells it from another solver."
-        whom = " of each other solver" if self.n_others > 1 else ""
-        all_of_them, least = self.wins == self.n_seeds > 1, "at least " if self.n_others > 1 else ""
+            return "Equal to another solver in all seeds."
+        ahead, least, test = "Ahead", "", "two-sided"
+        if self.n_others > 1:
+            ahead, least, test = f"{ahead} of each other solver", "at least ", f"{test}, {self.n_others} comparisons"
+        all_of_them = self.wins == self.n_seeds > 1
         seeds = f"all {self.n_seeds} seeds" if all_of_them else f"{least}{self.wins} of {self.n_seeds} seeds"
-        luck = f"Ahead{whom} in {seeds}; by luck alone that happens {_describe_chance(self.chance)}"
-        words = {"sure": "this is sure", "likely": "likely, and more seeds would tell", "open": "too close to call"}
-        return f"{luck}: {words[self.level]}."
-
-
-def _describe_chance(chance: float) -> str:
-    return (
-        f"one time in {1 / chance:,.0f}"
-        if chance <= 0.4
-        else "about every other time"
-        if chance < 0.6
-        else "more often than not"
-    )
+        return f"{ahead} in {seeds}: sign test p = {self.p_value:.2g} ({test})."
 
 
 def decide(values: Mapping[str, BySeed], better: str = "lower") -> Verdict | None:
-    """Compare the best solver with each other one, and return the least clear result; None without a finite median."""
+    """Compare the best solver with each other one; the result has the largest p-value. None without a finite median."""
     sign = -1.0 if better == "higher" else 1.0
     medians = {label: float(quantiles(np.array([*own.values()]))[1]) for label, own in values.items() if own}
     ranked = sorted((label for label in medians if np.isfinite(medians[label])), key=lambda one: sign * medians[one])
@@ -115,7 +103,7 @@ def decide(values: Mapping[str, BySeed], better: str = "lower") -> Verdict | Non
     alone = Verdict(first, medians[first], better, second, medians.get(second or "", np.nan), 0, 0, len(medians) - 1)
     counts = [_count_wins(values[first], values[other], sign) for other in medians if other != first]
     verdicts = [alone._replace(wins=wins, n_seeds=n_seeds) for wins, n_seeds in counts]
-    return max(verdicts, key=lambda one: one.chance, default=alone)
+    return max(verdicts, key=lambda one: one.p_value, default=alone)
 
 
 def _count_wins(ours: BySeed, theirs: BySeed, sign: float) -> tuple[int, int]:
@@ -217,12 +205,8 @@ def _drop_short(leaders: Sequence[tuple[str, float]]) -> list[tuple[str, float]]
 # Final values.
 
 
-def list_final_rows(contenders: Sequence[Contender], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the final values, costs and outcomes of each solver."""
-    return [_make_final_row(one, metrics) for one in contenders]
-
-
-def _make_final_row(one: Contender, metrics: Sequence[str]) -> dict[str, Any]:
+def make_final_row(one: Contender, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the final values, the costs and the outcomes of a solver."""
     ends = one.rows.groupby("cell")["status"].last().value_counts() if one.parameters is not None else {}
     return {
         "solver": one.label,
@@ -423,9 +407,9 @@ def _describe_change(verdict: Verdict | None, before: BySeed, after: BySeed) -> 
 
 def describe_changes(rows: list[dict[str, Any]]) -> str:
     """Return how many solvers became better or worse, in a sentence."""
-    sure = [row["verdict"] for row in rows if row["verdict"] is not None and row["verdict"].level == "sure"]
-    better = sum(one.winner == AFTER for one in sure)
-    counts = f"{better} better, {len(sure) - better} worse, {len(rows) - len(sure)} without a sure difference"
+    clear = [row["verdict"] for row in rows if row["verdict"] is not None and row["verdict"].level == "significant"]
+    better, n_open = sum(one.winner == AFTER for one in clear), len(rows) - len(clear)
+    counts = f"{better} better, {len(clear) - better} worse, {n_open} without a significant difference"
     return f"After against before, of {len(rows)} solvers: {counts}."
 
 

@@ -39,11 +39,11 @@ def test_changes_are_told_with_how_sure_they_are(section):
     rows = {row["solver"]: row for row in compare(section)}
     assert rows["SRBA"]["change"] == "better: 2 times lower than before"
     assert rows["SRBA"]["after"] == pytest.approx(0.5 * rows["SRBA"]["before"])
-    assert rows["SRBA"]["verdict"].level == "sure"
+    assert rows["SRBA"]["verdict"].level == "significant"
     assert rows["SABA"]["change"] == "the same in every seed"
     assert rows["SOBA"]["change"] == "worse: before, it was 9.1 % lower"
     assert rows["StocBiO"]["change"] == "diverges before and after"
-    said = "After against before, of 4 solvers: 1 better, 1 worse, 2 without a sure difference."
+    said = "After against before, of 4 solvers: 1 better, 1 worse, 2 without a significant difference."
     assert describe_changes([*rows.values()]) == said
 
 
@@ -58,8 +58,8 @@ def test_names_of_grids_stay_readable(before, after):
 def test_the_page_compares(before, after, tmp_path):
     page = Page(write_report(after, tmp_path, before=before).read_text(encoding="utf-8"))
     head, *rows = page.table("changes")
-    assert head[:5] == ["Solver", "Before", "After", "Change", "How sure"] and len(rows) == len(tables.RATES)
-    assert "1 better, 1 worse, 2 without a sure difference." in page.text
+    assert head[:5] == ["Solver", "Before", "After", "Change", "Sign test"] and len(rows) == len(tables.RATES)
+    assert "1 better, 1 worse, 2 without a significant difference." in page.text
     assert f"before, {tables.HOSTILE}" in page.text, "where both come from"
 
 

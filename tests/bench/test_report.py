@@ -217,13 +217,13 @@ def test_the_headline_says_who_wins_by_how_much_and_how_sure(page):
     ours, theirs = final_of("SRBA", 4.5), final_of("SABA", 4.5)
     said = f"SRBA ends with the lowest h(x): {ours:.3g}, {theirs / ours:.2g} times lower than SABA ({theirs:.3g})."
     assert said in page.text
-    assert "Ahead of each other solver in all 10 seeds; by luck alone that happens one time in 1,024" in page.text
+    assert "Ahead of each other solver in all 10 seeds: sign test p = 0.0039 (two-sided, 2 comparisons)." in page.text
 
 
 def test_every_metric_has_a_winner_in_words(page):
     head, *rows = page.table("winners")
     winners = {row[0]: row[1] for row in rows}
-    assert head[0] == "By" and head[-1] == "How sure"
+    assert head[0] == "By" and head[-1] == "Sign test"
     for metric in ("h(x)", "‖∇h(x)‖²", "test error", "F(z, x)"):
         assert winners[f"final {metric}"] == "SRBA"
     assert [title.split(" to ")[0] for title in winners if " to " in title] == ["seconds", "oracle calls"]
@@ -269,7 +269,7 @@ def test_a_loss_is_drawn_above_the_lowest_value_seen_of_its_problem(table, tmp_p
     lowest = np.exp(-16)
     np.testing.assert_allclose(curve["median"][0], 1.45 * (1 - lowest), rtol=1e-4)
     assert page.table("targets-1")[0][1:] == ["≤ 1", "≤ 0.3", "≤ 0.1", "≤ 0.03", "≤ 0.01", "≤ 0.003"]
-    assert "10 seeds are as many problems" in page.text
+    assert "Each seed is a problem with its own data and start" in page.text
 
 
 def test_the_page_says_how_it_was_made(page):

@@ -1,4 +1,4 @@
-"""Who wins, by how much, how sure: small tables with known answers."""
+"""Who wins, by how much, and the sign test: small tables with known answers."""
 
 import numpy as np
 import pytest
@@ -30,33 +30,42 @@ def test_the_least_median_wins_and_the_next_is_second():
     assert decide({"A": seeds(1, 2), "B": seeds(3, 4)}, "higher").winner == "B"
 
 
-def test_the_least_sure_comparison_counts():
+def test_the_comparison_with_the_largest_p_value_counts():
     verdict = decide({"A": seeds(2, 2, 2, 2, 2), "B": seeds(3, 3, 3, 3, 3), "C": seeds(1, 1, 9, 9, 9)})
     assert (verdict.winner, verdict.second, verdict.wins, verdict.n_seeds) == ("A", "B", 3, 5)
     assert verdict.level == "open" and "at least 3 of 5 seeds" in verdict.confidence
 
 
 @pytest.mark.parametrize(
-    ("wins", "n_seeds", "chance", "level"),
+    ("wins", "n_seeds", "p_value", "level"),
     [
-        (5, 5, 1 / 32, "sure"),
-        (3, 3, 1 / 8, "likely"),
-        (4, 5, 6 / 32, "likely"),
-        (3, 5, 16 / 32, "open"),
-        (1, 1, 0.5, "open"),
+        (6, 6, 2 / 64, "significant"),
+        (8, 9, 2 * 10 / 512, "significant"),
+        (5, 5, 2 / 32, "open"),
+        (4, 5, 2 * 6 / 32, "open"),
+        (3, 5, 1.0, "open"),
+        (1, 1, 1.0, "open"),
     ],
 )
-def test_how_sure_follows_from_fair_coins(wins, n_seeds, chance, level):
+def test_the_sign_test_is_two_sided(wins, n_seeds, p_value, level):
     ours = [1.0] * wins + [3.0] * (n_seeds - wins)
     verdict = decide({"A": seeds(*ours), "B": seeds(*[2.0] * n_seeds)})
-    assert verdict.winner == "A" and (verdict.chance, verdict.level) == (chance, level)
+    assert verdict.winner == "A" and (verdict.p_value, verdict.level) == (p_value, level)
+
+
+def test_the_sign_test_is_corrected_for_the_number_of_comparisons():
+    verdict = decide({"A": seeds(*[1.0] * 6), "B": seeds(*[2.0] * 6), "C": seeds(*[3.0] * 6)})
+    assert (verdict.p_value, verdict.level) == (2 * 2 / 64, "open")
+    assert verdict.confidence == (
+        "Ahead of each other solver in all 6 seeds: sign test p = 0.062 (two-sided, 2 comparisons)."
+    )
 
 
 def test_a_diverged_seed_loses_and_seeds_that_end_alike_tell_nothing():
     verdict = decide({"A": seeds(1, 1, INF, 1, INF), "B": seeds(2, 2, 2, 1, INF)})
     assert (verdict.winner, verdict.wins, verdict.n_seeds) == ("A", 2, 3)
     same = decide({"A": seeds(1, 1), "B": seeds(1, 1)})
-    assert same.margin == "the same to 0.1 %" and same.confidence == "No seed tells it from another solver."
+    assert same.margin == "the same to 0.1 %" and same.confidence == "Equal to another solver in all seeds."
 
 
 def test_only_seeds_that_both_have_are_compared():
