@@ -218,7 +218,7 @@ class Cell:
 
     @property
     def digests(self) -> list[str]:
-        """The name of a user's solver and problem, each with a digest of its source, which is not part of the id."""
+        """The name of a user-defined solver or problem with a digest of its source, which is not part of the id."""
         return [f"{name} {digest_source(name)}" for name in (self.solver, self.problem) if is_user_defined(name)]
 
 
@@ -310,7 +310,7 @@ class Experiment(Statement):
 
 
 def _list_parameters(solver: SolverBase) -> Pairs:
-    """Return all hyperparameters except those that are None, so that a cell does not depend on what a config omits."""
+    """Return the hyperparameters that have a value, including defaults, which a config may or may not write down."""
     return tuple(sorted((name, value) for name, value in solver.parameters().items() if value is not None))
 
 

@@ -48,6 +48,7 @@ from bilevel.problems import BilevelProblem
 from bilevel.solvers import HostSolver, SolverBase
 
 StoreRows: TypeAlias = list[dict[str, Any]]  # one per evaluation
+_TABLES = ("problem", "budget", "solvers")  # of a config
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
 
 
@@ -110,9 +111,7 @@ def _as_toml(config: Mapping[str, Any]) -> bytes:
     """Return the text of a valid config, with names instead of classes and functions."""
     tables = [("[problem]", config["problem"]), ("[budget]", config["budget"])]
     tables += [("[[solvers]]", entry) for entry in config["solvers"]]
-    text = _list_entries(
-        {name: value for name, value in config.items() if name not in ("problem", "budget", "solvers")}
-    )
+    text = _list_entries({name: value for name, value in config.items() if name not in _TABLES})
     return "\n".join([text, *(f"{head}\n{_list_entries(table)}" for head, table in tables)]).encode()
 
 
@@ -316,7 +315,7 @@ def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Tas
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
         solver = find_solver(cell.solver)(**dict(cell.parameters))
-        # The tree structure contains static parameters, and which traced ones are None.
+        # The tree structure contains the static parameters, and the names of traced parameters without a value.
         kind = cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver)
         apart = cell.parameters if isinstance(solver, HostSolver) else None if seeds_together else cell.seed
         groups.setdefault((kind, apart), []).append(cell)

@@ -258,7 +258,7 @@ def _make_table(rows: Sequence[dict[str, Any]]) -> Arrow:
 
 
 def _guess_type(name: str, values: list[Any]) -> Arrow:
-    """Return the type of a column that is not in the schema: a user's metric, or a parameter of a user's solver."""
+    """Return the type of a column that is not in the schema: a metric or a parameter that a user defined."""
     kinds = set(map(type, values)) - {type(None)}
     return column_type(kinds.pop() if name.startswith(PARAMETER) and len(kinds) == 1 else float)
 

@@ -255,7 +255,7 @@ class TargetTable(NamedTuple):
 
 
 def make_target_table(section: Section, metric: str) -> TargetTable:
-    """Choose targets for a metric, and measure who reaches them; without targets reached by nobody, or at the start."""
+    """Choose targets for a metric, and measure the cost to reach them; unreachable and trivial targets are dropped."""
     timed = [
         one
         for one in section.contenders

@@ -5,13 +5,13 @@ import pytest
 from bilevel.bench.page import write_report
 from bilevel.bench.select import make_sections
 from bilevel.bench.tables import compare, describe_changes, join_sections
-from tests.bench import tables
+from tests.bench import fake_store
 from tests.bench.test_report import Page
 
 
 @pytest.fixture(scope="module")
 def before():
-    table = tables.store()
+    table = fake_store.store()
     return table[table.problem == "quadratic"]
 
 
@@ -30,7 +30,7 @@ def section(before, after):
 
 def test_each_solver_is_there_as_it_was_and_as_it_is(section):
     labels = [one.label for one in section.contenders]
-    assert labels == [f"{name} ({when})" for name in sorted(tables.RATES) for when in ("after", "before")]
+    assert labels == [f"{name} ({when})" for name in sorted(fake_store.RATES) for when in ("after", "before")]
     was, now = (section.curves["value_gap", "calls", f"SRBA ({when})"] for when in ("before", "after"))
     assert now.median == pytest.approx(0.5 * was.median)
 
@@ -51,16 +51,16 @@ def test_names_of_grids_stay_readable(before, after):
     named = [table.assign(columns=table.solver.map(lambda _: "tuned")) for table in (before, after)]
     (joined,) = join_sections(*map(make_sections, named))
     assert joined.contenders[0].label == "SABA (tuned, after)"
-    assert [row["solver"] for row in compare(joined)] == [f"{name} (tuned)" for name in sorted(tables.RATES)]
+    assert [row["solver"] for row in compare(joined)] == [f"{name} (tuned)" for name in sorted(fake_store.RATES)]
 
 
 @pytest.mark.slow
 def test_the_page_compares(before, after, tmp_path):
     page = Page(write_report(after, tmp_path, before=before).read_text(encoding="utf-8"))
     head, *rows = page.table("changes")
-    assert head[:5] == ["Solver", "Before", "After", "Change", "Sign test"] and len(rows) == len(tables.RATES)
+    assert head[:5] == ["Solver", "Before", "After", "Change", "Sign test"] and len(rows) == len(fake_store.RATES)
     assert "1 better, 1 worse, 2 without a significant difference." in page.text
-    assert f"before, {tables.HOSTILE}" in page.text, "where both come from"
+    assert f"before, {fake_store.HOSTILE}" in page.text, "where both come from"
 
 
 def test_stores_without_a_common_problem_are_refused(before, tmp_path):

@@ -339,7 +339,7 @@ def test_metrics_of_runs_are_known(tmp_path):
     ids=["seeds", "lists", "both"],
 )
 def test_more_cells_than_can_be_listed_are_refused_with_their_number(old, new, settings, seeds, tmp_path, monkeypatch):
-    if seeds == "2":  # without the time that so many solvers take
+    if seeds == "2":  # a lower limit, to save time
         monkeypatch.setattr("bilevel.bench.config.MOST_CELLS", 500)
     with pytest.raises(ConfigError, match=rf"x\.toml: .*{settings} with {seeds} .*are [\d,]+ cells, more than [\d,]+"):
         load_config(config(tmp_path, GOOD.replace(old, new)))

@@ -27,14 +27,14 @@ in_worker = module._in_worker
 
 
 def dying(place, task, where):
-    """A worker that the system kills, as for want of memory, once others have given their rows."""
+    """A worker that is killed, as if memory were exhausted, after other tasks have ended."""
     if place == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return in_worker(place, task, where)
 
 
 def telling(place, task, where):
-    """A worker that says whether Ctrl-C reaches it."""
+    """A worker that returns whether Ctrl-C is blocked."""
     return place, (task, [], f"held back: {signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])}")
 
 

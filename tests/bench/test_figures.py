@@ -12,7 +12,7 @@ import pytest
 from bilevel.bench import page
 from bilevel.bench.page import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
 from bilevel.bench.select import make_sections
-from tests.bench import tables
+from tests.bench import fake_store
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 EYES = {
@@ -25,7 +25,7 @@ LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
 
 @pytest.fixture(scope="module")
 def table():
-    return tables.store()
+    return fake_store.store()
 
 
 def linear_rgb(color):

@@ -1,4 +1,4 @@
-"""The benchmark is open: solvers and problems of anybody's, by name in a config or by themselves from Python."""
+"""Solvers and problems defined by users: by name in a config, or as objects from Python."""
 
 import doctest
 import json
@@ -20,7 +20,7 @@ from bilevel.solvers.fields import fraction
 from tests.bench import tiny
 
 MODULE = '''
-"""Somebody's own."""
+"""A solver of a user."""
 
 import bilevel
 from bilevel.solvers import Solver, solver

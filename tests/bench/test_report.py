@@ -14,7 +14,7 @@ from bilevel.bench.page import embed_json, write_report
 from bilevel.bench.select import AXES, add_gap, make_sections
 from bilevel.bench.store import SCHEMA
 from bilevel.engine.metrics import METRICS
-from tests.bench import tables
+from tests.bench import fake_store
 
 
 class Page(HTMLParser):
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def table():
-    return tables.store()
+    return fake_store.store()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def source(table, tmp_path_factory):
     path = write_report(
         table,
         tmp_path_factory.mktemp("report"),
-        title=f"Baselines {tables.HOSTILE}",
+        title=f"Baselines {fake_store.HOSTILE}",
         budgets="20,000 oracle calls",
         commands=["make <it>", "again && again"],
     )
@@ -104,9 +104,9 @@ def test_only_the_two_scripts_of_the_page_may_run(page):
 
 
 def test_hostile_strings_are_text(source, page):
-    assert page.text.count(tables.HOSTILE) >= 4
-    assert tables.HOSTILE_ARGUMENT in page.text
-    assert tables.HOSTILE not in source and html.escape(tables.HOSTILE) in source
+    assert page.text.count(fake_store.HOSTILE) >= 4
+    assert fake_store.HOSTILE_ARGUMENT in page.text
+    assert fake_store.HOSTILE not in source and html.escape(fake_store.HOSTILE) in source
     assert "make <it>\nagain && again" in page.text
 
 
@@ -157,7 +157,7 @@ def test_the_selected_step_size_is_the_one_that_was_best(page):
 
 
 def final_of(solver, seed):
-    return np.exp(-tables.RATES[solver] * (tables.EVALUATIONS - 1) / 10) * (1 + 0.1 * seed)
+    return np.exp(-fake_store.RATES[solver] * (fake_store.EVALUATIONS - 1) / 10) * (1 + 0.1 * seed)
 
 
 def test_final_values_are_medians_with_their_spread_and_ranked(page):
@@ -190,8 +190,8 @@ def test_what_diverged_is_marked_and_told_above_the_tables(source, page):
 
 def first_calls(solver, seed, epsilon):
     """500 calls between evaluations of exp(-rate k / 10) (1 + seed / 10)."""
-    step = np.ceil(np.log((1 + 0.1 * seed) / epsilon) / tables.RATES[solver] * 10)
-    return 500 * step if step < tables.EVALUATIONS else np.inf
+    step = np.ceil(np.log((1 + 0.1 * seed) / epsilon) / fake_store.RATES[solver] * 10)
+    return 500 * step if step < fake_store.EVALUATIONS else np.inf
 
 
 def test_targets_are_reached_in_medians_over_seeds_with_a_dash_where_not(page):
@@ -200,7 +200,7 @@ def test_targets_are_reached_in_medians_over_seeds_with_a_dash_where_not(page):
     for row in rows[:2]:
         for title, text in zip(head[1:], row[1:], strict=True):
             target = float(title.split()[1])
-            calls = np.median([first_calls(row[0], seed, target) for seed in range(tables.TIMING_SEEDS)])
+            calls = np.median([first_calls(row[0], seed, target) for seed in range(fake_store.TIMING_SEEDS)])
             assert text.startswith("–") if np.isinf(calls) else f"[{float(f'{calls:.2g}'):,.0f} calls]" in text
 
 
@@ -239,7 +239,7 @@ def test_the_page_says_what_the_problem_is_and_which_way_is_better(table, tmp_pa
 
 
 def test_without_sizes_the_rows_follow_from_the_epochs(page):
-    assert f"{tables.ROWS_PER_EPOCH:,} rows, inner and outer together." in page.text
+    assert f"{fake_store.ROWS_PER_EPOCH:,} rows, inner and outer together." in page.text
 
 
 def test_the_page_says_what_seconds_are_and_why_curves_end(page):
@@ -306,7 +306,7 @@ def test_a_problem_drawn_anew_with_each_seed_is_one_section(table):
     shown = make_sections(table.assign(problem_arguments=arguments))
     assert [section.problem for section in shown] == ["digits_cleaning", "quadratic"]
     assert shown[0].arguments == {"dim": 3}
-    assert shown[0].contenders[0].rows.cell.nunique() == tables.TIMING_SEEDS
+    assert shown[0].contenders[0].rows.cell.nunique() == fake_store.TIMING_SEEDS
 
 
 def test_an_empty_table_is_refused_and_nothing_is_written(table, tmp_path):
@@ -322,7 +322,7 @@ def test_an_unknown_metric_is_refused(table, tmp_path):
 
 def test_a_solver_has_the_same_color_and_dash_in_its_button_and_its_curve(page, data):
     lines = [attributes for tag, attributes in page.tags if tag == "line"]
-    assert len(lines) == 2 * len(tables.RATES)
+    assert len(lines) == 2 * len(fake_store.RATES)
     for section in (lines[:4], lines[4:]):
         assert [line["stroke"] for line in section] == [solver["color"] for solver in data["solvers"]]
-    assert len({solver["dash"] for solver in data["solvers"]}) == len(tables.RATES)
+    assert len({solver["dash"] for solver in data["solvers"]}) == len(fake_store.RATES)

@@ -145,7 +145,7 @@ def in_time(function, *arguments):
 
 @pytest.fixture
 def fifo(tmp_path):
-    """Make a FIFO, and let go whoever waits at it in the end."""
+    """Make a FIFO, and unblock its readers at the end."""
     made = []
 
     def make(name):
@@ -371,7 +371,7 @@ def started(script, *arguments):
 
 
 def say_go(*processes):
-    """Let processes go on at the same moment, once all have imported what they need."""
+    """Make processes continue at the same moment, after all have imported their modules."""
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:

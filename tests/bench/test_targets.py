@@ -6,12 +6,12 @@ import pytest
 
 from bilevel.bench.select import make_sections
 from bilevel.bench.tables import choose_targets, make_heat_maps, make_target_table
-from tests.bench import tables
+from tests.bench import fake_store
 
 
 @pytest.fixture(scope="module")
 def sections():
-    return {section.problem: section for section in make_sections(tables.store())}
+    return {section.problem: section for section in make_sections(fake_store.store())}
 
 
 def test_a_metric_over_orders_of_magnitude_has_powers_of_ten_between_start_and_end(sections):
@@ -44,7 +44,7 @@ def test_a_race_counts_what_each_needs_and_who_arrives(sections):
 
 
 def test_targets_that_tell_nothing_are_dropped(sections):
-    table = tables.store()
+    table = fake_store.store()
     # Everybody begins at 1e-9, below most powers of ten, but for one solver.
     low = table.assign(value_gap=np.where(table.solver == "SRBA", table.value_gap, 1e-9 * table.value_gap))
     section = next(one for one in make_sections(low) if one.problem == "quadratic")
@@ -52,11 +52,11 @@ def test_targets_that_tell_nothing_are_dropped(sections):
         medians = [own[place].median("calls") for own in make_target_table(section, "value_gap").reached.values()]
         assert np.isfinite(medians).any() and max(medians) > 0
     swept = make_sections(table[table.phase == "sweep"])[0]
-    assert make_target_table(swept, "value").targets == (), "without a timing phase nobody runs"
+    assert make_target_table(swept, "value").targets == (), "without a timing phase there are no costs"
 
 
 def test_a_target_of_a_metric_that_should_be_high_is_reached_from_below():
-    table = tables.store()
+    table = fake_store.store()
     table = table[table.problem == "digits_cleaning"].assign(weight_auc=1 - 0.5 * table["value"])
     race = make_target_table(make_sections(table)[0], "weight_auc")
     values = [target.value for target in race.targets]
@@ -66,15 +66,15 @@ def test_a_target_of_a_metric_that_should_be_high_is_reached_from_below():
 
 def test_a_heat_map_has_the_median_of_each_setting_and_counts_what_diverged(sections):
     maps = {one.label: one for one in make_heat_maps(sections["quadratic"])}
-    assert set(maps) == set(tables.RATES) and (maps["SRBA"].x, maps["SRBA"].y) == ("step_size", "")
+    assert set(maps) == set(fake_store.RATES) and (maps["SRBA"].x, maps["SRBA"].y) == ("step_size", "")
     srba = maps["SRBA"]
-    assert srba.xs == tables.STEP_SIZES and srba.selected == (0.1, None)
+    assert srba.xs == fake_store.STEP_SIZES and srba.selected == (0.1, None)
     assert srba.spots[0.1, None].median == pytest.approx(1.1 * np.exp(-16))
     assert srba.spots[1.0, None] == (np.inf, 3, 3)
 
 
 def test_a_heat_map_takes_the_best_of_an_option_that_is_a_word():
-    table, parts = tables.store(), []
+    table, parts = fake_store.store(), []
     table = table[(table.problem == "quadratic") & (table.phase == "sweep") & (table.solver == "SRBA")]
     for schedule, factor in (("printed", 5.0), ("corrected", 1.0)):
         change = {"param_schedule": schedule, "cell": table.cell + schedule, "value_gap": factor * table.value_gap}
@@ -85,13 +85,13 @@ def test_a_heat_map_takes_the_best_of_an_option_that_is_a_word():
 
 
 def test_a_heat_map_is_over_step_and_ratio_and_takes_the_best_of_the_rest():
-    table, parts = tables.store(), []
+    table, parts = fake_store.store(), []
     table = table[(table.problem == "quadratic") & (table.phase == "sweep") & (table.solver == "SRBA")]
     for ratio in (1.0, 10.0):
         for period, factor in ((5, 3.0), (7, 1.0)):
             change = {"param_outer_ratio": ratio, "param_period": period, "cell": table.cell + f"{ratio}{period}"}
             parts.append(table.assign(**change, value_gap=ratio * factor * table.value_gap))
     (one,) = make_heat_maps(make_sections(pd.concat(parts))[0])
-    assert (one.x, one.y, one.xs, one.ys) == ("step_size", "outer_ratio", tables.STEP_SIZES, (1.0, 10.0))
+    assert (one.x, one.y, one.xs, one.ys) == ("step_size", "outer_ratio", fake_store.STEP_SIZES, (1.0, 10.0))
     assert one.spots[0.1, 10.0].median == pytest.approx(10 * 1.1 * np.exp(-16))
     assert one.selected == (0.1, 1.0)

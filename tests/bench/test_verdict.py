@@ -14,7 +14,7 @@ from bilevel.bench.tables import (
     seed_finals,
 )
 from bilevel.engine.metrics import metric
-from tests.bench import tables
+from tests.bench import fake_store
 
 INF = np.inf
 
@@ -102,14 +102,14 @@ def test_margins_are_relative_where_they_can_be(best, other, better, words):
 
 
 def test_final_values_go_with_their_seeds():
-    section = make_sections(tables.store())[0]
+    section = make_sections(fake_store.store())[0]
     values = seed_finals(section, "value")
     assert set(values) == {"SRBA", "SABA", "SOBA"}, "where all diverged nothing is selected"
     assert values["SOBA"][0] == INF and values["SRBA"][3] == pytest.approx(1.3 * np.exp(-16))
 
 
 def test_who_leads_is_told_where_the_lead_changes():
-    crossing = tables.store()
+    crossing = fake_store.store()
     late = (crossing.solver == "SABA") & (crossing.phase == "timing")
     # SABA stays at exp(-6), which SRBA, 1.45 exp(-0.4 k) after 500 k calls in the median, passes at k = 15.9.
     crossing.loc[late, "value"] = np.maximum(np.exp(-6 * crossing.calls / 5000), np.exp(-6))
@@ -120,7 +120,7 @@ def test_who_leads_is_told_where_the_lead_changes():
 
 
 def test_where_nobody_is_passed_nothing_is_said():
-    assert describe_leads(make_sections(tables.store())[1]) == ""
+    assert describe_leads(make_sections(fake_store.store())[1]) == ""
 
 
 def test_counts_are_short():

@@ -25,7 +25,7 @@ class Wire(HTTPAdapter):
 
 
 class Server:
-    """`answers` maps a path to a function of the handler; `requests` lists the paths asked for."""
+    """`answers` maps a path to a function of the handler; `requests` lists the requested paths."""
 
     def __init__(self):
         self.answers = {}

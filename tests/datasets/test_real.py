@@ -1,6 +1,6 @@
 """The real sets, where the folder BILEVEL_DATA has them: counts known from elsewhere, and the way through the formats.
 
-Nothing is downloaded: the texts of the sources are written anew from the arrays and served on the loopback interface.
+Nothing is downloaded: the texts of the sources are written from the arrays and served on the loopback interface.
 """
 
 import bz2
@@ -60,7 +60,7 @@ def download_again(name, bodies, server, register, monkeypatch, cache):
     for file, body in zip(SETS[name].files, bodies, strict=True):
         path = "/" + file.urls[0].rpartition("/")[2]
         server.serve(path, body)
-        moved.append(replace(file, urls=(server.url + path,), digest=None))  # compressed anew, to other bytes
+        moved.append(replace(file, urls=(server.url + path,), digest=None))  # compressed again, to other bytes
     register(replace(SETS[name], files=tuple(moved)))
     monkeypatch.delenv("BILEVEL_DATA")
     monkeypatch.setenv("BILEVEL_CACHE", str(cache))

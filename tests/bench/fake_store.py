@@ -1,4 +1,4 @@
-"""A made-up store: curves that are known in closed form, divergence, gaps, and strings that want to be code."""
+"""A made-up store: curves in closed form, divergence, gaps, and strings that contain markup."""
 
 import json
 
