@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from math import isfinite, isinf, isnan
+from math import isfinite
 from typing import Any
+
+from bilevel.bench.tables import format_number
 
 NOT_REACHED = "not reached"
 
@@ -21,7 +23,7 @@ def escape(text: str) -> str:
 
 def format_value(value: float) -> str:
     """Return four significant digits; "–" for NaN and "diverged" for an infinite value."""
-    return "–" if isnan(value) else "diverged" if isinf(value) else f"{value:.4g}"
+    return format_number(value, digits=4)
 
 
 def format_cost(value: float) -> str:

@@ -59,8 +59,8 @@ _MEANINGS = {
     "hypergrad_norm_sq": "the squared length of the gradient of h, 0 at a stationary point",
     "test_error": "the share of test rows, which no solver sees, that z gets wrong",
     "validation_error": "the share of validation rows that z gets wrong",
-    "weight_auc": "how well the learned weights tell clean rows from corrupted ones, 1 at best",
-    "outer_value": "the outer loss at the solver's own z, near h(x) where z is near z*(x)",
+    "weight_auc": "how well the learned weights separate clean rows from corrupted ones, at best 1",
+    "outer_value": "the outer loss at the z of the solver, which is close to h(x) if z is close to z*(x)",
 }
 _STATIONARITY = "hypergrad_norm_sq"
 _LOG_RATIO = 10  # of the highest to the lowest value of a curve; larger ratios are drawn on a log scale
@@ -286,11 +286,11 @@ def _list_warnings(section: Section) -> list[str]:
 def _explain_ends(section: Section) -> str:
     """Return why curves end where they do, and what is included in the seconds."""
     if not (section.rows["phase"] == TIMING).any():
-        return "Curves end with the budget of oracle calls. There are no seconds: only a timing phase has a clock."
+        return "Curves end with the budget of oracle calls. Seconds are only measured in a timing phase."
     return (
         "Seconds are those of the steps alone: compilation and evaluation are left out. Every run ends with its "
         "budget of oracle calls or of seconds, whichever comes first; solvers differ in the seconds that a call takes, "
-        "so their curves end at different places. A curve ends early where half of the seeds or more have diverged."
+        "so their curves end at different places. A curve ends early if at least half of the seeds have diverged."
     )
 
 

@@ -62,10 +62,15 @@ class Verdict(NamedTuple):
     n_others: int
 
     @property
+    def chance(self) -> float:
+        """The probability of at least as many wins if both solvers were equally good."""
+        ways = sum(comb(self.n_seeds, wins) for wins in range(self.wins, self.n_seeds + 1))
+        return float(ways / 2**self.n_seeds)
+
+    @property
     def p_value(self) -> float:
         """The p-value of the sign test: two-sided, and corrected for the number of other solvers (Bonferroni)."""
-        ways = sum(comb(self.n_seeds, wins) for wins in range(self.wins, self.n_seeds + 1))
-        return min(1.0, 2 * max(1, self.n_others) * ways / 2**self.n_seeds)
+        return min(1.0, 2 * max(1, self.n_others) * self.chance)
 
     @property
     def level(self) -> str:
@@ -103,7 +108,7 @@ def decide(values: Mapping[str, BySeed], better: str = "lower") -> Verdict | Non
     alone = Verdict(first, medians[first], better, second, medians.get(second or "", np.nan), 0, 0, len(medians) - 1)
     counts = [_count_wins(values[first], values[other], sign) for other in medians if other != first]
     verdicts = [alone._replace(wins=wins, n_seeds=n_seeds) for wins, n_seeds in counts]
-    return max(verdicts, key=lambda one: one.p_value, default=alone)
+    return max(verdicts, key=lambda one: one.chance, default=alone)
 
 
 def _count_wins(ours: BySeed, theirs: BySeed, sign: float) -> tuple[int, int]:
