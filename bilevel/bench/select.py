@@ -89,18 +89,18 @@ def worst_value(metric: str) -> float:
     return -np.inf if describe(metric).better == "higher" else np.inf
 
 
-def quantiles(values: np.ndarray, levels: Sequence[float] = LEVELS) -> np.ndarray:
-    """Return quantiles along the first axis, ignoring NaN; between a number and infinity they are infinite."""
+def quantiles(values: np.ndarray) -> np.ndarray:
+    """Return the quantiles `LEVELS` along the first axis, ignoring NaN; infinite between a number and infinity."""
     columns = values.reshape(len(values), -1)
     known = np.sum(~np.isnan(columns), axis=0)
-    result = np.full((len(levels), columns.shape[1]), np.nan)
+    result = np.full((len(LEVELS), columns.shape[1]), np.nan)
     for count in np.unique(known[known > 0]):
         group = np.sort(columns[:, known == count], axis=0)[:count]  # NaN comes last
-        lower, upper = (np.quantile(group, levels, axis=0, method=method) for method in ("lower", "higher"))
+        lower, upper = (np.quantile(group, LEVELS, axis=0, method=method) for method in ("lower", "higher"))
         with np.errstate(invalid="ignore"):
-            between = np.where(np.isfinite(lower + upper), np.quantile(group, levels, axis=0), lower + upper)
+            between = np.where(np.isfinite(lower + upper), np.quantile(group, LEVELS, axis=0), lower + upper)
         result[:, known == count] = np.where(lower == upper, lower, between)
-    return result.reshape(len(levels), *values.shape[1:])
+    return result.reshape(len(LEVELS), *values.shape[1:])
 
 
 @cache

@@ -163,20 +163,19 @@ _SHORT = 0.1  # shorter leads, as a fraction of the logarithmic axis, are left o
 _MOST_LEADS = 4
 
 
-def describe_leads(section: Section, axis: str = "calls") -> str:
+def describe_leads(section: Section) -> str:
     """Return a sentence with the solvers that lead, by their medians, along the runs; "" if the lead never changes."""
-    leads = find_leads(section, axis)
+    leads = find_leads(section)
     if len(leads) < 2:
         return ""
-    words = {"calls": lambda x: f"{round_count(x)} oracle calls", "seconds": lambda x: f"{x:.2g} seconds"}[axis]
-    (first, end), *others = leads[:-1]
-    parts = [f"{first} leads up to {words(end)}", *(f"{label} up to {words(until)}" for label, until in others)]
+    (first, end), *others = [(label, f"{round_count(end)} oracle calls") for label, end in leads[:-1]]
+    parts = [f"{first} leads up to {end}", *(f"{label} up to {until}" for label, until in others)]
     return f"On the way there, {', '.join(parts)}, then {leads[-1][0]}."
 
 
-def find_leads(section: Section, axis: str = "calls") -> list[tuple[str, float]]:
-    """Return (leader, end of the lead) along the range that all curves have in common, without short leads."""
-    curves = {label: one for label, one in section.curves_of(section.metric, axis).items() if len(one.x) > 1}
+def find_leads(section: Section) -> list[tuple[str, float]]:
+    """Return (leader, oracle calls at the end of the lead) in the range that all curves share, without short leads."""
+    curves = {label: one for label, one in section.curves_of(section.metric, "calls").items() if len(one.x) > 1}
     if len(curves) < 2:
         return []
     first, last = max(one.x[0] for one in curves.values()), min(one.x[-1] for one in curves.values())
