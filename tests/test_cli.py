@@ -70,7 +70,7 @@ def test_each_kind_can_be_listed_alone_or_with_the_others(kind, names):
     assert all(name in said("list") for name in names)
 
 
-def test_a_run_fills_a_store_and_says_what_is_next(finished):
+def test_a_run_fills_a_store_and_suggests_the_next_command(finished):
     config, folder, shown = finished
     store = Store(folder)
     experiment = tiny.load_config(config)
@@ -80,7 +80,7 @@ def test_a_run_fills_a_store_and_says_what_is_next(finished):
     assert (folder / "_tiny.toml").read_text() == config.read_text()
 
 
-def test_what_is_piped_comes_line_by_line_and_says_what_where_and_how_long(finished):
+def test_piped_output_has_lines_with_task_place_and_time_left(finished):
     _, folder, shown = finished
     assert f"in the timing phase; results go to {folder} sweep: 4 cells; 0 cells were there" in shown
     assert "sweep: SOBA on quadratic, seed 0: compiling, running sweep: SOBA on quadratic, seed 0: done" in shown
@@ -133,11 +133,11 @@ def test_commands_about_the_paper_are_not_installed(command):
     assert f"No such command '{command}'" in said(command, code=2)
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     assert said("--version") == f"bilevel {bilevel.__version__}"
 
 
-def test_the_help_tells_the_exit_codes_and_the_shell_completes():
+def test_the_help_lists_the_exit_codes_and_the_shell_completes():
     assert "Exit codes: 0 done, 1 some of the work failed, 2 refused" in said("--help")
     assert "--install-completion" in said("--help")
     asked = {"_BILEVEL_COMPLETE": "complete_bash", "COMP_WORDS": "bilevel run de", "COMP_CWORD": "2"}
@@ -145,7 +145,7 @@ def test_the_help_tells_the_exit_codes_and_the_shell_completes():
     assert done.stdout.split() == ["demo"]
 
 
-def test_telling_commands_do_not_wait_for_jax():
+def test_the_help_does_not_import_jax():
     told = "import atexit; atexit.register(lambda: print('jax' in sys.modules))"
     script = f"import sys; sys.argv[1:] = ['--help']; {told}; {COMMAND}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -220,7 +220,7 @@ def test_a_task_that_fails_is_named_and_the_exit_code_is_1(config, tmp_path, mon
     said("run", config, "--store", folder, "--only", "SOBA")
 
 
-def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch):
+def test_after_ctrl_c_the_command_to_continue_is_printed(config, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -315,7 +315,7 @@ def test_an_unknown_metric_is_refused_with_the_nearest(command, finished, tmp_pa
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_damaged_file_is_told_and_its_cells_are_run_again(finished, tmp_path, monkeypatch):
+def test_a_damaged_file_is_reported_and_its_cells_are_run_again(finished, tmp_path, monkeypatch):
     config, folder, _ = finished
     store = Store(shutil.copytree(folder, tmp_path / "store"))
     whole = store.finished()
@@ -332,7 +332,7 @@ def test_a_damaged_file_is_told_and_its_cells_are_run_again(finished, tmp_path, 
 
 
 @pytest.mark.filterwarnings("default")
-def test_results_that_vanish_are_told_by_all_commands(finished, tmp_path, monkeypatch):
+def test_lost_results_are_reported_by_all_commands(finished, tmp_path, monkeypatch):
     config, folder, _ = finished
     store = Store(shutil.copytree(folder, tmp_path / "store"))
     said("run", config, "--store", store.folder)

@@ -19,7 +19,7 @@ from bilevel.cli.app import app
 from tests.bench import cluster, tiny
 
 
-def test_an_address_where_nobody_listens_is_named(tmp_path, monkeypatch):
+def test_an_address_without_a_scheduler_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(distribution, "_PATIENCE", 1)
     address, store = f"tcp://127.0.0.1:{cluster.free_port()}", tmp_path / "store"
     config = tiny.write(tmp_path, tiny.HEAD + tiny.BUDGET + tiny.SOBA)
@@ -36,7 +36,7 @@ def test_an_address_where_nobody_listens_is_named(tmp_path, monkeypatch):
         (ConnectionResetError("reset"), "no Dask scheduler answers at `tcp://here` any more: reset"),
     ],
 )
-def test_a_scheduler_that_goes_before_its_workers_are_asked_for_is_told_from_one_without(error, said, monkeypatch):
+def test_a_lost_scheduler_and_one_without_workers_have_different_messages(error, said, monkeypatch):
     class Client:
         def __init__(self, address, timeout):
             pass
@@ -64,7 +64,7 @@ def test_the_loggers_of_dask_keep_their_levels(monkeypatch):
 
 
 @pytest.mark.slow
-def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkeypatch):
+def test_lost_workers_and_schedulers_are_reported(tmp_path, monkeypatch):
     died, said = tmp_path / "died", []
 
     def in_worker(place, task, _):
@@ -97,7 +97,7 @@ def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_is_named_and_goes_on(tmp_path, monkeypatch):
+def test_a_stopped_worker_is_named_and_continues(tmp_path, monkeypatch):
     said = []
 
     def in_worker(place, task, _):

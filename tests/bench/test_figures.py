@@ -59,7 +59,7 @@ def test_thirty_five_solvers_look_different_and_the_order_does_not_matter():
     assert assign_looks(names) == assign_looks(reversed(names * 2))
 
 
-def test_a_solver_keeps_its_color_whoever_is_beside_it_and_its_grids_share_it():
+def test_a_solver_has_the_same_color_on_every_page_and_its_grids_share_it():
     alone, among = assign_looks(["SRBA"]), assign_looks(["SABA", "SRBA (untuned)", "AmIGO", "SRBA (tuned)", "BSA"])
     assert alone["SRBA"].color == among["SRBA (tuned)"].color == among["SRBA (untuned)"].color
     assert among["SRBA (tuned)"].dashes != among["SRBA (untuned)"].dashes
@@ -79,7 +79,7 @@ def test_each_problem_becomes_a_pdf_and_a_png_with_names_that_do_not_change(tabl
     assert [path.read_bytes() for path in write_figures(table, tmp_path / "new")] == first
 
 
-def test_a_figure_that_does_not_fit_on_the_disk_is_told_as_such(table, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_when_a_figure_is_written(table, tmp_path, monkeypatch):
     class Full(io.BytesIO):
         def write(self, data):
             raise OSError(errno.ENOSPC, "No space left on device")

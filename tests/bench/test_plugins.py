@@ -101,7 +101,7 @@ def finished(theirs):
     return name, folder
 
 
-def test_a_config_names_somebodys_solver_and_problem(finished):
+def test_a_config_may_name_a_solver_and_a_problem_of_a_user(finished):
     name, folder = finished
     rows = Store(folder / "store").read()
     assert set(rows["solver"]) == {f"{name}:Mine", "SOBA"} and set(rows["problem"]) == {f"{name}:little_problem"}
@@ -126,7 +126,7 @@ def test_reading_a_store_imports_nothing(finished, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_changed_solver_is_told_and_its_results_are_kept(finished, monkeypatch):
+def test_a_changed_solver_gives_a_warning_and_its_results_are_kept(finished, monkeypatch):
     name, folder = finished
     monkeypatch.chdir(folder)
     again = ["run", "open.toml", "--store", "store"]
@@ -164,7 +164,7 @@ def test_a_selected_setting_has_its_own_types(finished):
         ("share = 0", "share = -1", "must be a number in (0, 1], or 0 to turn it off"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_said_with_its_place(theirs, tmp_path, monkeypatch, old, new, message):
+def test_errors_in_a_name_are_reported_with_their_place(theirs, tmp_path, monkeypatch, old, new, message):
     name, folder = theirs
     monkeypatch.syspath_prepend(folder)
     path = tmp_path / "wrong.toml"
@@ -174,7 +174,7 @@ def test_what_is_wrong_with_a_name_is_said_with_its_place(theirs, tmp_path, monk
     assert message in str(caught.value)
 
 
-def test_a_problem_that_is_none_and_a_module_that_raises_are_refused(theirs, tmp_path, monkeypatch):
+def test_a_function_that_returns_no_problem_and_a_module_that_raises_are_refused(theirs, tmp_path, monkeypatch):
     name, folder = theirs
     monkeypatch.syspath_prepend(folder)
     (folder / f"{name}_broken.py").write_text("1 / 0\n")
@@ -209,7 +209,7 @@ def little(n_inner: int = 64):
     return bilevel.problems.quadratic(n_inner, 32, 5, 3, dtype="float64")
 
 
-def test_from_python_classes_and_functions_stand_in_the_place_of_names(tmp_path, capsys):
+def test_from_python_classes_and_functions_replace_names(tmp_path, capsys):
     config = tables([{"name": bilevel.SOBA, "step_size": [0.02, 0.05], "batch_size": 8}], problem={"name": little})
     store = bilevel.benchmark(config, tmp_path / "store", progress=True)
     assert set(store.read()["problem"]) == {f"{__name__}:little"} and set(store.read()["solver"]) == {"SOBA"}
@@ -221,7 +221,7 @@ def test_from_python_classes_and_functions_stand_in_the_place_of_names(tmp_path,
     assert json.loads(again.stdout)[0]["solver"] == "SOBA"
 
 
-def test_from_python_a_function_may_be_written_anew(tmp_path):
+def test_from_python_a_function_may_be_redefined(tmp_path):
     def build(sizes):
         def mine(n_inner: int = sizes):
             return little(n_inner)

@@ -182,7 +182,7 @@ def test_cost_and_status_are_counted(page):
     assert (by_solver["StocBiO"]["Seeds"], by_solver["StocBiO"]["Diverged in sweep"]) == ("–", "9 of 9")
 
 
-def test_what_diverged_is_marked_and_told_above_the_tables(source, page):
+def test_divergence_is_marked_and_listed_among_the_warnings(source, page):
     assert source.count('<b class="line bad">3 diverged</b>') == source.count('<b class="bad">9 of 9</b>') == 2
     assert page.text.count("SOBA: 3 of 10 seeds diverged at the selected setting.") == 2
     assert page.text.count("StocBiO: no setting of its grid has a finite median.") == 2
@@ -194,7 +194,7 @@ def first_calls(solver, seed, epsilon):
     return 500 * step if step < fake_store.EVALUATIONS else np.inf
 
 
-def test_targets_are_reached_in_medians_over_seeds_with_a_dash_where_not(page):
+def test_the_cost_to_targets_is_a_median_over_seeds_or_a_dash(page):
     head, *rows = page.table("targets-1")
     assert [row[0] for row in rows] == ["SRBA", "SABA", "SOBA"]
     for row in rows[:2]:
@@ -213,7 +213,7 @@ def test_no_target_is_out_of_reach_of_all_or_behind_the_start(page):
             assert not all("[0 calls]" in text for text in texts)
 
 
-def test_the_headline_says_who_wins_by_how_much_and_how_sure(page):
+def test_the_headline_names_the_winner_the_margin_and_the_sign_test(page):
     ours, theirs = final_of("SRBA", 4.5), final_of("SABA", 4.5)
     said = f"SRBA ends with the lowest h(x): {ours:.3g}, {theirs / ours:.2g} times lower than SABA ({theirs:.3g})."
     assert said in page.text
@@ -230,7 +230,7 @@ def test_every_metric_has_a_winner_in_words(page):
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_problem_is_and_which_way_is_better(table, tmp_path):
+def test_the_page_explains_the_problem_and_its_metrics(table, tmp_path):
     sized = table.assign(n_inner=1000, n_outer=300, dim_inner=640, dim_outer=1000)
     text = Page(write_report(sized, tmp_path).read_text(encoding="utf-8")).text
     assert "Data cleaning on the 1797 digits of scikit-learn" in text
@@ -242,7 +242,7 @@ def test_without_sizes_the_rows_follow_from_the_epochs(page):
     assert f"{fake_store.ROWS_PER_EPOCH:,} rows, inner and outer together." in page.text
 
 
-def test_the_page_says_what_seconds_are_and_why_curves_end(page):
+def test_the_page_explains_seconds_and_the_ends_of_curves(page):
     assert "compilation and evaluation are left out" in page.text
     assert "their curves end at different places" in page.text
 
@@ -272,7 +272,7 @@ def test_a_loss_is_drawn_above_the_lowest_value_seen_of_its_problem(table, tmp_p
     assert "Each seed is a problem with its own data and start" in page.text
 
 
-def test_the_page_says_how_it_was_made(page):
+def test_the_page_names_machine_versions_and_number_of_runs(page):
     for fact in (
         "72 of the sweep phase, with 3 seeds, each up to 20,000 oracle calls",
         "60 of the timing phase, with 10 seeds",
@@ -301,7 +301,7 @@ def test_a_sweep_alone_makes_a_page_without_seconds_and_without_calls_to_reach(t
     assert "To reach" not in page.text
 
 
-def test_a_problem_drawn_anew_with_each_seed_is_one_section(table):
+def test_problems_that_differ_by_their_seed_share_a_section_of_the_page(table):
     arguments = [json.dumps({"dim": 3, "seed": seed}) for seed in table.seed]
     shown = make_sections(table.assign(problem_arguments=arguments))
     assert [section.problem for section in shown] == ["digits_cleaning", "quadratic"]

@@ -175,7 +175,7 @@ def column(page, name, number):
     return [cell.text for cell in page.find_elements("css selector", rows)]
 
 
-def test_tables_sort_by_a_column_and_what_has_no_number_comes_last(page):
+def test_tables_sort_by_a_column_with_missing_numbers_last(page):
     assert column(page, "finals", 1) == ["SRBA", "SABA", "SOBA", "StocBiO"]
     button = "[data-table=finals] thead th:nth-child(2) button"
     click(page, button)
@@ -196,7 +196,7 @@ def test_every_control_can_be_reached_and_used_by_keyboard(page):
     assert [trace["name"] for trace in traces(page)] == ["SABA", "SOBA"]
 
 
-def test_a_phone_is_told_of_columns_out_of_sight(page, address):
+def test_a_narrow_page_has_a_hint_about_hidden_columns(page, address):
     load(page, address, 390)
     hint = page.find_element("css selector", f"{QUADRATIC} [data-table=finals] .hint")
     assert hint.is_displayed() and "scroll sideways" in hint.text
@@ -204,7 +204,7 @@ def test_a_phone_is_told_of_columns_out_of_sight(page, address):
     assert not page.find_element("css selector", f"{QUADRATIC} [data-table=settings] .hint").is_displayed()
 
 
-def test_heat_maps_show_each_setting_and_what_diverged(page):
+def test_heat_maps_show_each_setting_and_diverged_seeds(page):
     notes = page.execute_script(
         "return document.querySelector(arguments[0] + ' .heat').layout.annotations.map(note => note.text)", QUADRATIC
     )

@@ -150,13 +150,13 @@ def test_two_evaluations_at_the_same_time_count_once_by_the_later():
     np.testing.assert_allclose(median_curve([run([0, 1, 1, 2], [4, 3, 2, 1])]).median, [4, 2, 1])
 
 
-def test_of_a_metric_that_should_be_high_a_diverged_seed_is_low():
+def test_a_diverged_seed_counts_as_lowest_if_higher_is_better():
     rows = rows_of([[0.5, 0.7, 0.9], [0.5, 0.6], [0.5, 0.6]], ["out_of_budget", "diverged", "diverged"])
     np.testing.assert_equal(make_curve(rows, "calls", "weight_auc").median, [0.5, 0.6, -INF])
     np.testing.assert_equal(final_values(rows, "weight_auc"), [0.9, -INF, -INF])
 
 
-def test_final_values_skip_what_was_not_evaluated():
+def test_final_values_skip_missing_evaluations():
     rows = rows_of([[3, 2, NAN], [NAN, NAN], [3, 1, 0.5]], ["out_of_budget", "out_of_budget", "diverged"])
     np.testing.assert_equal(final_values(rows, "value"), [2, NAN, INF])
 
@@ -242,7 +242,7 @@ def test_a_setting_reads_as_names_and_short_numbers():
     assert Contender("SRBA", None, None, None, "").setting == "none: each has an infinite median"
 
 
-def test_problems_drawn_anew_with_each_seed_are_one_section():
+def test_problems_that_differ_by_their_seed_are_one_section():
     table = fake_store.store()
     table = table[(table.problem == "digits_cleaning") & (table.phase == "sweep")]
     drawn = table.assign(problem_arguments=[f'{{"corruption": 0.5, "seed": {seed}}}' for seed in table.seed])

@@ -70,7 +70,7 @@ def test_the_sign_test_is_corrected_for_the_number_of_comparisons():
     )
 
 
-def test_a_diverged_seed_loses_and_seeds_that_end_alike_tell_nothing():
+def test_a_diverged_seed_loses_and_ties_are_left_out():
     verdict = decide({"A": seeds(1, 1, INF, 1, INF), "B": seeds(2, 2, 2, 1, INF)})
     assert (verdict.winner, verdict.wins, verdict.n_seeds) == ("A", 2, 3)
     same = decide({"A": seeds(1, 1), "B": seeds(1, 1)})
@@ -82,7 +82,7 @@ def test_only_seeds_that_both_have_are_compared():
     assert (verdict.wins, verdict.n_seeds) == (2, 2)
 
 
-def test_one_finite_solver_has_no_second_and_none_no_verdict():
+def test_without_a_finite_solver_there_is_no_verdict_and_with_one_no_second():
     alone = decide({"A": seeds(1, 2), "B": seeds(INF, INF)})
     assert alone.second is None and alone.level == "open"
     assert describe_winner(alone, metric("value")) == "A ends with the lowest h(x): 1.5, the only finite one."
@@ -106,7 +106,7 @@ def test_the_headline_names_the_numbers():
         (1.0, INF, "lower", ""),
     ],
 )
-def test_margins_are_relative_where_they_can_be(best, other, better, words):
+def test_margins_of_positive_values_are_relative(best, other, better, words):
     assert describe_margin(best, other, better) == words
 
 
@@ -117,7 +117,7 @@ def test_final_values_go_with_their_seeds():
     assert values["SOBA"][0] == INF and values["SRBA"][3] == pytest.approx(1.3 * np.exp(-16))
 
 
-def test_who_leads_is_told_where_the_lead_changes():
+def test_changes_of_the_lead_are_described():
     crossing = fake_store.store()
     late = (crossing.solver == "SABA") & (crossing.phase == "timing")
     # SABA stays at exp(-6), which SRBA, 1.45 exp(-0.4 k) after 500 k calls in the median, passes at k = 15.9.
@@ -128,7 +128,7 @@ def test_who_leads_is_told_where_the_lead_changes():
     assert describe_leads(section) == "On the way there, SABA leads up to 7,500 oracle calls, then SRBA."
 
 
-def test_where_nobody_is_passed_nothing_is_said():
+def test_without_a_change_of_the_lead_there_is_no_sentence():
     assert describe_leads(make_sections(fake_store.store())[1]) == ""
 
 
@@ -164,7 +164,7 @@ def test_another_metric_has_shares_of_the_way_to_the_best(sections):
     assert len(targets) == 6 and [one.value for one in targets] == sorted((one.value for one in targets), reverse=True)
 
 
-def test_a_race_counts_what_each_needs_and_who_arrives(sections):
+def test_a_target_table_has_the_cost_of_each_solver_and_who_arrives(sections):
     race = make_target_table(sections["quadratic"], "value_gap")
     place = [target.value for target in race.targets].index(1e-6)
     srba, soba = race.reached["SRBA"][place], race.reached["SOBA"][place]
@@ -175,7 +175,7 @@ def test_a_race_counts_what_each_needs_and_who_arrives(sections):
     assert soba.median("calls") == np.inf and soba.n_arrived == 0
 
 
-def test_targets_that_tell_nothing_are_dropped(sections):
+def test_unreachable_and_trivial_targets_are_dropped(sections):
     table = fake_store.store()
     # Everybody begins at 1e-9, below most powers of ten, but for one solver.
     low = table.assign(value_gap=np.where(table.solver == "SRBA", table.value_gap, 1e-9 * table.value_gap))
@@ -248,14 +248,14 @@ def section(before, after):
     return joined
 
 
-def test_each_solver_is_there_as_it_was_and_as_it_is(section):
+def test_a_joined_section_has_each_solver_before_and_after(section):
     labels = [one.label for one in section.contenders]
     assert labels == [f"{name} ({when})" for name in sorted(fake_store.RATES) for when in ("after", "before")]
     was, now = (section.curves["value_gap", "calls", f"SRBA ({when})"] for when in ("before", "after"))
     assert now.median == pytest.approx(0.5 * was.median)
 
 
-def test_changes_are_told_with_how_sure_they_are(section):
+def test_changes_are_described_with_a_sign_test(section):
     rows = {row["solver"]: row for row in compare(section)}
     assert rows["SRBA"]["change"] == "better: 2 times lower than before"
     assert rows["SRBA"]["after"] == pytest.approx(0.5 * rows["SRBA"]["before"])

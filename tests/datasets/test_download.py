@@ -59,7 +59,7 @@ def test_a_set_of_several_compressed_streams_is_read_to_its_end(served, server):
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
 
 
-def test_the_second_host_is_asked_where_the_first_fails(served, server, register):
+def test_the_second_host_is_tried_if_the_first_fails(served, server, register):
     first, *rest = served.files
     register(replace(served, files=(replace(first, urls=(f"{server.url}/gone.bz2", *first.urls)), *rest)))
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
@@ -80,7 +80,7 @@ def test_a_host_that_fails_twice_is_asked_a_third_time(served, server):
 
 
 @pytest.mark.parametrize("body", [BODY + b" ", bz2.compress(b"<html>")], ids=["other digest", "other form"])
-def test_the_second_host_is_asked_where_the_first_serves_something_else(body, served, server, register):
+def test_the_second_host_is_tried_if_the_first_has_other_contents(body, served, server, register):
     digest = f"sha256:{hashlib.sha256(BODY).hexdigest()}" if body.startswith(BODY) else None
     server.serve("/other/tiny.bz2", body)
     first, *rest = served.files
@@ -154,7 +154,7 @@ def test_a_redirect_to_another_web_address_is_followed(served, server):
         "redirects without end",
     ],
 )
-def test_a_failed_download_says_why_and_leaves_nothing(spoil, message, served, server, folders):
+def test_a_failed_download_gives_the_reason_and_leaves_nothing(spoil, message, served, server, folders):
     spoil(server)
     with pytest.raises(DownloadError, match=message):
         datasets.load("tiny")
@@ -310,7 +310,7 @@ def test_a_cache_that_cannot_be_written_is_warned_of_and_the_data_are_there(wher
     assert folders[1].is_file() or not list(folders[1].iterdir())
 
 
-def test_a_bar_is_drawn_only_where_asked_for(served, folders, capsys):
+def test_a_progress_bar_is_drawn_only_on_request(served, folders, capsys):
     datasets.load("tiny")
     assert capsys.readouterr().out == ""
     (folders[1] / "tiny.npz").unlink()
