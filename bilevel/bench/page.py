@@ -264,7 +264,7 @@ def _describe_size(rows: Frame) -> str:
 def _explain_metric(section: Section, name: str) -> tuple[str, str]:
     """Return the label of a metric, and its meaning."""
     one = section.metrics[name]
-    way = f"{one.better} is better" if one.better else "says nothing about quality"
+    way = f"{one.better} is better" if one.better else "no measure of quality"
     meaning = _MEANINGS.get(one.name, "a metric of the problem")
     return one.label, f"{meaning[:1].upper()}{meaning[1:]}; {way}."
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import bilevel
 from bilevel.cli import doctor, experiments
-from bilevel.cli.terminal import errors_in_a_line, out, print_table, say, typer
+from bilevel.cli.terminal import errors_in_a_line, out, print_line, print_table, typer
 
 EPILOG = "Exit codes: 0 done, 1 some of the work failed, 2 refused, 130 and 143 stopped by Ctrl-C and SIGTERM."
 _MISSING = "no file: will be downloaded"
@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks of stochastic bilevel o
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(out, f"bilevel {bilevel.__version__}")
+        print_line(out, f"bilevel {bilevel.__version__}")
         raise typer.Exit
 
 

@@ -38,7 +38,7 @@ def examine() -> Iterator[tuple[str, str]]:
     for name in (*needed.get("", ()), "jaxlib"):
         yield name, installed_version(name) or f"missing: pip install {name}"
     yield "devices", _describe_devices()
-    yield "float64", "in every problem built with dtype='float64', whatever JAX_ENABLE_X64 says"
+    yield "float64", "in every problem built with dtype='float64', whatever the value of JAX_ENABLE_X64"
     for extra in sorted(needed.keys() - {"", *_FOR_DEVELOPERS}):
         missing = [name for name in needed[extra] if installed_version(name) is None]
         way = f"{', '.join(missing)} missing: pip install 'bilevel[{extra}]'"
@@ -87,7 +87,7 @@ def _describe_devices() -> str:
 
 def _describe_program_folder() -> str:
     if given := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return f"kept in {given}, as JAX_COMPILATION_CACHE_DIR says"
+        return f"kept in {given}, as set by JAX_COMPILATION_CACHE_DIR"
     folder = program_folder()
     megabytes = sum(path.stat().st_size for path in folder.glob("*")) / 1e6
     return f"{megabytes:.1f} MB in {folder}; JAX_ENABLE_COMPILATION_CACHE=0 keeps none"

@@ -17,8 +17,8 @@ from bilevel.cli.terminal import (
     errors_in_a_line,
     exit_stopped,
     out,
+    print_line,
     print_table,
-    say,
     spell,
     typer,
 )
@@ -76,16 +76,16 @@ def run(
         again = spell("run", config, store=folder, **options, phase=phase)
         chosen: dict[str, Any] = {"seeds": _seed_range(seeds), "only": only or None}
         chosen |= {"phases": [phase.value]} if phase else {}
-        say(err, f"{experiment.budgets}; results go to {folder}")
+        print_line(err, f"{experiment.budgets}; results go to {folder}")
         try:
             with watch(experiment.metric, err) as watcher:
                 failures = execute(experiment, Store(folder), watcher, **chosen, where=where, config=config)
         except KeyboardInterrupt:
             exit_stopped(f"finished results are in {folder}. To continue: {again}")
     if failures:
-        say(err, f"{count_failures(failures)}; all other results are in {folder}. To try again: {again}")
+        print_line(err, f"{count_failures(failures)}; all other results are in {folder}. To try again: {again}")
         raise typer.Exit(FAILED)
-    say(out, f"results in {folder}; next: {spell('report', folder, out=f'{folder}-report')}")
+    print_line(out, f"results in {folder}; next: {spell('report', folder, out=f'{folder}-report')}")
 
 
 def count_failures(failures: int) -> str:
@@ -135,11 +135,11 @@ def select_(
         best = select(_read(results), metric or "value")
     if format is not Format.table:
         known = best.dropna(axis="columns", how="all")
-        return say(out, known.to_csv(index=False).rstrip("\n") if format is Format.csv else _as_json(known))
+        return print_line(out, known.to_csv(index=False).rstrip("\n") if format is Format.csv else _as_json(known))
     columns = ["experiment", "solver", "setting", best["metric"].iloc[0], "20 – 80 %", "seeds", "diverged"]
     print_table(columns, map(_describe_selection, best.to_dict("records")))
     if best["edges"].any():
-        say(out, "(least), (largest): at an end of its grid; a better value may lie beyond.")
+        print_line(out, "(least), (largest): at an end of its grid; a better value may lie beyond.")
 
 
 def _as_json(table: Any) -> str:
@@ -173,7 +173,7 @@ def report(
         earlier = before and _read(_open_store(before, None)[0], notices)
         options: dict[str, Any] = {"select": select, "budgets": budgets, "commands": commands, "before": earlier}
         page = write_report(_read(results, notices), out_folder, notices=notices, **options)
-    say(out, f"open in a browser: {page}")
+    print_line(out, f"open in a browser: {page}")
 
 
 def figure(
@@ -188,7 +188,7 @@ def figure(
     with errors_in_a_line():
         results, select = _open_store(store, select)
         for path in write_figures(_read(results), out_folder, select=select, draw=draw):
-            say(out, str(path))
+            print_line(out, str(path))
 
 
 def _open_store(folder: Path, metric: str | None) -> "tuple[Store, str | None]":
@@ -207,7 +207,7 @@ def _read(results: "Store", notices: list[str] | None = None) -> Any:
 
     table = results.read()
     for text in results.list_unfinished(list_finished(table)):
-        say(err, text)
+        print_line(err, text)
         if notices is not None:
             notices.append(f"{results.folder}: {text}")
     return table
@@ -224,14 +224,14 @@ def check(
         results, _ = _open_store(store, None)
         damaged = results.damaged()
         for path, problem in damaged.items():
-            say(out, f"{path}: damaged ({problem})")
+            print_line(out, f"{path}: damaged ({problem})")
         for path in results.set_aside(damaged) if set_aside else []:
-            say(out, f"set aside as {path}")
+            print_line(out, f"set aside as {path}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the damaged files are printed above
             finished = results.finished()
         for text in results.list_unfinished(finished):
-            say(out, text)
-        say(out, f"{len(finished):,} finished cells, {len(damaged)} damaged files")
+            print_line(out, text)
+        print_line(out, f"{len(finished):,} finished cells, {len(damaged)} damaged files")
     if damaged and not set_aside:
         raise typer.Exit(FAILED)

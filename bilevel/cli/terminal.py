@@ -30,7 +30,7 @@ _last_signal = int(signal.SIGINT)  # the signal that stopped the command
 def errors_in_a_line() -> Iterator[None]:
     """Print errors of the input in one line with exit code 2, and warnings and stops in one line each."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: say(err, str(message), style="yellow")
+        warnings.showwarning = lambda message, *_, **__: print_line(err, str(message), style="yellow")
         try:
             yield
         except (ValueError, OSError, ImportError, MemoryError) as error:
@@ -64,11 +64,11 @@ def _stop_again(unraisable: Any) -> None:
 
 def exit_stopped(text: str) -> NoReturn:
     """Print a line about a command that was stopped, and exit with the code that shells expect after a signal."""
-    say(err, f"stopped; {text}")
+    print_line(err, f"stopped; {text}")
     raise typer.Exit(128 + _last_signal) from None
 
 
-def say(console: Any, text: str, style: str | None = None) -> None:
+def print_line(console: Any, text: str, style: str | None = None) -> None:
     """Print a line without interpreting markup, which the name of a folder may contain by accident."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -89,9 +89,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
     least = 1 + sum(3 + width for width in widths)  # each column has a border and two spaces
     width = out.width if out.is_terminal else max(out.width, _PIPED_WIDTH, least)
     if least > width:
-        say(out, f"{title}\n" if title else "")
+        print_line(out, f"{title}\n" if title else "")
         for row in cells:
-            say(out, "\n".join(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True)) + "\n")
+            print_line(out, "\n".join(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True)) + "\n")
         return
     table = _table.Table(title=title, show_lines=any("\n" in cell for row in cells for cell in row))
     for name, min_width in zip(columns, widths, strict=True):
