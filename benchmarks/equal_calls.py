@@ -19,13 +19,12 @@ from markdown import number, table
 from rich.console import Console
 
 import bilevel
-from bilevel.bench.cells import SWEEP, build_problem, drop_duplicates
-from bilevel.bench.config import load_config
-from bilevel.bench.execute import Where, execute
+from bilevel.bench.config import SWEEP, build_problem, find_config, load_config
+from bilevel.bench.distribution import Where
+from bilevel.bench.execute import drop_duplicates, execute
 from bilevel.bench.live import watch
-from bilevel.bench.sections import final_values, make_sections
+from bilevel.bench.select import final_values, make_sections
 from bilevel.bench.store import Store
-from bilevel.bench.tables import find_config
 from bilevel.engine.metrics import METRICS
 
 PROBLEMS = {"equal_quadratic": "quadratics, h - h*", "equal_ijcnn1": "IJCNN1, h", "equal_cleaning": "cleaning, h"}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel.bench.cells import environment
+from bilevel.bench.execute import environment
 
 BUSY = 0.5  # load of other processes that disturbs a measurement
 

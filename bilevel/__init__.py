@@ -25,7 +25,7 @@ _HOME = {
     "Status": "engine.result",
     "StepError": "engine.stopping",
     "TensorBoardLog": "engine.logs",
-    "benchmark": "bench.benchmark",
+    "benchmark": "bench.execute",
     "fuse_cpu_loops": "_process",
     "hypergradient": "problems.hypergradients",
     "keep_programs": "_process",

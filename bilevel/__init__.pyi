@@ -10,7 +10,7 @@ from bilevel import theory as theory
 from bilevel._process import fuse_cpu_loops as fuse_cpu_loops
 from bilevel._process import keep_programs as keep_programs
 from bilevel._types import Point as Point
-from bilevel.bench.benchmark import benchmark as benchmark
+from bilevel.bench.execute import benchmark as benchmark
 from bilevel.engine.driver import CertifiedTolerance as CertifiedTolerance
 from bilevel.engine.driver import EarlyStopping as EarlyStopping
 from bilevel.engine.logs import CSVLog as CSVLog

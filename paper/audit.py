@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bilevel.bench.sections import Contender, Section
+from bilevel.bench.select import Contender, Section
 from paper.contenders import cost_to, final_median, selected_median
 from paper.markdown import format_value
 from paper.parts import PUBLISHED, UNTUNED, WIDER
@@ -61,8 +61,12 @@ class _ExperimentalClaim(NamedTuple):
 
 
 def contender(section: Section, solver: str, column: str = PUBLISHED) -> Contender:
-    """Return a solver at the setting that was selected from one of its grids."""
-    return next(one for one in section.contenders if one.label == f"{solver} ({column})")
+    """Return a solver at the setting that was selected from one of its grids.
+
+    In the kept results, the untuned solver `AutoSRBA` has its former name, SRBA.
+    """
+    labels = {f"{solver} ({column})", f"Auto{solver} ({column})"}
+    return next(one for one in section.contenders if one.label in labels)
 
 
 def list_claims(sections: Sections, kept: Path) -> list[Claim]:

@@ -9,10 +9,19 @@ from typing import Annotated, Any
 
 from bilevel._optional import require
 from bilevel._process import fuse_cpu_loops
-from bilevel.bench import stops
 from bilevel.cli.app import EPILOG
-from bilevel.cli.runs import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures
-from bilevel.cli.terminal import FAILED, OutFolder, err, errors_in_a_line, out, print_table, say, typer
+from bilevel.cli.experiments import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures
+from bilevel.cli.terminal import (
+    FAILED,
+    OutFolder,
+    err,
+    errors_in_a_line,
+    handle_signals,
+    out,
+    print_line,
+    print_table,
+    typer,
+)
 from paper.parts import KEPT, MEASURED, PAGE, PARTS
 
 _progress = require("rich.progress", "bench")
@@ -27,7 +36,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line, with the same treatment of signals and loops as the command `bilevel`."""
-    stops.install()
+    handle_signals()
     fuse_cpu_loops()
     app()
 
@@ -59,7 +68,7 @@ def reproduce(
         names = [] if from_kept else [*PARTS, *MEASURED] if part is _ALL else [part.value]
         failures = 0
         for place, name in enumerate(names, start=1):
-            say(err, f"{name} ({place} of {len(names)})")
+            print_line(err, f"{name} ({place} of {len(names)})")
             if name in MEASURED:
                 _measure_theory(kept, [MEASURED[name]], quick=quick)
                 continue
@@ -68,9 +77,9 @@ def reproduce(
             with watch(load_config(name).metric, err) as watcher:
                 failures += protocol.reproduce(name, stores, kept, watcher, **options)
         for path in write_page(kept, page):
-            say(out, str(path))
+            print_line(out, str(path))
     if failures:
-        say(err, f"{count_failures(failures)}; other results are kept. The same command tries again.")
+        print_line(err, f"{count_failures(failures)}; all other results are kept. Run the same command again to retry.")
         raise typer.Exit(FAILED)
 
 
@@ -85,7 +94,7 @@ def audit(kept: KeptFolder = KEPT) -> None:
     rows = [(f"{c.id}\n{c.verdict}", f"{c.claim}\n→ {c.finding}", f"{c.command}\n{c.evidence}") for c in claims]
     print_table(("verdict", "claim → what was found", "command, evidence"), rows)
     counts = Counter(one.verdict for one in claims)
-    say(out, ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    print_line(out, ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 @app.command()
@@ -95,7 +104,7 @@ def complexity(
 ) -> None:
     """Measure oracle calls to a stationary point against n + m and 1/epsilon, and queries against the lower bound."""
     with errors_in_a_line():
-        say(out, "\n".join(map(str, _measure_theory(out_folder, [*MEASURED.values()], quick=quick))))
+        print_line(out, "\n".join(map(str, _measure_theory(out_folder, [*MEASURED.values()], quick=quick))))
 
 
 def _measure_theory(folder: Path, names: list[str], *, quick: bool) -> list[Path]:
@@ -108,7 +117,7 @@ def _measure_theory(folder: Path, names: list[str], *, quick: bool) -> list[Path
 
 
 def _lines(title: str) -> Callable[[float, str], None]:
-    return lambda share, text: say(err, f"{title}: {100 * share:.0f} %, {text}")
+    return lambda share, text: print_line(err, f"{title}: {100 * share:.0f} %, {text}")
 
 
 def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bilevel.bench.sections import Contender, Section, final_values, first_reach
-from bilevel.bench.select import quantiles
+from bilevel.bench.select import Contender, Section, final_values, quantiles, reach
 from bilevel.bench.store import PARAMETER, Frame
 from bilevel.engine.metrics import metric as describe
 from paper.markdown import format_bytes, format_value, markdown_table
@@ -39,7 +38,7 @@ def final_median(one: Contender, metric: str) -> float:
 
 def cost_to(one: Contender, metric: str, target: float, axis: str = "seconds") -> float:
     """Return the median over seeds of the seconds (or calls) until the metric is at most the target."""
-    return float(first_reach(one.rows, metric, [target], axis)[0]) if one.parameters is not None else np.inf
+    return float(np.median(reach(one.rows, metric, target, axis))) if one.parameters is not None else np.inf
 
 
 def good_share(one: Contender, metric: str) -> float:

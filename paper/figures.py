@@ -9,9 +9,9 @@ from typing import Any
 
 from bilevel._io import replacing
 from bilevel._optional import require
-from bilevel.bench.cells import TIMING
-from bilevel.bench.report import FONT_SIZE, assign_looks, draw_figure
-from bilevel.bench.sections import AXES, Section
+from bilevel.bench.config import TIMING
+from bilevel.bench.page import FONT_SIZE, assign_looks, draw_figure
+from bilevel.bench.select import AXES, Section
 from paper.parts import PARTS, PUBLISHED
 
 _STYLE: dict[str, Any] = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "axes.linewidth": 0.6}

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from math import isfinite, isinf, isnan
+from math import isfinite
 from typing import Any
+
+from bilevel.bench.tables import format_number
 
 NOT_REACHED = "not reached"
 
@@ -19,7 +21,7 @@ def escape(text: str) -> str:
     return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", re.sub(r"([|\[])", r"\\\1", " ".join(text.split())))
 
 
-def format_number(value: float | None, digits: int = 3) -> str | None:
+def plain_number(value: float | None, digits: int = 3) -> str | None:
     """Return a number with this many significant digits, without an exponent between 0.001 and a million."""
     if value is None or not 1e-3 <= abs(value) < 1e6:
         return None if value is None else f"{value:.{digits - 1}e}"
@@ -28,7 +30,7 @@ def format_number(value: float | None, digits: int = 3) -> str | None:
 
 def format_value(value: float) -> str:
     """Return four significant digits; "–" for NaN and "diverged" for an infinite value."""
-    return "–" if isnan(value) else "diverged" if isinf(value) else f"{value:.4g}"
+    return format_number(value, digits=4)
 
 
 def format_cost(value: float) -> str:

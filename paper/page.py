@@ -8,7 +8,7 @@ from typing import Any
 
 from bilevel._io import replacing
 from bilevel._optional import require
-from bilevel.bench.sections import Section
+from bilevel.bench.select import Section
 from paper.audit import Claim, list_claims
 from paper.contenders import part_table
 from paper.figures import draw_part

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from bilevel._types import Calls
-from bilevel.bench.cells import SWEEP, TIMING, Setting
-from bilevel.bench.config import Experiment, load_config
-from bilevel.bench.execute import Watcher, Where, execute
-from bilevel.bench.sections import Section, make_sections
+from bilevel.bench.config import SWEEP, TIMING, Experiment, GridSetting, find_config, load_config
+from bilevel.bench.distribution import Where
+from bilevel.bench.execute import execute
+from bilevel.bench.live import Watcher
+from bilevel.bench.select import Section, make_sections
 from bilevel.bench.store import Frame, Store
-from bilevel.bench.tables import find_config
 from bilevel.engine.metrics import METRICS
 from paper.parts import PARTS, PUBLISHED, UNTUNED
 
@@ -82,7 +82,7 @@ def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
 
     The problem is made with the arguments in ``little``.
     """
-    chosen: dict[tuple[str, str], Setting] = {}
+    chosen: dict[tuple[str, str], GridSetting] = {}
     for setting in experiment.settings:
         for column in {PUBLISHED, UNTUNED}.intersection(setting.columns):
             chosen.setdefault((setting.solver, column), setting)

@@ -18,7 +18,6 @@ import rich.console
 from typer.testing import CliRunner
 
 import bilevel
-from bilevel.bench import stops
 from bilevel.bench.store import Store
 from bilevel.cli import doctor, main, terminal
 from bilevel.cli.app import app
@@ -216,7 +215,7 @@ def test_a_task_that_fails_is_named_and_the_exit_code_is_1(config, tmp_path, mon
     shown = said("run", config, "--store", folder, "--only", "SOBA", code=1)
     assert "SOBA on quadratic, seed 1 failed: RuntimeError: no SOBA today" in shown
     again = f"To try again: bilevel run {config} --store {folder} --only SOBA"
-    assert f"1 task failed or lost results; all else is in {folder}. {again}" in shown
+    assert f"1 task failed or lost results; all other results are in {folder}. {again}" in shown
     pretence.broken.clear()
     said("run", config, "--store", folder, "--only", "SOBA")
 
@@ -228,7 +227,7 @@ def test_ctrl_c_says_how_to_resume(config, tmp_path, monkeypatch):
     monkeypatch.setattr("bilevel.bench.execute.run_task", interrupted)
     folder = tmp_path / "a store"
     shown = said("run", config, "--store", folder, "--seeds", "0:1", code=130)
-    assert f"To go on: bilevel run {config} --store '{folder}' --seeds 0:1" in shown
+    assert f"To continue: bilevel run {config} --store '{folder}' --seeds 0:1" in shown
 
 
 def test_a_stop_that_a_callback_swallows_is_repeated(config, tmp_path, monkeypatch):
@@ -241,29 +240,29 @@ def test_a_stop_that_a_callback_swallows_is_repeated(config, tmp_path, monkeypat
         Swallowing()
         time.sleep(30)
 
-    monkeypatch.setattr(sys, "unraisablehook", stops._stop_again)
+    monkeypatch.setattr(sys, "unraisablehook", terminal._stop_again)
     monkeypatch.setattr("bilevel.bench.execute.run_task", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         shown = said("run", config, "--store", tmp_path / "store", code=130)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "To go on: bilevel run" in shown
+    assert "To continue: bilevel run" in shown
 
 
 def test_sigterm_stops_like_ctrl_c(config, finished, tmp_path, monkeypatch):
     def terminated(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(stops, "_last", int(signal.SIGINT))
+    monkeypatch.setattr(terminal, "_last_signal", int(signal.SIGINT))
     monkeypatch.setattr("bilevel.bench.execute.run_task", terminated)
-    monkeypatch.setattr("bilevel.bench.report.write_report", terminated)
-    before = signal.signal(signal.SIGTERM, stops._terminate)
+    monkeypatch.setattr("bilevel.bench.page.write_report", terminated)
+    before = signal.signal(signal.SIGTERM, terminal._terminate)
     try:
         shown = said("run", config, "--store", tmp_path / "store", code=143)
-        assert f"To go on: bilevel run {config} --store {tmp_path / 'store'}" in shown
+        assert f"To continue: bilevel run {config} --store {tmp_path / 'store'}" in shown
         shown = said("report", finished[1], "--out", tmp_path / "page", code=143)
-        assert shown == "stopped; no file is half written. The same command goes on, or begins anew."
+        assert shown == "stopped; no file is half written. Run the same command again to continue or to start over."
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -357,7 +356,7 @@ def test_a_sweep_that_loses_results_ends_with_exit_code_1(config, tmp_path, monk
     monkeypatch.setattr(Store, "write", lambda store, rows: write(store, rows).unlink())
     shown = said("run", config, "--store", tmp_path / "store", code=1)
     assert "sweep failed: 4 of 4 cells were stored, and are no longer in" in shown
-    assert "1 task failed or lost results; all else is in" in shown
+    assert "1 task failed or lost results; all other results are in" in shown
 
 
 @pytest.mark.filterwarnings("default")

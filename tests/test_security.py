@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 import bilevel
 from bilevel._progress import progress_bar
 from bilevel.bench import config, live
-from bilevel.bench.report import file_names, write_figures, write_report
-from bilevel.bench.sections import make_sections
+from bilevel.bench.page import file_names, write_figures, write_report
+from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
 from bilevel.cli import terminal
 from bilevel.cli.app import app
-from bilevel.datasets import files
+from bilevel.datasets import loading
 from paper.markdown import markdown_table
 from tests import cases
-from tests.bench import tables, test_store
+from tests.bench import fake_store, test_store
 from tests.datasets import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -171,8 +171,8 @@ def test_a_data_set_of_another_size_is_refused_by_its_header(tmp_path, monkeypat
     members = {f"{name}.npy": array_bytes(array) for name, array in tiny.SPLIT.items()}
     (tmp_path / "tiny.npz").write_bytes(packed(members | {"X_train.npy": array_bytes(np.zeros((10**6, 3)))}))
     monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **kw: pytest.fail("unpacked"))
-    with pytest.raises(files.DamagedFileError, match=r"`X_train` is float64 \(1000000, 3\)"):
-        files.read(tmp_path / "tiny.npz", known)
+    with pytest.raises(loading.DamagedFileError, match=r"`X_train` is float64 \(1000000, 3\)"):
+        loading.read(tmp_path / "tiny.npz", known)
 
 
 # --- names
@@ -182,7 +182,7 @@ HOSTILE_NAMES = ["../../up", "/etc/passwd", "..", "a/b", "a\\b", "con\x00", "", 
 
 @pytest.fixture(scope="module")
 def table():
-    whole = tables.store()
+    whole = fake_store.store()
     return whole[(whole["problem"] == "quadratic") & whole["solver"].isin(["SRBA", "StocBiO"])]
 
 
@@ -222,7 +222,11 @@ def test_a_config_is_kept_in_the_folder_of_its_store(tmp_path):
 
 def test_no_name_of_a_store_becomes_markup_in_the_report(table, tmp_path):
     source = write_report(
-        tables.hostile(table), tmp_path, title=tables.TAG, budgets=tables.TAG, commands=[tables.TAG]
+        fake_store.hostile(table),
+        tmp_path,
+        title=fake_store.TAG,
+        budgets=fake_store.TAG,
+        commands=[fake_store.TAG],
     ).read_text()
     document, _, scripts = source.partition('<script type="application/json"')
     assert "<img" not in document and "javascript:1" in document
@@ -232,7 +236,7 @@ def test_no_name_of_a_store_becomes_markup_in_the_report(table, tmp_path):
 
 
 def test_no_name_of_a_store_becomes_markup_in_the_page_of_the_paper():
-    text = markdown_table(["a"], [[tables.TAG], ["[x](javascript:1)"], ["|I| <= m"]])
+    text = markdown_table(["a"], [[fake_store.TAG], ["[x](javascript:1)"], ["|I| <= m"]])
     assert "<img" not in text and "<a" not in text and r"\[x](" in text
     assert r"| \|I\| <= m |" in text
 

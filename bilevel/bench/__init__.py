@@ -1,5 +1,5 @@
-"""The benchmark: whole grids in one program, kept in a store, shown as a page."""
+"""Benchmarks: run grids of solvers on a problem, store the results, select the best settings, and report them."""
 
 from bilevel._optional import require
 
-require("msgspec", "bench")  # or say how to install what the benchmark needs
+require("msgspec", "bench")

@@ -1,74 +1,127 @@
-"""An experiment from its first cell to its last: tune wide, time narrow, store each result as it comes."""
+"""Run an experiment: sweep the grid, select the best setting of each solver, and time these settings alone.
 
-import signal
-import time
+Cells of a sweep that can share a program are grouped into tasks. The rows of a task are stored as soon as it ends, and
+cells that are in the store are not run again.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import platform
+import subprocess
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 from bilevel._optional import require
-from bilevel.bench.cells import (
+from bilevel._precision import arithmetic
+from bilevel.bench.config import (
     SWEEP,
     TIMING,
     Cell,
-    Task,
+    Experiment,
+    Pairs,
     build_problem,
-    drop_duplicates,
-    group_tasks,
+    find_solver,
+    load_config,
+    name_of,
     parameter_types,
-    run_task,
-    time_cell,
 )
-from bilevel.bench.config import Experiment
-from bilevel.bench.plugins import find_solver
+from bilevel.bench.distribution import Outcome, Where, distribute
+from bilevel.bench.live import Console, Watcher, watch
 from bilevel.bench.select import list_settings, select, worst_value
-from bilevel.bench.store import PARAMETER, SCHEMA, Store, check_metric_names, column_type, list_finished
+from bilevel.bench.store import PARAMETER, SCHEMA, SIZES, Store, check_metric_names, column_type, list_finished
+from bilevel.engine.driver import CellResult, sweep
+from bilevel.engine.result import Status
+from bilevel.engine.run import run
+from bilevel.engine.steps import Prepared, prepare
+from bilevel.problems import BilevelProblem
+from bilevel.solvers import HostSolver, SolverBase
 
-_PATIENCE = 20  # seconds, for a scheduler and its first worker
-_PAUSE = 0.05  # seconds between two looks at what a cluster has done
-Outcome: TypeAlias = tuple[Task, list[dict[str, Any]], str | None]  # a task with its rows, or with what it raised
-
-
-class Watcher(Protocol):
-    """Is told how far an experiment has come."""
-
-    def begin(self, phase: str, done: int, total: int) -> None:
-        """Take note that a phase begins, with some of its cells in the store."""
-
-    def start(self, title: str) -> None:
-        """Take note that a task of this process begins: it compiles, and runs."""
-
-    def advance(self, n_cells: int, title: str, best: float | None) -> None:
-        """Take note that cells were written, and of the best final value of the metric so far."""
-
-    def failed(self, title: str, error: str) -> None:
-        """Take note of what a task raised."""
+StoreRows: TypeAlias = list[dict[str, Any]]  # one per evaluation
+_TABLES = ("problem", "budget", "solvers")  # of a config
+MAX_STATE_BYTES = 2**30  # of all settings of one program together
 
 
-@dataclass(frozen=True)
-class Where:
-    """On what an experiment runs: processes of this machine, or a Dask cluster; a CPU or a GPU."""
+class Task(NamedTuple):
+    """Cells of one solver on one problem that run as one program: they differ in seeds and traced hyperparameters."""
 
-    jobs: int = 1
-    dask: str | None = None
-    device: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise ValueError(f"`jobs={self.jobs}`: must be at least 1.")
-        if self.dask is not None and self.jobs != 1:
-            raise ValueError("`jobs` and `dask` exclude each other: a cluster has its own workers.")
+    cells: tuple[Cell, ...]
 
     @property
-    def seeds_together(self) -> bool:
-        """Whether one program takes all seeds: a GPU has room for them."""
-        return (self.device or jax.default_backend()) == "gpu"
+    def title(self) -> str:
+        first, n_seeds = self.cells[0], len({cell.seed for cell in self.cells})
+        return f"{first.solver} on {first.problem}, {f'seed {first.seed}' if n_seeds == 1 else f'{n_seeds} seeds'}"
+
+
+def benchmark(
+    config: Mapping[str, Any] | str | Path, store: str | Path, *, jobs: int = 1, progress: bool = False
+) -> Store:
+    """Run an experiment and return the store of its results; cells that are in the store are not run again.
+
+    Parameters
+    ----------
+    config : a TOML file, the name of a config of the package, or the tables of such a file as a dict. In a dict, the
+        ``name`` of a solver may be its class, and that of a problem the function that builds it
+    store : folder of the results, which ``bilevel report`` reads too
+    jobs : number of processes. With more than one, your own classes must be in a module that these can import
+    progress : show a progress bar, or lines if there is no terminal
+
+    Raises
+    ------
+    RuntimeError : a task failed; the results of all others are in the store
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import bilevel
+    >>> problem = {"name": bilevel.problems.quadratic, "n_inner": 64, "n_outer": 32, "dim_inner": 4, "dim_outer": 2}
+    >>> solvers = [{"name": bilevel.SOBA, "step_size": [0.05, 0.1], "batch_size": 8}]
+    >>> tables = {"problem": problem, "budget": {"epochs": 5}, "solvers": solvers}
+    >>> config = {"name": "little", "metric": "value_gap", "seeds": 1, **tables}
+    >>> store = bilevel.benchmark(config, tempfile.mkdtemp())
+    >>> int(store.read()["final"].sum())
+    2
+    """
+    experiment = load_config(config)
+    kept: dict[str, Any] = {"config": config}
+    if isinstance(config, Mapping):
+        kept = {"config": experiment.name, "text": _as_toml(config)}
+    shown = watch(experiment.metric, Console(stderr=True)) if progress else nullcontext(Watcher())
+    results = Store(store)
+    with shown as watcher:
+        execute(experiment, results, watcher, where=Where(jobs), **kept)
+    if watcher.failures:
+        count, first = len(watcher.failures), watcher.failures[0]
+        rest = f"the results of all others are in `{store}`"
+        raise RuntimeError(f"{count} task{'s' * (count > 1)} failed; {rest}. The first: {first}")
+    return results
+
+
+def _as_toml(config: Mapping[str, Any]) -> bytes:
+    """Return the text of a valid config, with names instead of classes and functions."""
+    tables = [("[problem]", config["problem"]), ("[budget]", config["budget"])]
+    tables += [("[[solvers]]", entry) for entry in config["solvers"]]
+    text = _list_entries({name: value for name, value in config.items() if name not in _TABLES})
+    return "\n".join([text, *(f"{head}\n{_list_entries(table)}" for head, table in tables)]).encode()
+
+
+def _list_entries(table: Mapping[str, Any]) -> str:
+    # JSON and TOML write numbers, texts and lists in the same way.
+    named = {name: name_of(value) if name == "name" else value for name, value in table.items()}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in named.items())
+
+
+# Execution of the phases.
 
 
 def execute(
@@ -76,18 +129,27 @@ def execute(
     store: Store,
     watcher: Watcher,
     *,
-    seeds: Collection[int] | None = None,  # in the place of the experiment's
-    only: Collection[str] | None = None,  # these solvers
+    seeds: Collection[int] | None = None,
+    only: Collection[str] | None = None,
     phases: Collection[str] = (SWEEP, TIMING),
     where: Where = Where(),  # noqa: B008
-    config: str | Path | None = None,  # a copy is kept beside the results
-    text: bytes | None = None,  # the file's, where there is none
+    config: str | Path | None = None,
+    text: bytes | None = None,
 ) -> int:
-    """Run what is not in the store yet, and return the number of failures; a task's rows are stored when it ends.
+    """Run the cells that are not in the store yet, and return the number of failures.
 
-    A phase whose results are no longer in the store at its end is a failure too, and nothing is selected from the rest.
+    If results have disappeared from the store by the end of a phase, this counts as a failure too. Settings are
+    selected, and timed, only after a sweep without failures.
+
+    Parameters
+    ----------
+    seeds : seeds to run instead of those of the experiment
+    only : solvers to run, all by default
+    phases : "sweep", "timing" or both
+    where : the processes and the device to use
+    config, text : the file of the config, of which a copy is stored with the results, or a name and its content
     """
-    with _on_device(where.device):
+    with where.on_device():
         # The size of a problem does not depend on its seed.
         problem = build_problem(experiment.problem, experiment.problem_arguments)
         check_metric_names(problem.metrics)
@@ -96,204 +158,128 @@ def execute(
         cells = drop_duplicates(experiment.cells(*size, seeds, only), problem)
         if config is not None:
             store.keep_config(config, text)
-        missing = store.unfinished(cells)
-        failed: Sequence[Task] = ()
-        _warn_of_changes(cells, missing, store)
+        sweep = _Phase(SWEEP, experiment.metric, cells, store, watcher)
+        _warn_of_changes(cells, sweep.missing, store)
         store.keep_plan(experiment.name, SWEEP, cells, within=experiment.cells(*size))
         if SWEEP in phases:
-            watcher.begin(SWEEP, len(cells) - len(missing), len(cells))
-            outcomes = _run_tasks(group_tasks(missing, where.seeds_together), where, watcher)
-            failed = _keep(outcomes, experiment.metric, store, watcher)
-        elif missing:
-            raise ValueError(f"{len(missing)} cells of the sweep are not in the store; run the sweep first.")
+            sweep.run(_run_tasks(group_tasks(sweep.missing, where.seeds_together), where, watcher))
+        elif sweep.missing:
+            raise ValueError(f"{len(sweep.missing)} cells of the sweep are not in the store; run the sweep first.")
         table = store.read(SWEEP)
-        failures = _count_failures(SWEEP, cells, failed, list_finished(table), store, watcher)
-        # What is missing from the sweep might be what should be selected.
+        failures = sweep.count_failures(list_finished(table))
         if experiment.max_seconds is None or failures or TIMING not in phases:
             return failures
         selected = list_settings(select(table[table["cell"].isin({cell.id for cell in cells})], experiment.metric))
-        timed = experiment.timing_cells(selected, *size, seeds)
-        store.keep_plan(experiment.name, TIMING, timed)
-        missing = store.unfinished(timed)
-        watcher.begin(TIMING, len(timed) - len(missing), len(timed))
-        # One at a time, with the machine to themselves.
-        outcomes = (_attempt(Task((cell,)), time_cell, cell, watcher=watcher) for cell in missing)
-        failed, done = _keep(outcomes, experiment.metric, store, watcher), store.finished()
-        failures = _count_failures(SWEEP, cells, (), done, store, watcher)
-        return failures + _count_failures(TIMING, timed, failed, done, store, watcher)
+        timing = _Phase(TIMING, experiment.metric, experiment.timing_cells(selected, *size, seeds), store, watcher)
+        store.keep_plan(experiment.name, TIMING, timing.cells)
+        # One cell at a time, so that nothing else runs on the machine.
+        timing.run(_attempt(Task((cell,)), time_cell, cell, watcher=watcher) for cell in timing.missing)
+        done = store.finished()
+        return sweep.count_failures(done) + timing.count_failures(done)
 
 
-def _count_failures(
-    phase: str, cells: Sequence[Cell], failed: Sequence[Task], done: Collection[str], store: Store, watcher: Watcher
-) -> int:
-    """Return the number of failed tasks, one more if results of others are not in the store although they were."""
-    known = {cell for task in failed for cell in task.cells}
-    gone = [cell for cell in cells if cell.id not in done and cell not in known]
-    if gone:
-        what = f"{len(gone)} of {len(cells)} cells were stored, and are no longer in `{store.folder}`"
-        watcher.failed(phase, f"{what}: files were deleted, moved or damaged. Run it again.")
-    return len(failed) + bool(gone)
+class _Phase:
+    """The sweep or the timing: stores the rows of its tasks as they end, and reports to the watcher."""
+
+    def __init__(self, name: str, metric: str, cells: Sequence[Cell], store: Store, watcher: Watcher) -> None:
+        self.name, self.metric, self.cells, self.store, self.watcher = name, metric, cells, store, watcher
+        self.missing = store.unfinished(cells)
+        self.failed: list[Task] = []
+        self._unwritten: list[tuple[Task, StoreRows]] = []  # could not be written, for example on a full disk
+        self._best: float | None = None
+
+    def run(self, outcomes: Iterable[Outcome]) -> None:
+        self.watcher.begin(self.name, len(self.cells) - len(self.missing), len(self.cells))
+        for task, rows, error in outcomes:
+            if error is not None:
+                self._fail(task, error)
+                continue
+            self._update_best(rows)
+            self._unwritten.append((task, rows))
+            if problem := self._write():
+                way = "Its results are in memory; the next task tries again to write them."
+                self.watcher.failed(task.title, f"{problem} {way}")
+        if self._unwritten and (problem := self._write()):
+            for task, _ in self._unwritten:
+                self._fail(task, f"{problem} Its results are lost; run it again.")
+
+    def _fail(self, task: Task, error: str) -> None:
+        self.watcher.failed(task.title, error)
+        self.failed.append(task)
+
+    def _update_best(self, rows: StoreRows) -> None:
+        better = min if worst_value(self.metric) > 0 else max
+        finals = (row.get(self.metric) for row in rows if row["final"] and row["status"] != "diverged")
+        known = [value for value in (*finals, self._best) if value is not None and value == value]
+        self._best = better(known, default=None)
+
+    def _write(self) -> str | None:
+        """Write the pending results, and return why one could not be written."""
+        while self._unwritten:
+            task, rows = self._unwritten[0]
+            try:
+                self.store.write(rows)
+            except OSError as error:
+                return str(error)
+            self.watcher.advance(len(task.cells), task.title, self._best)
+            del self._unwritten[0]
+        return None
+
+    def count_failures(self, done: Collection[str]) -> int:
+        """Return the number of failed tasks, plus one if results that were stored have disappeared.
+
+        Failed tasks are counted once.
+        """
+        known, n_failed = {cell for task in self.failed for cell in task.cells}, len(self.failed)
+        lost = [cell for cell in self.cells if cell.id not in done and cell not in known]
+        if lost:
+            what = f"{len(lost)} of {len(self.cells)} cells were stored, and are no longer in `{self.store.folder}`"
+            self.watcher.failed(self.name, f"{what}: files were deleted, moved or damaged. Run it again.")
+        return n_failed + bool(lost)
 
 
 def _check_parameters(solvers: Iterable[str]) -> None:
-    """Refuse parameters that have the name of a solver's of the package and another type: they share a column."""
+    """Raise ValueError if a parameter shares its name, hence its column, with one of the package of another type."""
     columns = {field.name: field.type for field in SCHEMA()}
     for solver in solvers:
         for name, kind in parameter_types(find_solver(solver)).items():
-            there = columns.get(PARAMETER + name)
-            if there not in (None, column_type(kind)):
-                raise ValueError(f"`{solver}`: its parameter `{name}` must be {there}, as in other solvers; rename it.")
+            known = columns.get(PARAMETER + name)
+            if known not in (None, column_type(kind)):
+                raise ValueError(f"`{solver}`: its parameter `{name}` must be {known}, as in other solvers; rename it.")
 
 
 def _warn_of_changes(cells: Sequence[Cell], missing: Sequence[Cell], store: Store) -> None:
-    """Warn of results that somebody's code gave before it was changed: cells are known by names."""
-    stated = {text for cell in cells for text in cell.digests}
-    if not stated or len(missing) == len(cells):
+    """Warn if stored results are of an earlier version of the user's code: the ids of cells contain only its name."""
+    digests = {text for cell in cells for text in cell.digests}
+    if not digests or len(missing) == len(cells):
         return
     rows = store.read()
     rows = rows[rows["cell"].isin([cell.id for cell in cells])]
-    for text in sorted(stated):
+    for text in sorted(digests):
         name = text.rpartition(" ")[0]
         own = rows[(rows["solver"] == name) | (rows["problem"] == name)]
         if not own["revision"].str.contains(text, regex=False).all():
-            way = "give another folder, or rename it, to run it anew"
-            warnings.warn(
-                f"`{name}` was changed after results of it were put into `{store.folder}`; {way}.", stacklevel=3
-            )
+            what = f"`{name}` was changed after results of it were put into `{store.folder}`"
+            warnings.warn(f"{what}; to run it again, give another folder or rename it.", stacklevel=3)
 
 
-def _keep(outcomes: Iterable[Outcome], metric: str, store: Store, watcher: Watcher) -> list[Task]:
-    """Store results as they come, and return the tasks that failed."""
-    better, best = min if worst_value(metric) > 0 else max, None
-    failed: list[Task] = []
-    unwritten: list[tuple[Task, list[dict[str, Any]]]] = []  # for want of space, which may be made
-    for task, rows, error in outcomes:
-        if error is not None:
-            watcher.failed(task.title, error)
-            failed.append(task)
-            continue
-        finals = (row.get(metric) for row in rows if row["final"] and row["status"] != "diverged")
-        best = better((value for value in (*finals, best) if value is not None and value == value), default=None)
-        unwritten.append((task, rows))
-        if problem := _write(unwritten, store, watcher, best):
-            watcher.failed(task.title, f"{problem} Its results are in memory; the next task tries again to write them.")
-    if unwritten and (problem := _write(unwritten, store, watcher, best)):
-        for task, _ in unwritten:
-            watcher.failed(task.title, f"{problem} Its results are lost; run it again.")
-    return [*failed, *(task for task, _ in unwritten)]
-
-
-def _write(
-    unwritten: list[tuple[Task, list[dict[str, Any]]]], store: Store, watcher: Watcher, best: float | None
-) -> str | None:
-    """Write results, each of which leaves the list; return why the rest could not be written."""
-    while unwritten:
-        task, rows = unwritten[0]
-        try:
-            store.write(rows)
-        except OSError as error:
-            return str(error)
-        watcher.advance(len(task.cells), task.title, best)
-        del unwritten[0]
-    return None
-
-
-def _run_tasks(work: Sequence[Task], where: Where, watcher: Watcher) -> Iterator[Outcome]:
-    if where.jobs == 1 and where.dask is None:
-        for task in work:
-            yield _attempt(task, run_task, task, watcher=watcher, seeds_together=where.seeds_together)
+def _run_tasks(tasks: Sequence[Task], where: Where, watcher: Watcher) -> Iterator[Outcome]:
+    if not where.is_here:
+        yield from distribute(_in_worker, tasks, where)
         return
-    yield from _run_locally(work, where) if where.dask is None else _run_on_cluster(work, where, where.dask)
-
-
-def _run_locally(work: Sequence[Task], where: Where) -> Iterator[Outcome]:
-    joblib, left = require("joblib", "bench"), dict(enumerate(work))
-    parallel = joblib.Parallel(n_jobs=where.jobs, backend="loky", return_as="generator_unordered")
-    # Processes that are started here inherit this: Ctrl-C goes to all of them, and the first one ends the others.
-    with _ctrl_c_later():
-        results = parallel(joblib.delayed(_in_worker)(place, task, where) for place, task in enumerate(work))
-    try:
-        for place, outcome in results:
-            del left[place]
-            yield outcome
-    except Exception as error:
-        # A worker that dies takes the pool down: the tasks that are left have failed.
-        for task in left.values():
-            yield task, [], _describe(error)
-
-
-@contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Hold Ctrl-C back: it comes at the end, and processes that are started meanwhile never get it."""
-    # These let Ctrl-C through again where they are not running yet.
-    for tracker in ("multiprocessing", "joblib.externals.loky.backend"):
-        import_module(f"{tracker}.resource_tracker").ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _run_on_cluster(work: Sequence[Task], where: Where, address: str) -> Iterator[Outcome]:
-    """Yield what the workers of a cluster give. joblib's backend would run all of it here where there is only one."""
-    with _connect(address) as client:
-        futures = {client.submit(_in_worker, place, task, where, pure=False): task for place, task in enumerate(work)}
-        waiting = require("distributed", "bench").as_completed(futures)
-        while not waiting.is_empty():
-            for future in _next_batch(waiting, client, address):
-                try:
-                    yield future.result()[1]
-                except Exception as error:  # the task killed several workers, or the scheduler is gone
-                    yield futures[future], [], _describe(error)
-
-
-def _next_batch(waiting: Any, client: Any, address: str) -> Any:
-    """Return the futures that are done, at least one; warn while none can be, as every worker is gone or stopped."""
-    seen: dict[str, float] | None = None
-    deadline, pause = time.monotonic() + _PATIENCE, _PATIENCE
-    while not (batch := waiting.next_batch(block=False)):
-        time.sleep(_PAUSE)
-        if time.monotonic() > deadline:
-            signs = _last_signs(client)
-            if client.status == "running" and (problem := _describe_silence(signs, seen, pause)):
-                left = f"{waiting.count()} tasks wait; Ctrl-C ends the waiting, and loses nothing done"
-                warnings.warn(f"the Dask cluster at `{address}` {problem}. {left}.", stacklevel=2)
-            pause = _PATIENCE if seen is None else 10 * _PATIENCE
-            seen, deadline = signs or {}, time.monotonic() + pause
-    return batch
-
-
-def _last_signs(client: Any) -> dict[str, float] | None:
-    """Return when each worker was last heard of, by the clock of the scheduler, or None if that does not answer."""
-    try:
-        found = client.sync(client.scheduler.identity, callback_timeout=_PATIENCE)
-    except OSError:
-        return None
-    return {name: worker["last_seen"] for name, worker in found["workers"].items()}
-
-
-def _describe_silence(signs: dict[str, float] | None, seen: dict[str, float] | None, seconds: float) -> str:
-    """Return what a cluster lacks; a worker is silent if it was last heard of when it was ``seconds`` ago."""
-    if signs is None:
-        return "does not answer"
-    if not signs:
-        return "has no workers left; start one"
-    silent = [name for name, last in signs.items() if (seen or {}).get(name) == last]
-    names = f"{', '.join(silent[:3])}{', …' * (len(silent) > 3)}"
-    what = f"has not heard of {len(silent)} of its {len(signs)} workers for {seconds:g} seconds ({names})"
-    return f"{what}; if they were stopped, continue or end them, and others take over their tasks" if silent else ""
+    for task in tasks:
+        yield _attempt(task, run_task, task, watcher=watcher, seeds_together=where.seeds_together)
 
 
 def _in_worker(place: int, task: Task, where: Where) -> tuple[int, Outcome]:
-    with _on_device(where.device):
+    with where.on_device():
         return place, _attempt(task, run_task, task, seeds_together=where.seeds_together)
 
 
 def _attempt(
-    task: Task, function: Callable[..., list[dict[str, Any]]], *args: Any, watcher: Watcher | None = None, **kwargs: Any
+    task: Task, function: Callable[..., StoreRows], *args: Any, watcher: Watcher | None = None, **kwargs: Any
 ) -> Outcome:
-    """Return the rows, or no rows and what was raised: one task must not take the others down."""
+    """Return the rows, or the error message, so that other tasks can continue."""
     if watcher is not None:
         watcher.start(task.title)
     try:
@@ -302,28 +288,133 @@ def _attempt(
         return task, [], f"{type(error).__name__}: {error}"
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+# From cells to tasks to rows.
 
 
-def _connect(address: str) -> Any:
-    distributed = require("distributed", "bench")
-    try:
-        client = distributed.Client(address, timeout=_PATIENCE)
-    except OSError as error:
-        raise ConnectionError(f"no Dask scheduler answers at `{address}`: {error}") from error
-    try:
-        client.wait_for_workers(1, timeout=_PATIENCE)
-    except OSError as error:
-        client.close()
-        lost = f"no Dask scheduler answers at `{address}` any more"
-        what = f"the Dask scheduler at `{address}` has no workers" if isinstance(error, TimeoutError) else lost
-        raise ConnectionError(f"{what}: {error}") from error
-    return client
+def _prepare(cell: Cell, problem: BilevelProblem | None = None) -> Prepared:
+    problem = problem or build_problem(cell.problem, cell.problem_arguments)
+    return prepare(problem, find_solver(cell.solver)(**dict(cell.parameters)))
 
 
-def _on_device(device: str | None) -> AbstractContextManager[Any]:
-    try:
-        return nullcontext() if device is None else jax.default_device(jax.devices(device)[0])
-    except RuntimeError as error:
-        raise ValueError(f"`device={device!r}`: JAX has no such device here: {error}") from error
+def drop_duplicates(cells: Iterable[Cell], problem: BilevelProblem) -> tuple[Cell, ...]:
+    """Merge cells that are equal once the defaults that depend on the problem are filled in."""
+    configured: dict[Any, Any] = {}
+    first: dict[Any, Cell] = {}
+    for cell in cells:
+        stated = cell.solver, cell.parameters
+        if stated not in configured:
+            configured[stated] = tuple(sorted(_prepare(cell, problem).solver.parameters().items(), key=str))
+        key = cell.solver, configured[stated], cell.seed
+        kept = first.setdefault(key, cell)
+        first[key] = dataclasses.replace(kept, columns=tuple(dict.fromkeys((*kept.columns, *cell.columns))))
+    return tuple(first.values())
+
+
+def group_tasks(cells: Iterable[Cell], seeds_together: bool = False) -> list[Task]:
+    """Group the cells of a sweep into tasks, in the order of their first cells."""
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        solver = find_solver(cell.solver)(**dict(cell.parameters))
+        # The tree structure contains the static parameters, and the names of traced parameters without a value.
+        kind = cell.problem, cell.problem_arguments, cell.solver, cell.max_calls, jax.tree.structure(solver)
+        apart = cell.parameters if isinstance(solver, HostSolver) else None if seeds_together else cell.seed
+        groups.setdefault((kind, apart), []).append(cell)
+    return [Task(tuple(part)) for group in groups.values() for part in _split(group)]
+
+
+def _split(group: list[Cell]) -> list[list[Cell]]:
+    """Split a group so that the states of its runs fit into memory together."""
+    solver, oracles, start, dtype = _prepare(group[0])
+    if isinstance(solver, HostSolver):
+        return [group]
+    with arithmetic(dtype):
+        state = jax.eval_shape(solver.cast(dtype).init, oracles, start)
+    state_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    most = max(1, MAX_STATE_BYTES // (len({cell.seed for cell in group}) * state_bytes))
+    settings = list(dict.fromkeys(cell.parameters for cell in group))
+    parts = [set(settings[begin : begin + most]) for begin in range(0, len(settings), most)]
+    return [[cell for cell in group if cell.parameters in part] for part in parts]
+
+
+def run_task(task: Task, *, seeds_together: bool = False) -> StoreRows:
+    """Run the cells of a task of the sweep and return their rows."""
+    first = task.cells[0]
+    if issubclass(find_solver(first.solver), HostSolver):  # deterministic: one run for all seeds
+        solver, result = _run_alone(first)
+        # The last step may exceed the budget; other solvers are not evaluated there.
+        within = [row for row in result.rows if first.max_calls is None or row["calls"] <= first.max_calls]
+        unclocked = [{name: value for name, value in row.items() if name != "seconds"} for row in within]
+        return [row for cell in task.cells for row in make_rows(cell, solver, result._replace(rows=unclocked))]
+    settings = {cell.parameters: cell for cell in task.cells}
+    solvers: dict[Pairs, Any] = {pairs: _prepare(cell).solver for pairs, cell in settings.items()}
+    seeds = sorted({cell.seed for cell in task.cells})
+    problem = build_problem(first.problem, first.problem_arguments)
+    assert first.max_calls is not None
+    options = {"together": seeds_together, "exact": first.exact}
+    by_seed = zip(seeds, sweep(problem, list(solvers.values()), seeds, first.max_calls, **options), strict=True)
+    found = {(seed, pairs): one for seed, results in by_seed for pairs, one in zip(solvers, results, strict=True)}
+    cells = sorted(task.cells, key=lambda cell: cell.seed)
+    parts = (make_rows(cell, solvers[cell.parameters], found[cell.seed, cell.parameters]) for cell in cells)
+    return [row for part in parts for row in part]
+
+
+def time_cell(cell: Cell) -> StoreRows:
+    """Run a cell alone, with a clock, and return its rows."""
+    assert cell.phase == TIMING
+    return make_rows(cell, *_run_alone(cell))
+
+
+def _run_alone(cell: Cell) -> tuple[SolverBase, CellResult]:
+    problem, solver = build_problem(cell.problem, cell.problem_arguments), _prepare(cell).solver
+    limits: dict[str, Any] = {"max_calls": cell.max_calls, "max_seconds": cell.max_seconds}
+    result = run(problem, solver, seed=cell.seed, exact=cell.exact, **limits)
+    if result.status is Status.interrupted:  # `run` returns the history so far, but incomplete cells are discarded
+        raise KeyboardInterrupt
+    rows = require("pandas", "bench").DataFrame(result.history).to_dict("records")
+    memory = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(result.state))
+    return solver, CellResult(rows, result.status, memory)
+
+
+def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> StoreRows:
+    """Return the rows of a cell in the form of the store; the last one is final."""
+    common = {name: getattr(cell, name) for name in ("experiment", "phase", "problem", "solver", "seed")}
+    common |= {f"{PARAMETER}{name}": value for name, value in solver.parameters().items()} | environment()
+    common["revision"] = ", ".join([common["revision"], *cell.digests])
+    common["problem_arguments"] = json.dumps(dict(cell.problem_arguments), sort_keys=True)
+    common |= _measure_problem(cell.problem, cell.problem_arguments)
+    common |= {"columns": ", ".join(cell.columns) or None, "cell": cell.id, "status": str(result.status)}
+    rows = [common | {"final": False} | row for row in result.rows]
+    rows[-1] |= {"final": True, "memory_bytes": float(result.memory_bytes)}
+    return rows
+
+
+@functools.cache
+def _measure_problem(problem: str, arguments: Pairs) -> dict[str, int]:
+    """Return the rows of each level and the sizes of both variables: the columns of `SIZES`."""
+    built = build_problem(problem, arguments)
+    variables = built.start.inner_var, built.start.outer_var
+    dims = (sum(np.size(leaf) for leaf in jax.tree.leaves(one)) for one in variables)
+    return dict(zip(SIZES, (built.n_inner, built.n_outer, *dims), strict=True))
+
+
+def environment() -> dict[str, str]:
+    """Return the columns that describe the origin of rows: machine, versions, revision and time."""
+    (device,) = jax.numpy.zeros(()).devices()
+    accelerator = {} if device.platform == "cpu" else {"machine": str(device.device_kind)}
+    return _host() | accelerator | {"written_at": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+@functools.cache
+def _host() -> dict[str, str]:
+    found = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": ""}
+    with suppress(PackageNotFoundError):  # run from source
+        found["bilevel"] = version("bilevel")
+    # The revision of a clone, with a + if it has changes; empty for an installed package.
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found["revision"] = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return found | {"machine": f"{processor}, {os.cpu_count()} cores"}

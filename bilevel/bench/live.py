@@ -1,4 +1,4 @@
-"""What is shown of an experiment while it runs: a bar in a terminal, a line for each task elsewhere."""
+"""The progress of an experiment: a bar in a terminal, otherwise one line per task."""
 
 import time
 from collections.abc import Iterator
@@ -14,19 +14,39 @@ _progress = require("rich.progress", "bench")
 
 
 class Console(_console.Console):
-    """A console that writes control characters of names as escapes, and no names of emoji as such."""
+    """A console that prints control characters in names as escapes, and does not replace names of emoji."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
 
     def render(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Yield the segments of text; rich calls this for all that it prints, the cells of tables too."""
+        """Yield the segments of a text; rich calls this for everything it prints, including cells of tables."""
         for segment in super().render(*args, **kwargs):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
+class Watcher:
+    """Receive the progress of an experiment; this class only remembers failures."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def begin(self, phase: str, done: int, total: int) -> None:
+        """Begin a phase; some of its cells may be in the store already."""
+
+    def start(self, title: str) -> None:
+        """Begin a task in this process."""
+
+    def advance(self, n_cells: int, title: str, best: float | None) -> None:
+        """Count the cells of a task that was stored; `best` is the best final value of the metric so far."""
+
+    def failed(self, title: str, error: str) -> None:
+        """Remember a task that failed."""
+        self.failures.append(f"{title}: {error}")
+
+
 @contextmanager
-def watch(metric: str, console: Any) -> Iterator["LiveBar | LiveLines"]:
+def watch(metric: str, console: Any) -> Iterator[Watcher]:
     """Yield a watcher that writes to this console."""
     if not console.is_terminal:
         yield LiveLines(metric, console)
@@ -36,13 +56,14 @@ def watch(metric: str, console: Any) -> Iterator["LiveBar | LiveLines"]:
         yield watcher
 
 
-class LiveBar:
+class LiveBar(Watcher):
     """A progress bar per phase, with the time left and the best value so far."""
 
     def __init__(self, metric: str, console: Any) -> None:
+        super().__init__()
         self.metric, self.task, self.best = metric, _progress.TaskID(0), ""
-        rest = _progress.BarColumn(bar_width=20), _progress.MofNCompleteColumn(), _progress.TimeRemainingColumn()
-        self.bar = _progress.Progress("{task.description}", *rest, "{task.fields[text]}", console=console)
+        columns = _progress.BarColumn(bar_width=20), _progress.MofNCompleteColumn(), _progress.TimeRemainingColumn()
+        self.bar = _progress.Progress("{task.description}", *columns, "{task.fields[text]}", console=console)
 
     def begin(self, phase: str, done: int, total: int) -> None:
         self.task = self.bar.add_task(phase, total=total, completed=done, text=f"{done} cells were there")
@@ -55,32 +76,35 @@ class LiveBar:
         self.bar.update(self.task, advance=n_cells, text=title + self.best)
 
     def failed(self, title: str, error: str) -> None:
+        super().failed(title, error)
         self.bar.console.print(f"[red]{_markup.escape(title)} failed:[/] {_markup.escape(error)}")
 
 
-class LiveLines:
-    """A line when a task begins and when it has ended, for logs and pipes."""
+class LiveLines(Watcher):
+    """A line at the beginning and at the end of each task, for logs and pipes."""
 
     def __init__(self, metric: str, console: Any) -> None:
+        super().__init__()
         self.metric, self.console = metric, console
 
     def begin(self, phase: str, done: int, total: int) -> None:
         self.phase, self.first, self.done, self.total, self.began = phase, done, done, total, time.monotonic()
-        self._say(f"{phase}: {total} cells; {done} cells were there")
+        self._print(f"{phase}: {total} cells; {done} cells were there")
 
     def start(self, title: str) -> None:
-        self._say(f"{self.phase}: {title}: compiling, running")
+        self._print(f"{self.phase}: {title}: compiling, running")
 
     def advance(self, n_cells: int, title: str, best: float | None) -> None:
         self.done += n_cells
         left = (time.monotonic() - self.began) / (self.done - self.first) * (self.total - self.done)
         place = f"{self.done} of {self.total} cells, about {describe_time(left)} left"
-        self._say(f"{self.phase}: {title}: done{_describe_best(self.metric, best)}; {place}")
+        self._print(f"{self.phase}: {title}: done{_describe_best(self.metric, best)}; {place}")
 
     def failed(self, title: str, error: str) -> None:
-        self._say(f"{title} failed: {error}")
+        super().failed(title, error)
+        self._print(f"{title} failed: {error}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

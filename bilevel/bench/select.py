@@ -1,64 +1,83 @@
-"""Each solver's best setting, by the median over seeds of a metric at the end of the sweep."""
+"""The best setting of each solver, and its results as curves and final values.
 
+Settings are selected by the median over seeds of a metric at the end of the sweep. The seeds of a setting form one
+curve: a median, and a band from the 20 % to the 80 % quantile. After its end, a diverged seed counts as worse than any
+other, and a converged seed keeps its last value; leaving them out would bias the curve. The curve ends with the first
+seed that is out of budget.
+"""
+
+import itertools
 import json
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bilevel._optional import require
-from bilevel.bench.cells import SWEEP, Pairs, parameter_types
-from bilevel.bench.config import check_selects
-from bilevel.bench.plugins import known_solver, suggest
+from bilevel.bench.config import SWEEP, TIMING, Pairs, check_selects, find_loaded_solver, parameter_types, suggest
 from bilevel.bench.store import PARAMETER, Frame, list_metrics
-from bilevel.engine.metrics import METRICS
+from bilevel.engine.metrics import METRICS, Metric
 from bilevel.engine.metrics import metric as describe
 from bilevel.engine.result import Status
 
 LEVELS = (0.2, 0.5, 0.8)
 SELECTED, DIVERGED = "selected", "diverged"
+AXES = {"seconds": "seconds", "calls": "oracle calls", "epochs": "epochs"}  # columns and their labels
+MAX_POINTS = 120
 _TASK = ["experiment", "problem", "problem_arguments"]
 
 
+# Selection.
+
+
 def select(table: Frame, metric: str) -> Frame:
-    """Return one row per experiment, problem, solver and column of its grid: the best setting, and how it did.
+    """Return the best setting for each experiment, problem, solver and column of its grid.
 
-    Of the rows of a store, the final ones of the sweep count. The best setting is the one of least median, or of the
-    largest where higher is better; of equal ones, that of the least spread, then the first in the order of the
-    parameters. A diverged cell and one without a number count as infinitely bad.
+    The best setting has the lowest median of the metric in the final rows of the sweep, or the highest if higher values
+    are better. Ties are broken by the smaller spread, then by the order of the parameters. Cells that diverged, or that
+    have no value, count as infinitely bad.
 
-    ``status`` is "selected", or "diverged" where no setting has a finite median: such a row claims no setting, and
-    counts all cells of the solver. ``median``, ``p20`` and ``p80`` are those of the metric; ``n_seeds``, ``n_settings``
-    and ``n_<status>`` are counts; ``median_calls`` is the cost. ``problem_arguments`` are without the seed. ``label``
-    names the row; ``edges`` the parameters that have their least or largest value, where a better one may lie beyond.
+    Returns
+    -------
+    A table with one row per selection and the columns
+
+    - ``experiment``, ``problem``, ``problem_arguments`` (without the seed), ``solver``, ``column``, and ``label``
+    - ``status``: "selected", or "diverged" if no setting has a finite median. Such a row has no setting, and its
+      numbers are of all cells of the solver
+    - ``metric``, and its ``median``, ``p20`` and ``p80``
+    - ``n_seeds``, ``n_settings``, and ``n_<status>``: counts
+    - ``median_calls``: the cost
+    - ``edges``: parameters that have the least or largest value of their grid, so that better values may lie beyond
+    - ``param_<name>``: the parameters
     """
-    finals, keys = split_columns(_finals(table, metric)), [*_TASK, "solver", "column"]
+    finals, keys = split_columns(_final_rows(table, metric)), [*_TASK, "solver", "column"]
     parameters = [name for name in table.columns if name.startswith(PARAMETER)]
-    rows = [dict(zip(keys, key, strict=True)) | _best(one, metric, parameters) for key, one in finals.groupby(keys)]
+    groups = finals.groupby(keys)
+    rows = [dict(zip(keys, key, strict=True)) | _select_setting(one, metric, parameters) for key, one in groups]
     for row in rows:
         row["label"] = f"{row['solver']} ({row['column']})" if row["column"] else row["solver"]
     return require("pandas", "bench").DataFrame(rows)
 
 
 def split_columns(rows: Frame) -> Frame:
-    """Return each row once for each column of the grids that it belongs to, in a column ``column``; "" for none."""
+    """Repeat each row for each column of the config that it belongs to, named in `column`; "" for none."""
     names = rows["columns"] if "columns" in rows.columns else rows["solver"].map(lambda _: None)
-    return rows.assign(column=names.map(lambda text: text.split(", ") if isinstance(text, str) else [""])).explode(
-        "column"
-    )
+    listed = names.map(lambda text: text.split(", ") if isinstance(text, str) else [""])
+    return rows.assign(column=listed).explode("column")
 
 
 def list_settings(selected: Frame) -> tuple[tuple[str, Pairs], ...]:
-    """Return (solver, parameters) of each selected setting, once each."""
+    """Return (solver, parameters) of each selected setting, without duplicates."""
     rows = selected[selected["status"] == SELECTED].to_dict("records")
     return tuple(dict.fromkeys((row["solver"], read_setting(row)) for row in rows))
 
 
 def read_setting(row: dict[str, Any]) -> Pairs:
-    """Return the parameters of a row, sorted and of their own types."""
-    # A column of integers with gaps comes back as floats; a parameter that the solver has no more stays as it is.
-    solver = known_solver(row["solver"])
+    """Return the parameters of a row with the types that the solver declares."""
+    # Integers with missing values come back from the store as floats. Parameters that no longer exist are kept as is.
+    solver = find_loaded_solver(row["solver"])
     types = {} if solver is None else parameter_types(solver)
     given = {name.removeprefix(PARAMETER): value for name, value in row.items() if name.startswith(PARAMETER)}
     known = sorted((name, value) for name, value in given.items() if value is not None and value == value)
@@ -66,22 +85,22 @@ def read_setting(row: dict[str, Any]) -> Pairs:
 
 
 def worst_value(metric: str) -> float:
-    """Return what a diverged seed counts as."""
+    """Return the value of a diverged seed."""
     return -np.inf if describe(metric).better == "higher" else np.inf
 
 
-def quantiles(values: np.ndarray, levels: Sequence[float] = LEVELS) -> np.ndarray:
-    """Return NumPy's quantiles along the first axis, leaving out NaN, and infinite between a number and infinity."""
+def quantiles(values: np.ndarray) -> np.ndarray:
+    """Return the quantiles `LEVELS` along the first axis, ignoring NaN; infinite between a number and infinity."""
     columns = values.reshape(len(values), -1)
     known = np.sum(~np.isnan(columns), axis=0)
-    result = np.full((len(levels), columns.shape[1]), np.nan)
+    result = np.full((len(LEVELS), columns.shape[1]), np.nan)
     for count in np.unique(known[known > 0]):
         group = np.sort(columns[:, known == count], axis=0)[:count]  # NaN comes last
-        lower, upper = (np.quantile(group, levels, axis=0, method=method) for method in ("lower", "higher"))
+        lower, upper = (np.quantile(group, LEVELS, axis=0, method=method) for method in ("lower", "higher"))
         with np.errstate(invalid="ignore"):
-            between = np.where(np.isfinite(lower + upper), np.quantile(group, levels, axis=0), lower + upper)
+            between = np.where(np.isfinite(lower + upper), np.quantile(group, LEVELS, axis=0), lower + upper)
         result[:, known == count] = np.where(lower == upper, lower, between)
-    return result.reshape(len(levels), *values.shape[1:])
+    return result.reshape(len(LEVELS), *values.shape[1:])
 
 
 @cache
@@ -90,8 +109,8 @@ def drop_seed(arguments: str) -> str:
     return json.dumps({name: value for name, value in json.loads(arguments).items() if name != "seed"}, sort_keys=True)
 
 
-def _finals(table: Frame, metric: str) -> Frame:
-    """Return the last row of each sweep cell, with a column ``outcome``: the metric, or the worst where it diverged."""
+def _final_rows(table: Frame, metric: str) -> Frame:
+    """Return the last row of each cell of the sweep, with the metric, or the worst value, in a column `outcome`."""
     check_selects(metric)
     if not len(table):
         raise ValueError("the store is empty; run the sweep first.")
@@ -105,52 +124,40 @@ def _finals(table: Frame, metric: str) -> Frame:
     finals = finals.assign(problem_arguments=finals["problem_arguments"].map(drop_seed))
     diverged = finals["status"] == Status.diverged.value
     for (experiment, problem, _), ended in finals[~diverged].groupby(_TASK):
-        there = list_metrics(ended)
-        if metric not in there:
-            place = f"no cell of `{experiment}` on {problem} has it; there are: {', '.join(there)}."
+        available = list_metrics(ended)
+        if metric not in available:
+            place = f"no cell of `{experiment}` on {problem} has it; there are: {', '.join(available)}."
             raise ValueError(f"`metric={metric!r}`: {place}")
     counts = ~diverged & np.isfinite(finals[metric])
     return finals.assign(outcome=finals[metric].where(counts, worst_value(metric)))
 
 
-def _best(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
+def _select_setting(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
     used = [name for name in parameters if cells[name].notna().any()]
-    tried: list[tuple[Any, ...]] = []
     outcomes, seeds = cells["outcome"].to_numpy(np.float64), cells["seed"].to_numpy()
     setting = cells.groupby(used, dropna=False).ngroup().to_numpy()
+    candidates: list[tuple[float, float, int, np.ndarray]] = []
     for number in range(setting.max() + 1):
-        rows = np.flatnonzero(setting == number)
-        if len(set(seeds[rows])) < len(rows):
-            first = cells.iloc[rows[0]]
-            problem = (
-                f"{first['solver']} of `{first['experiment']}` has several cells with one setting and seed, as after"
-            )
-            raise ValueError(f"{problem} a change of the budget; keep those of one budget, or start another store.")
-        p20, median, p80 = quantiles(outcomes[rows]).tolist()
+        places = np.flatnonzero(setting == number)
+        if len(set(seeds[places])) < len(places):
+            first = cells.iloc[places[0]]
+            what = f"{first['solver']} of `{first['experiment']}` has several cells with one setting and seed"
+            way = "as after a change of the budget; keep those of one budget, or start another store"
+            raise ValueError(f"{what}, {way}.")
+        p20, median, p80 = quantiles(outcomes[places]).tolist()
         spread = p80 - p20 if np.isfinite(p80 - p20) else np.inf
-        tried.append((median * np.sign(worst_value(metric)), spread, len(tried), rows))
-    best = cells.iloc[min(tried)[-1]]
+        candidates.append((median * np.sign(worst_value(metric)), spread, number, places))
+    best = cells.iloc[min(candidates)[-1]]
     summary, example = _summarize(best), best.iloc[0]
-    claimed = np.isfinite(summary["median"])
+    is_selected = np.isfinite(summary["median"])
     return {
-        "status": SELECTED if claimed else DIVERGED,
+        "status": SELECTED if is_selected else DIVERGED,
         "metric": metric,
-        **(summary if claimed else _summarize(cells)),
-        "n_settings": len(tried),
-        "edges": _edges(cells, example, used) if claimed else "",
-        **{name: example[name] if claimed else None for name in parameters},
+        **(summary if is_selected else _summarize(cells)),
+        "n_settings": len(candidates),
+        "edges": _describe_edges(cells, example, used) if is_selected else "",
+        **{name: example[name] if is_selected else None for name in parameters},
     }
-
-
-def _edges(cells: Frame, example: Any, parameters: list[str]) -> str:
-    found = []
-    for name in parameters:
-        tried = cells[name].dropna().unique()
-        if len(tried) > 1 and cells[name].dtype.kind in "fiu":
-            least, largest = min(tried), max(tried)
-            found += [f"least {name.removeprefix(PARAMETER)}"] if example[name] == least else []
-            found += [f"largest {name.removeprefix(PARAMETER)}"] if example[name] == largest else []
-    return ", ".join(found)
 
 
 def _summarize(cells: Frame) -> dict[str, Any]:
@@ -160,3 +167,240 @@ def _summarize(cells: Frame) -> dict[str, Any]:
         **{f"n_{status}": int((cells["status"] == status.value).sum()) for status in Status},
         "median_calls": float(cells["calls"].median()),
     }
+
+
+def _describe_edges(cells: Frame, example: Any, parameters: list[str]) -> str:
+    found = []
+    for name in parameters:
+        tried = cells[name].dropna().unique()
+        if len(tried) > 1 and cells[name].dtype.kind in "fiu":
+            ends = {"least": min(tried), "largest": max(tried)}
+            found += [f"{end} {name.removeprefix(PARAMETER)}" for end, value in ends.items() if example[name] == value]
+    return ", ".join(found)
+
+
+# Curves.
+
+
+class Curve(NamedTuple):
+    """Quantiles over seeds; infinite if too many of them diverged."""
+
+    x: np.ndarray
+    low: np.ndarray
+    median: np.ndarray
+    high: np.ndarray
+
+    @property
+    def is_drawable(self) -> bool:
+        return bool(np.any(np.isfinite(self.median)))
+
+
+class SeedCurve(NamedTuple):
+    """A metric along the run of one seed: finite values at increasing x, and the status at the end."""
+
+    x: np.ndarray
+    y: np.ndarray
+    status: str
+
+    @classmethod
+    def from_evaluations(cls, x: np.ndarray, y: np.ndarray, status: str) -> "SeedCurve":
+        """Drop missing values; an infinite value ends the run like a divergence."""
+        known = ~(np.isnan(x) | np.isnan(y))
+        x, y = x[known], y[known]
+        infinite = np.flatnonzero(np.isinf(y))
+        if len(infinite):
+            x, y, status = x[: infinite[0]], y[: infinite[0]], "diverged"
+        last_of_each = np.append(np.diff(x) > 0, True)[: len(x)]
+        return cls(x[last_of_each], y[last_of_each], status)
+
+    def at(self, grid: np.ndarray, worst: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values on a grid, with NaN for missing ones, and a mask of where the run has data or diverged."""
+        diverged = self.status == "diverged"
+        if not len(self.x):
+            return np.full(len(grid), worst if diverged else np.nan), np.full(len(grid), diverged)
+        ended, reached = grid > self.x[-1], self.y[-1] if self.status == "converged" else np.nan
+        values = np.where(ended, worst if diverged else reached, interpolate(self.x, self.y, grid))
+        return values, (grid >= self.x[0]) & (diverged | ~ended)
+
+
+def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Interpolate geometrically between positive values, and linearly between others; NaN outside."""
+    left = np.clip(np.searchsorted(x, grid, side="right") - 1, 0, len(x) - 1)
+    right = np.minimum(left + 1, len(x) - 1)
+    positive = (y[left] > 0) & (y[right] > 0) & (left < right)
+    logs = np.log(np.where(y > 0, y, 1.0))
+    straight = np.interp(grid, x, y, left=np.nan, right=np.nan)
+    return np.where(positive, np.exp(np.interp(grid, x, logs, left=np.nan, right=np.nan)), straight)
+
+
+def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = MAX_POINTS) -> Curve:
+    """Return the quantiles at points where half of the seeds have data, up to the first seed that is out of budget."""
+    grid = np.unique(np.concatenate([seed.x for seed in seeds]))  # dense where the seeds were evaluated
+    if len(grid) > max_points:
+        grid = grid[np.linspace(0, len(grid) - 1, max_points).round().astype(int)]
+    values, has_data = map(np.array, zip(*(seed.at(grid, worst) for seed in seeds), strict=True))
+    evaluated = ~np.isnan(values).all(axis=1)
+    # If seeds that are out of budget were dropped, the median would jump.
+    complete = ~np.isnan(values[evaluated]).any(axis=0)
+    shown = complete & (2 * np.sum(has_data, axis=0) >= len(seeds))
+    return Curve(grid[shown], *quantiles(values[:, shown]))
+
+
+def split_cells(rows: Frame) -> list[tuple[np.ndarray, str]]:
+    """Return the positions of the rows of each cell, by step, and its last status; cells are in the order of ids."""
+    cells = rows["cell"].astype("category").cat.codes.to_numpy()
+    order = np.lexsort((rows["step"].to_numpy(np.float64, na_value=np.nan), cells))
+    statuses = rows["status"].to_numpy(object)
+    parts = np.split(order, np.flatnonzero(np.diff(cells[order])) + 1) if len(order) else []
+    return [(places, str(statuses[places[-1]])) for places in parts]
+
+
+def make_curve(rows: Frame, axis: str, metric: str, cells: list[tuple[np.ndarray, str]] | None = None) -> Curve:
+    """Return the curve of one setting; `cells`, if known, is the result of `split_cells`."""
+    x, y = (rows[name].to_numpy(np.float64, na_value=np.nan) for name in (axis, metric))
+    found = split_cells(rows) if cells is None else cells
+    seeds = [SeedCurve.from_evaluations(x[places], y[places], status) for places, status in found]
+    return median_curve(seeds, worst_value(metric))
+
+
+def final_values(rows: Frame, metric: str) -> np.ndarray:
+    """Return the last value of each seed; cells are in the order of their ids."""
+    y, cells = rows[metric].to_numpy(np.float64, na_value=np.nan), split_cells(rows)
+    known = (y[places][~np.isnan(y[places])] for places, _ in cells)
+    last = [values[-1] if len(values) else np.nan for values in known]
+    return np.where([status == "diverged" for _, status in cells], worst_value(metric), last)
+
+
+def reach(rows: Frame, metric: str, target: float, axis: str = "calls") -> np.ndarray:
+    """Return the calls, or seconds, of each seed at its first value as good as the target; infinite if none is."""
+    x, y = (rows[name].to_numpy(np.float64, na_value=np.nan) for name in (axis, metric))
+    reached = y >= target if worst_value(metric) < 0 else y <= target
+    found = (x[places][reached[places]] for places, _ in split_cells(rows))
+    return np.array([np.fmin.reduce(values) if len(values) else np.inf for values in found])
+
+
+def count_diverged(rows: Frame) -> int:
+    """Return the number of cells that diverged."""
+    return int((rows.groupby("cell")["status"].last() == "diverged").sum())
+
+
+# Sections: what is shown of a problem.
+
+
+class Contender(NamedTuple):
+    """A solver at its selected setting, or at all its settings if all diverged."""
+
+    label: str  # the solver and the column of its grid
+    parameters: dict[str, Any] | None  # None if no setting could be selected
+    rows: Frame  # of the timing phase, if there are any, or else of the sweep
+    swept: Frame  # rows of the sweep, all settings
+    edges: str  # see `select`
+
+    @property
+    def setting(self) -> str:
+        """The selected parameters in words."""
+        if self.parameters is None:
+            return "none: each has an infinite median"
+        words = {name: f"{one:.4g}" if isinstance(one, float) else one for name, one in self.parameters.items()}
+        return ", ".join(f"{name} {word}" for name, word in words.items())
+
+    @property
+    def finals(self) -> Frame:
+        """The last row of each cell."""
+        return self.rows[self.rows["final"].astype(bool)]
+
+    def by_seed(self, values: np.ndarray) -> dict[Any, float]:
+        """Return the results of `final_values` or `reach` by seed."""
+        return dict(zip(self.rows.groupby("cell")["seed"].first(), values, strict=True))
+
+
+@dataclass(frozen=True)
+class Section:
+    """A problem of an experiment with all its rows, and its contenders in the order of their labels."""
+
+    experiment: str
+    problem: str
+    arguments: dict[str, Any]  # those shared by all rows: the seed may differ
+    metric: str
+    rows: Frame
+    contenders: tuple[Contender, ...]
+    own: Mapping[str, Metric] = field(default_factory=dict)  # metrics computed for this section, see `add_gap`
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics that have a number, in the order of the registry."""
+        return {name: self.own.get(name) or describe(name) for name in list_metrics(self.rows)}
+
+    @cached_property
+    def curves(self) -> dict[tuple[str, str, str], Curve]:
+        """The curves with a finite value, by metric, axis and label."""
+        selected = [(one, split_cells(one.rows)) for one in self.contenders if one.parameters is not None]
+        keys = itertools.product(self.metrics, AXES, selected)
+        curves = {
+            (metric, axis, one.label): make_curve(one.rows, axis, metric, cells) for metric, axis, (one, cells) in keys
+        }
+        return {key: curve for key, curve in curves.items() if curve.is_drawable}
+
+    def with_curves(self, position: int) -> list[str]:
+        """Return the metrics (0), axes (1) or labels (2) that have a curve, in their order."""
+        return list(dict.fromkeys(key[position] for key in self.curves))
+
+    def curves_of(self, metric: str, axis: str) -> dict[str, Curve]:
+        """Return the curves of a metric along an axis, by label."""
+        return {key[2]: curve for key, curve in self.curves.items() if key[:2] == (metric, axis)}
+
+
+def make_sections(table: Frame, metric: str | None = None) -> list[Section]:
+    """Split the rows of a store by experiment and problem, and select the setting of each solver.
+
+    By default the selecting metric is h or, if h is not known, F.
+    """
+    if table.empty:
+        raise ValueError("`table` has no rows; run the experiment first, or name the folder of its store.")
+    keys = [table["experiment"], table["problem"], table["problem_arguments"].map(drop_seed)]
+    return [_make_section(experiment, problem, rows, metric) for (experiment, problem, _), rows in table.groupby(keys)]
+
+
+def _make_section(experiment: str, problem: str, rows: Frame, metric: str | None) -> Section:
+    arguments = rows["problem_arguments"].unique()
+    shared = json.loads(arguments[0] if len(arguments) == 1 else drop_seed(arguments[0]))
+    known = (name for name in list_metrics(rows) if describe(name).selects and np.isfinite(rows[name]).any())
+    selected = select(rows, metric or next(known, "outer_value"))
+    contenders = (_make_contender(rows[rows["solver"] == row["solver"]], row) for row in selected.to_dict("records"))
+    return Section(experiment, problem, shared, selected["metric"].iloc[0], rows, tuple(contenders))
+
+
+def _make_contender(rows: Frame, selected: dict[str, Any]) -> Contender:
+    swept = split_columns(rows[rows["phase"] == SWEEP])
+    swept = swept[swept["column"] == selected["column"]]
+    if selected["status"] != SELECTED:
+        return Contender(selected["label"], None, swept, swept, "")
+    parameters = dict(read_setting(selected))
+    same = np.ones(len(rows), bool)
+    for name in rows.filter(regex=f"^{PARAMETER}"):
+        value = parameters.get(name.removeprefix(PARAMETER))
+        equal = rows[name].isna() if value is None else rows[name] == value
+        same &= equal.to_numpy(bool, na_value=False)
+    timed = rows[same & (rows["phase"] == TIMING)]
+    return Contender(selected["label"], parameters, timed if len(timed) else rows[same], swept, selected["edges"])
+
+
+def add_gap(section: Section) -> Section:
+    """Add the difference of the selecting loss to its lowest value on the problem as a metric.
+
+    A section whose metric has a natural zero, such as a distance, is returned unchanged.
+    """
+    about = section.metrics[section.metric]
+    if about.log_scale or about.better != "lower":
+        return section
+    name, rows = f"{section.metric}_above_lowest", section.rows
+    # If each seed is a problem of its own, each has its own lowest value.
+    finite = rows[np.isfinite(rows[section.metric])]
+    lowest = finite.groupby("problem_arguments")[section.metric].min()
+
+    def measure(own: Frame) -> Frame:
+        return own.assign(**{name: own[section.metric] - own["problem_arguments"].map(lowest).astype(float)})
+
+    contenders = tuple(one._replace(rows=measure(one.rows), swept=measure(one.swept)) for one in section.contenders)
+    label = f"{about.label} − lowest seen"
+    return replace(section, rows=measure(rows), contenders=contenders, own={name: Metric(name, label)})

@@ -1,14 +1,14 @@
-"""Results as Parquet files, one file per task.
+"""Results as Parquet files in a folder, one file per task.
 
-Any number of processes may write to a folder: a file appears whole, under a name made of its cells, and is never
-changed. Names that begin with a dot or an underscore are passed over by pandas and by DuckDB, so what is being
-written and what is set aside have such names, and both read the folder as it is.
+Any number of processes may write to a folder. A file appears complete, under a name derived from its cells, and is
+never changed. Temporary files and files that were set aside have names that begin with a dot or an underscore. pandas
+and DuckDB ignore such names, so both can read the folder directly.
 
-Files need not have the same columns: a metric of a user's own is a column more, and a column that a file lacks is null.
-Each has a digest of its bytes. Reading changes nothing. A file counts as damaged if it cannot be parsed, does not fit
-its digest, has no rows, lacks a key, would take more than `MOST_BYTES` of memory, or is not a regular file: all readers
-skip it with a warning that names it, and `Store.set_aside` renames it on request. Errors that may be temporary (too
-many open files, no memory) are tried again, and are not damage.
+Files may have different columns: a metric defined by a user is an additional column, and missing columns are null. Each
+file contains a digest of its bytes. Reading changes nothing. A file is damaged if it cannot be parsed, does not match
+its digest, has no rows, lacks a key, needs more than `MOST_BYTES` of memory, or is not a regular file. Damaged files
+are skipped with a warning that names them, and `Store.set_aside` renames them on request. Errors that may be temporary
+(too many open files, no memory) are tried again and do not count as damage.
 """
 
 import errno
@@ -22,10 +22,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,33 +32,35 @@ from bilevel._io import read_bounded, replacing
 from bilevel._optional import require
 from bilevel._progress import printable
 from bilevel._types import Calls
-from bilevel.bench.cells import SIZES, SWEEP, TIMING, Cell, parameter_types
-from bilevel.bench.config import Statement, read_statement
-from bilevel.bench.tables import find_config
+from bilevel.bench.config import SWEEP, TIMING, Cell, Statement, find_config, parameter_types, read_statement
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS, SolverBase
 
+pa: Any = require("pyarrow", "bench")
+parquet: Any = require("pyarrow.parquet", "bench")
+
 Frame: TypeAlias = Any  # a pandas.DataFrame
 Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
-PARAMETER = "param_"  # begins the name of a column of hyper-parameters
+PARAMETER = "param_"  # prefix of the columns of hyperparameters
+SIZES = ("n_inner", "n_outer", "dim_inner", "dim_outer")  # rows of each level, and size of each variable
 _KEYS = ("cell", "experiment", "phase", "problem", "problem_arguments", "solver", "seed", "status", "final")
 _CHOICES = {"phase": (SWEEP, TIMING), "status": tuple(Status)}
 _NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}
 _KINDS: dict[str, Any] = {"string": str, "bool": (bool, np.bool_), "int64": Integral, "double": Real}
-FORMAT, _FORMAT_KEY = 2, b"bilevel_store"  # of a file, in its metadata; files of the first format do not say theirs
-# The pages of a file have checksums; its footer, where names and places of columns are, has none of its own.
+FORMAT, _FORMAT_KEY = 2, b"bilevel_store"  # in the metadata of a file; files of format 1 have no such entry
+# Parquet has checksums of pages, but not of the footer with the names and places of columns.
 _DIGEST_KEY, _NO_DIGEST = b"bilevel_digest", b"0" * 64
 _DIGEST = re.compile(_DIGEST_KEY + rb".{1,4}?([0-9a-f]{64})", re.DOTALL)
-_PASSING = {getattr(errno, name) for name in ("EAGAIN", "EIO", "ENFILE", "EMFILE", "ENOMEM", "EINTR", "EBUSY")}
-_PASSING_WORDS = ("temporarily unavailable", "too many open files", "cannot allocate", "out of memory")
-_PAUSES = (0.05, 0.2, 0.8)  # seconds between tries
-# A small file may hold many equal rows: its size in memory is estimated from its metadata before it is read.
+_TEMPORARY = {getattr(errno, name) for name in ("EAGAIN", "EIO", "ENFILE", "EMFILE", "ENOMEM", "EINTR", "EBUSY")}
+_TEMPORARY_WORDS = ("temporarily unavailable", "too many open files", "cannot allocate", "out of memory")
+_PAUSES = (0.05, 0.2, 0.8)  # seconds between attempts
+# A small file can contain many equal rows, so its size in memory is estimated from the metadata before it is read.
 MOST_BYTES, _BYTES_PER_VALUE = 2**30, 8
 
 
 def SCHEMA() -> Arrow:
-    """Return the columns that every new file has; they follow from the registries of solvers and metrics."""
+    """Return the columns of every new file, which follow from the registries of solvers and metrics."""
     return _schema(tuple(SOLVERS.values()), tuple(METRICS))
 
 
@@ -79,18 +80,18 @@ def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> 
         **dict.fromkeys(("epochs", *metrics, "memory_bytes"), float),
         **dict.fromkeys(("machine", "python", "jax", "bilevel", "revision", "written_at"), str),
     }
-    return require("pyarrow", "bench").schema([(name, column_type(kind)) for name, kind in columns.items()])
+    return pa.schema([(name, column_type(kind)) for name, kind in columns.items()])
 
 
 def column_type(kind: type) -> Arrow:
-    """Return the type of a column of such values."""
+    """Return the Arrow type of a column with values of a Python type."""
     if kind not in _NAMES:
         raise ValueError(f"a parameter is a text, a number, or true or false; not of type {kind!r}.")
-    return require("pyarrow", "bench").type_for_alias(_NAMES[kind])
+    return pa.type_for_alias(_NAMES[kind])
 
 
 def list_metrics(table: Frame) -> list[str]:
-    """Return the metrics with a number in a table: those of the registry in its order, then a user's own."""
+    """Return the metrics that have numbers in a table: those of the registry, in its order, then those of users."""
     fixed = {*SCHEMA().names} - METRICS.keys()
     own = (name for name in table.columns if name not in fixed and not name.startswith((PARAMETER, "calls_")))
     names = (name for name in dict.fromkeys((*METRICS, *own)) if name in table.columns)
@@ -103,14 +104,14 @@ def list_finished(table: Frame) -> set[str]:
 
 
 def check_metric_names(names: Iterable[str]) -> None:
-    """Refuse metrics that would take the place of another column."""
+    """Raise ValueError if a user's metric has the name of another column."""
     taken = [name for name in names if name in SCHEMA().names and name not in METRICS]
     if taken:
         raise ValueError(f"metric `{taken[0]}` has the name of another column of the store; rename it.")
 
 
 class Store:
-    """A folder of results, made by the first `write`."""
+    """A folder of results, which is created by the first `write`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -118,7 +119,7 @@ class Store:
             raise NotADirectoryError(f"`{folder}` is a file; a store is a folder.")
 
     def write(self, rows: Sequence[dict[str, Any]]) -> Path | None:
-        """Write the rows of whole cells that are not finished already, and return the new file, if there is one."""
+        """Write all rows of some cells, except cells that are finished already, and return the new file if any."""
         _check_rows(rows)
         done = self.finished()
         rows = [row for row in rows if row["cell"] not in done]
@@ -126,76 +127,64 @@ class Store:
             return None
         cells = " ".join(sorted({row["cell"] for row in rows}))
         path = self._free_path(hashlib.sha256(cells.encode()).hexdigest()[:32])
-        content = _seal(_table(rows))
-        with self._replacing(path) as file:
-            file.write(content)
+        self._write_file(path, _seal(_make_table(rows)))
         return path
 
-    @contextmanager
-    def _replacing(self, path: Path) -> Iterator[BinaryIO]:
+    def _write_file(self, path: Path, content: bytes) -> None:
         try:
             with replacing(path) as file:
-                yield file
+                file.write(content)
         except OSError as error:
             raise type(error)(f"`{self.folder}` cannot be written to: {error.strerror or error}.") from error
 
+    def _update_file(self, path: Path, content: bytes) -> None:
+        if not (path.is_file() and path.read_bytes() == content):
+            self._write_file(path, content)
+
     def _free_path(self, name: str) -> Path:
-        """Return a path of this name that no file has: one that is there does not hold these cells, or is damaged."""
+        """Return a path that does not exist: a file with this name is damaged or has an unfinished cell."""
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         return next(path for path in (self.folder / f"{one}.parquet" for one in names) if not path.exists())
 
-    def damaged(self) -> dict[Path, str]:
-        """Return the files that cannot be parsed, each with what is wrong."""
-        return {path: problem for path in self._paths() if (problem := _read(path, None)[1]) is not None}
-
-    def set_aside(self, paths: Iterable[Path]) -> list[Path]:
-        """Rename damaged files to ``_NAME.damaged``, which all readers pass over, and return the new paths."""
-        return [path.replace(path.with_name(f"_{path.name}.damaged")) for path in paths]
-
-    def keep(self, path: Path, solver: str | None = None) -> None:
-        """Write final rows of the sweep and all rows of the timing, or those of one solver, to a file of a store."""
+    def keep(self, path: Path) -> None:
+        """Write the final rows of the sweep and all rows of the timing to one file of a store, in single precision."""
         rows = self.read()
         rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["cell", "step"])
-        rows = rows if solver is None else rows[rows["solver"] == solver]
         if rows.empty:  # a file without rows counts as damaged
             return
-        with np.errstate(over="ignore"):  # seven digits are kept of what was measured
+        with np.errstate(over="ignore"):
             rows = rows.astype(dict.fromkeys(list_metrics(rows), np.float32))
-        table = require("pyarrow", "bench").Table.from_pandas(rows, preserve_index=False)
+        table = pa.Table.from_pandas(rows, preserve_index=False)
         with replacing(path) as file:
             file.write(_seal(table, compression="zstd", compression_level=19))
 
     def keep_config(self, path: str | Path, content: bytes | None = None) -> None:
-        """Put a copy of an experiment's file beside its results, or this content under the name of such a file."""
+        """Copy the config of an experiment, or this content under its name, into the folder."""
         source = find_config(path) if content is None else Path(path)
-        kept, content = self.folder / f"_{source.stem}.toml", source.read_bytes() if content is None else content
-        if source.resolve() not in (one.resolve() for one in self.configs()) and not _holds(kept, content):
-            with self._replacing(kept) as file:
-                file.write(content)
+        content = source.read_bytes() if content is None else content
+        if source.resolve() not in (one.resolve() for one in self.configs()):
+            self._update_file(self.folder / f"_{source.stem}.toml", content)
 
     def configs(self) -> list[Path]:
         return sorted(self.folder.glob("_*.toml"))
 
     def experiments(self) -> list[Statement]:
-        """Return what the configs beside the results state; nothing that they name is imported."""
+        """Return name, metric and budgets of each config in the folder; nothing that these name is imported."""
         return [read_statement(path) for path in self.configs()]
 
     def keep_plan(self, experiment: str, phase: str, cells: Iterable[Cell], within: Iterable[Cell] = ()) -> None:
-        """Record the cells that a phase is to run, and those of earlier plans that are still within its grid."""
+        """Record the planned cells of a phase, and those of earlier plans that are still in its grid, `within`."""
         path = self.folder / f"_{experiment}-{phase}.cells"
         earlier = _read_plan(path).intersection(one.id for one in within) if path.is_file() else set()
-        content = "\n".join(sorted(earlier.union(one.id for one in cells))).encode()
-        if not _holds(path, content):
-            with self._replacing(path) as file:
-                file.write(content)
+        self._update_file(path, "\n".join(sorted(earlier.union(one.id for one in cells))).encode())
 
     def list_unfinished(self, finished: Collection[str]) -> list[str]:
-        """Return a sentence for each phase with planned cells that are not among the finished ones."""
+        """Return a sentence for each phase with planned cells that are not in `finished`."""
         found = []
         for path in sorted(filter(Path.is_file, self.folder.glob("_*.cells"))):
             (name, _, phase), planned = path.stem[1:].rpartition("-"), _read_plan(path)
-            if (there := len(planned.intersection(finished))) < len(planned):
-                counts = f"{there:,} of the {len(planned):,} cells of its {phase} are stored"
+            if (n_stored := len(planned.intersection(finished))) < len(planned):
+                counts = f"{n_stored:,} of the {len(planned):,} cells of its {phase} are stored"
                 found.append(f"`{name}` is unfinished: {counts}; the same `bilevel run` continues it.")
         return found
 
@@ -209,12 +198,20 @@ class Store:
         return [cell for cell in cells if cell.id not in done]
 
     def read(self, phase: str | None = None) -> Frame:
-        """Return all rows, or those of a phase, "sweep" or "timing"; those of a cell that two processes wrote once."""
+        """Return all rows, or those of the phase "sweep" or "timing". A cell that is in several files is read once."""
         if phase not in (None, SWEEP, TIMING):
             raise ValueError(f"`phase={phase!r}`: must be {SWEEP!r}, {TIMING!r} or None.")
         require("pandas", "bench")
-        frame = _unite([SCHEMA().empty_table(), *_drop_copies(list(self._tables()))]).to_pandas()
+        frame = _concatenate([SCHEMA().empty_table(), *_drop_copies(list(self._tables()))]).to_pandas()
         return frame if phase is None else frame[frame["phase"] == phase].reset_index(drop=True)
+
+    def damaged(self) -> dict[Path, str]:
+        """Return the damaged files, each with what is wrong."""
+        return {path: problem for path in self._paths() if (problem := _read(path, None)[1]) is not None}
+
+    def set_aside(self, paths: Iterable[Path]) -> list[Path]:
+        """Rename files to ``_NAME.damaged``, which no reader considers, and return the new paths."""
+        return [path.replace(path.with_name(f"_{path.name}.damaged")) for path in paths]
 
     def _tables(self, columns: list[str] | None = None) -> Iterator[Arrow]:
         for path in self._paths():
@@ -233,8 +230,7 @@ def _read_plan(path: Path) -> set[str]:
     return set(read_bounded(path, MOST_BYTES).decode(errors="replace").split())
 
 
-def _holds(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == content
+# Writing.
 
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -252,22 +248,35 @@ def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
         raise ValueError(f"cell {max(finals, key=finals.count)} has two final rows; write each cell once.")
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Arrow:
-    pa = require("pyarrow", "bench")
+def _make_table(rows: Sequence[dict[str, Any]]) -> Arrow:
     types = {field.name: field.type for field in SCHEMA()}
-    names = dict.fromkeys((*types, *(name for row in rows for name in row)))
-    kinds = {name: types.get(name) or _kind(name, rows) for name in names}  # of a metric, or a parameter of a plug-in
-    return pa.table({name: _column(name, kind, [row.get(name) for row in rows]) for name, kind in kinds.items()})
+    columns = {}
+    for name in dict.fromkeys((*types, *(name for row in rows for name in row))):
+        values = [row.get(name) for row in rows]
+        columns[name] = _make_column(name, types.get(name) or _guess_type(name, values), values)
+    return pa.table(columns)
 
 
-def _kind(name: str, rows: Sequence[dict[str, Any]]) -> Arrow:
-    kinds = {type(row.get(name)) for row in rows} - {type(None)}
+def _guess_type(name: str, values: list[Any]) -> Arrow:
+    """Return the type of a column that is not in the schema: a metric or a parameter that a user defined."""
+    kinds = set(map(type, values)) - {type(None)}
     return column_type(kinds.pop() if name.startswith(PARAMETER) and len(kinds) == 1 else float)
 
 
+def _make_column(name: str, kind: Arrow, values: list[Any]) -> Arrow:
+    """Return the values as an Arrow array; ValueError for values that Arrow would convert or round."""
+    for given in set(map(type, values)) - {type(None)}:
+        if not issubclass(given, _KINDS[str(kind)]) or (given is bool and kind != pa.bool_()):
+            raise ValueError(f"column `{name}` holds a value of type {given.__name__}; it must be {kind}.")
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(f"column `{name}` must be {kind}: {error}") from error
+
+
 def _seal(table: Arrow, **options: Any) -> bytes:
-    """Return a table as a file with its format and, in its footer, a digest of all its bytes but the digest's own."""
-    parquet, file = require("pyarrow.parquet", "bench"), io.BytesIO()
+    """Return a table as a Parquet file, whose footer has the format and a digest of all bytes except the digest."""
+    file = io.BytesIO()
     table = table.replace_schema_metadata({_FORMAT_KEY: str(FORMAT).encode()})
     with parquet.ParquetWriter(file, table.schema, write_page_checksum=True, **options) as writer:
         writer.write_table(table)
@@ -278,35 +287,21 @@ def _seal(table: Arrow, **options: Any) -> bytes:
 
 
 def _find_digest(content: bytes) -> tuple[int, int]:
-    """Return where the digest of a file begins and ends, (0, 0) in a file that has none."""
+    """Return the begin and end of the digest in a file, (0, 0) if it has none."""
     places = [found.span(1) for found in _DIGEST.finditer(content)]
     return places[-1] if places else (0, 0)
 
 
-def _verify(content: bytes) -> bool:
-    """Return whether a file has a digest; raise ValueError where it does not fit."""
-    begin, end = _find_digest(content)
-    plain = content[:begin] + _NO_DIGEST + content[end:]
-    if end and hashlib.sha256(plain).hexdigest().encode() != content[begin:end]:
-        raise ValueError("its contents do not fit its digest")
-    return end > 0
+# Reading.
 
 
-def _column(name: str, kind: Arrow, values: list[Any]) -> Any:
-    """Return the values as Arrow holds them, refusing those that it would quietly round."""
-    pa = require("pyarrow", "bench")
-    for given in set(map(type, values)) - {type(None)}:
-        if not issubclass(given, _KINDS[str(kind)]) or (given is bool and kind != pa.bool_()):
-            raise ValueError(f"column `{name}` holds a value of type {given.__name__}; it must be {kind}.")
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"column `{name}` must be {kind}: {error}") from error
+class _NewerFormat(ValueError):
+    """A file of a later version of the library."""
 
 
 def _read(path: Path, columns: list[str] | None) -> tuple[Arrow | None, str | None]:
-    """Return a file's table, or what is wrong with it; neither where the file is gone."""
-    pa, problem = require("pyarrow", "bench"), ""
+    """Return the table of a file and None, or None and what is wrong; (None, None) if the file has disappeared."""
+    problem = ""
     for pause in (*_PAUSES, None):
         try:
             return _parse(path, columns), None
@@ -315,25 +310,28 @@ def _read(path: Path, columns: list[str] | None) -> tuple[Arrow | None, str | No
         except _NewerFormat:
             raise
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            passing, again = _is_passing(error), " ".join(str(error).split()) or type(error).__name__
+            is_temporary, text = _is_temporary(error), " ".join(str(error).split()) or type(error).__name__
             way = "more memory is needed" if isinstance(error, MemoryError) else "nothing is lost: try again"
-        if pause is None and passing:
-            raise OSError(f"`{path}` cannot be read now ({again}); {way}.")
-        if not passing and problem == again:  # the same on a second reading
-            return None, again
-        problem = again
+        if pause is None and is_temporary:
+            raise OSError(f"`{path}` cannot be read now ({text}); {way}.")
+        if not is_temporary and problem == text:  # the second attempt failed in the same way
+            return None, text
+        problem = text
         time.sleep(pause or 0.0)
     return None, problem
 
 
-class _NewerFormat(ValueError):
-    """A file of a later version of the library."""
+def _is_temporary(error: Exception) -> bool:
+    """Return True if an error is due to the state of the operating system and not to the file."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _TEMPORARY):
+        return True
+    return any(words in str(error).lower() for words in _TEMPORARY_WORDS)
 
 
 def _parse(path: Path, columns: list[str] | None) -> Arrow:
     content = read_bounded(path, MOST_BYTES)
-    is_verified = _verify(content)
-    parquet, options = require("pyarrow.parquet", "bench"), {"page_checksum_verification": True}
+    has_digest = _verify(content)
+    options = {"page_checksum_verification": True}
     schema = parquet.ParquetFile(io.BytesIO(content), **options).schema_arrow
     version = int((schema.metadata or {}).get(_FORMAT_KEY, 1))
     if version > FORMAT:
@@ -343,20 +341,29 @@ def _parse(path: Path, columns: list[str] | None) -> Arrow:
         raise ValueError(f"it lacks {', '.join(lacking)}")
     if double := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ValueError(f"it has several columns `{double[0]}`")
-    # Texts are read as they are stored, each once, until their size is known.
+    # Texts stay dictionary-encoded, with each text once, until their total size is known.
     texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
     source = parquet.ParquetFile(io.BytesIO(content), read_dictionary=texts, **options)
     _check_size(source.metadata)
-    # The pages of an older file are verified as they are read: all of them, or a cell might be done but not there.
-    table = source.read(list(dict.fromkeys([*columns, *_KEYS])) if columns and is_verified else None)
+    # Files without a digest are read completely, because the checksum of a page is only verified when it is read.
+    table = source.read(list(dict.fromkeys([*columns, *_KEYS])) if columns and has_digest else None)
     _check_bytes("text", sum(map(_count_text_bytes, table.columns)))
-    table = _conform(table)
+    table = _cast(table)
     _check_values(table)
     return table if columns is None else table.select(columns)
 
 
+def _verify(content: bytes) -> bool:
+    """Return True if a file has a digest; ValueError if the file does not match it."""
+    begin, end = _find_digest(content)
+    plain = content[:begin] + _NO_DIGEST + content[end:]
+    if end and hashlib.sha256(plain).hexdigest().encode() != content[begin:end]:
+        raise ValueError("its contents do not fit its digest")
+    return end > 0
+
+
 def _check_size(metadata: Any) -> None:
-    """Refuse a file without rows, and one that would take too much memory."""
+    """Raise ValueError for a file without rows, and for one that would need too much memory."""
     rows, columns, groups = metadata.num_rows, metadata.num_columns, range(metadata.num_row_groups)
     if not rows:
         raise ValueError("it has no rows")
@@ -371,7 +378,7 @@ def _check_bytes(what: str, size: int) -> None:
 
 
 def _count_text_bytes(column: Arrow) -> int:
-    """Return the bytes of the texts of a column that has each text once, when they are written out."""
+    """Return the size that the texts of a dictionary-encoded column have when they are decoded."""
     compute, size = require("pyarrow.compute", "bench"), 0
     for chunk in column.chunks if str(column.type).startswith("dictionary") else ():
         lengths = compute.binary_length(chunk.dictionary)
@@ -380,7 +387,7 @@ def _count_text_bytes(column: Arrow) -> int:
 
 
 def _check_values(table: Arrow) -> None:
-    """Refuse keys without a value, and arguments of a problem that are not an object in JSON."""
+    """Raise ValueError for keys without a value, and for arguments of a problem that are not a JSON object."""
     for name in _KEYS:
         if table[name].null_count:
             raise ValueError(f"it has rows without `{name}`")
@@ -393,36 +400,27 @@ def _check_values(table: Arrow) -> None:
             raise ValueError("its `problem_arguments` are not an object in JSON")
 
 
-def _is_passing(error: Exception) -> bool:
-    """Tell whether an error is of the operating system's moment and not of the file."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _PASSING):
-        return True
-    return any(words in str(error).lower() for words in _PASSING_WORDS)
-
-
-def _conform(table: Arrow) -> Arrow:
-    """Return a file's table with our types in our columns; in others, numbers are floats, and the rest is text."""
-    pa = require("pyarrow", "bench")
-    ours = {field.name: field.type for field in SCHEMA()}
+def _cast(table: Arrow) -> Arrow:
+    """Return a table with the types of the schema; other columns become floats, booleans or texts."""
+    types = {field.name: field.type for field in SCHEMA()}
     fields = []
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
-        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
-        truth = pa.types.is_boolean(kind) and name.startswith(PARAMETER)
-        fields.append((name, ours.get(name) or (pa.float64() if numeric else kind if truth else pa.string())))
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+        is_option = pa.types.is_boolean(kind) and name.startswith(PARAMETER)
+        fields.append((name, types.get(name) or (pa.float64() if is_number else kind if is_option else pa.string())))
     return table.cast(pa.schema(fields))
 
 
-def _unite(tables: Sequence[Arrow]) -> Arrow:
-    """Put tables of different columns below one another; numbers and text in one column become text."""
-    pa = require("pyarrow", "bench")
-    text = {field.name for table in tables for field in table.schema if field.type == pa.string()}
-    kinds = ([(one.name, pa.string() if one.name in text else one.type) for one in table.schema] for table in tables)
+def _concatenate(tables: Sequence[Arrow]) -> Arrow:
+    """Concatenate tables with different columns; a column with numbers in one table and texts in another is a text."""
+    texts = {field.name for table in tables for field in table.schema if field.type == pa.string()}
+    kinds = ([(one.name, pa.string() if one.name in texts else one.type) for one in table.schema] for table in tables)
     cast = (table.cast(pa.schema(fields)) for table, fields in zip(tables, kinds, strict=True))
     return pa.concat_tables(cast, promote_options="default")
 
 
 def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
-    """Keep each cell in one table: the first where it is finished, or else the first."""
+    """Keep each cell in one table only: the first in which it is finished, or else the first."""
     home: dict[str, int] = {}
     for candidates in ([table.filter(table["final"]) for table in tables], tables):
         for place, table in enumerate(candidates):

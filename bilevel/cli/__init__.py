@@ -1,4 +1,4 @@
-"""The command line. Without the extra ``bench`` it tells its version, what is there, and what is missing."""
+"""The command line. Without the extra ``bench``, only ``bilevel --version`` and ``bilevel doctor`` work."""
 
 import sys
 from contextlib import suppress
@@ -6,21 +6,21 @@ from importlib.util import find_spec
 
 from bilevel._process import fuse_cpu_loops, keep_programs
 
-NEEDED = ("typer", "rich", "msgspec", "pandas", "pyarrow")  # by any command but `doctor`
+NEEDED = ("typer", "rich", "msgspec", "pandas", "pyarrow")  # by all commands except `doctor`
 
 
 def main() -> None:
-    """Run the command line, with fused loops; before anything is computed."""
+    """Run the command line, with the settings of the process that make JAX fast."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        from bilevel.cli.bare import answer
+        from bilevel.cli.doctor import answer_without_extras
 
-        sys.exit(answer(sys.argv[1:], missing))
-    from bilevel.bench import stops
+        sys.exit(answer_without_extras(sys.argv[1:], missing))
     from bilevel.cli.app import app
+    from bilevel.cli.terminal import handle_signals
 
-    stops.install()
+    handle_signals()
     fuse_cpu_loops()
-    with suppress(OSError):  # a folder that cannot be used: every command compiles its programs itself
+    with suppress(OSError):  # without a usable folder, each command compiles its own programs
         keep_programs()
     app()

@@ -1,7 +1,10 @@
-"""What all commands share: two streams, tables, commands as they are typed, and errors in a line."""
+"""What all commands share: output, tables, command lines as text, errors in one line, and stopping by signals."""
 
 import contextlib
 import shlex
+import signal
+import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,47 +12,69 @@ from typing import Annotated, Any, NoReturn
 
 from bilevel._optional import require
 from bilevel._progress import printable
-from bilevel.bench import stops
 from bilevel.bench.live import Console
 
 typer = require("typer", "bench")
 _markup = require("rich.markup", "bench")
 _table = require("rich.table", "bench")
 
-FAILED, REFUSED = 1, 2  # exit codes: some of the work failed; the input, or this machine, does not do
+FAILED, REFUSED = 1, 2  # exit codes: some of the work failed; the input, or this machine, is not suitable
 out = Console()
 err = Console(stderr=True)
-_PIPED_WIDTH = 120  # of a table that no terminal shows, at least
+_PIPED_WIDTH = 120  # least width of a table that is not shown in a terminal
 OutFolder = Annotated[Path, typer.Option("--out", help="folder to write to")]
+_last_signal = int(signal.SIGINT)  # the signal that stopped the command
 
 
 @contextlib.contextmanager
 def errors_in_a_line() -> Iterator[None]:
-    """Turn errors of input into one line and exit code 2, a stop into one line, and warnings into one line each."""
+    """Print errors of the input in one line with exit code 2, and warnings and stops in one line each."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: say(err, str(message), style="yellow")
+        warnings.showwarning = lambda message, *_, **__: print_line(err, str(message), style="yellow")
         try:
             yield
         except (ValueError, OSError, ImportError, MemoryError) as error:
             err.print(f"[red]error:[/] {_markup.escape(str(error))}", soft_wrap=True)
             raise typer.Exit(REFUSED) from error
         except KeyboardInterrupt:
-            exit_stopped("no file is half written. The same command goes on, or begins anew.")
+            exit_stopped("no file is half written. Run the same command again to continue or to start over.")
+
+
+def handle_signals() -> None:
+    """Make SIGTERM, which systems and schedulers send, stop a command in the same way as Ctrl-C."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _stop_again
+
+
+def _terminate(number: int, _: Any) -> NoReturn:
+    global _last_signal
+    _last_signal = number
+    raise KeyboardInterrupt
+
+
+def _stop_again(unraisable: Any) -> None:
+    """Send the signal again if its KeyboardInterrupt was lost in a callback, such as one of the garbage collector."""
+    if unraisable.exc_type is not KeyboardInterrupt:
+        return sys.__unraisablehook__(unraisable)
+    # Sent to the main thread, which may be blocked in a system call.
+    timer = threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, _last_signal])
+    timer.daemon = True
+    timer.start()
 
 
 def exit_stopped(text: str) -> NoReturn:
-    """Say what becomes of a command that was stopped, and end with the exit code that shells expect."""
-    say(err, f"stopped; {text}")
-    raise typer.Exit(stops.exit_code()) from None
+    """Print a line about a command that was stopped, and exit with the code that shells expect after a signal."""
+    print_line(err, f"stopped; {text}")
+    raise typer.Exit(128 + _last_signal) from None
 
 
-def say(console: Any, text: str, style: str | None = None) -> None:
-    """Print a line as it is: a folder's name may look like markup."""
+def print_line(console: Any, text: str, style: str | None = None) -> None:
+    """Print a line without interpreting markup, which the name of a folder may contain by accident."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def spell(name: str, *arguments: Any, **options: Any) -> str:
-    """Return a command as it would be typed, without options that have no value."""
+    """Return a command line as text; options without a value are left out."""
     words = ["bilevel", name, *arguments]
     for option, value in options.items():
         for one in value if isinstance(value, list) else [value]:
@@ -58,26 +83,22 @@ def spell(name: str, *arguments: Any, **options: Any) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Print a table with whole words; where they do not fit beside each other, a paragraph for each row."""
+    """Print a table without breaking words, or a paragraph for each row if the table would be too wide."""
     cells = [list(map(printable, row)) for row in rows]
-    # A border and two spaces beside each column.
-    least = 1 + sum(3 + max(map(_longest_word, column)) for column in zip(columns, *cells, strict=True))
+    widths = [max(map(_longest_word, column)) for column in zip(columns, *cells, strict=True)]
+    least = 1 + sum(3 + width for width in widths)  # each column has a border and two spaces
     width = out.width if out.is_terminal else max(out.width, _PIPED_WIDTH, least)
     if least > width:
-        return _print_paragraphs(columns, cells, title)
-    several = any("\n" in cell for row in cells for cell in row)
-    table = _table.Table(title=title, show_lines=several)
-    for name, column in zip(columns, zip(columns, *cells, strict=True), strict=True):
-        table.add_column(name, min_width=max(map(_longest_word, column)))
+        print_line(out, f"{title}\n" if title else "")
+        for row in cells:
+            print_line(out, "\n".join(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True)) + "\n")
+        return
+    table = _table.Table(title=title, show_lines=any("\n" in cell for row in cells for cell in row))
+    for name, min_width in zip(columns, widths, strict=True):
+        table.add_column(name, min_width=min_width)
     for row in cells:
         table.add_row(*map(_markup.escape, row))
     Console(file=out.file, width=width).print(table)
-
-
-def _print_paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str | None) -> None:
-    say(out, f"{title}\n" if title else "")
-    for row in cells:
-        say(out, "\n".join(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True)) + "\n")
 
 
 def _longest_word(text: str) -> int:

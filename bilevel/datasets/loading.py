@@ -1,16 +1,25 @@
-"""A data set by its name: from a folder, the cache, scikit-learn, or by download with limits on time and size."""
+"""Load a data set by its name: from a folder, the cache, scikit-learn, or by a download with limits on time and size.
+
+Files are read completely and verified by a checksum of their contents, and they are written atomically.
+"""
 
 import bz2
 import gzip
+import hashlib
+import io
 import ipaddress
+import os
 import socket
 import threading
 import time
 import warnings
+import zipfile
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from difflib import get_close_matches
 from functools import partial
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -18,58 +27,63 @@ from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
-from bilevel._io import cache_folder
+from bilevel._archives import read_array, read_header
+from bilevel._io import cache_folder, read_bounded, replacing
 from bilevel._optional import require
 from bilevel._progress import progress_bar
-from bilevel.datasets import files
-from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
+from bilevel.datasets.registry import SETS, ArraySpec, Dataset, EmbeddedSet, FileSet, RemoteFile
 
+_BLOCK_BYTES = 2**20
 _CHUNK = 2**16
-_PAUSE = 0.1  # seconds between two looks at a download
-_MOST_ADDRESSES = 5  # of one file: the first and those it redirects to
+_POLL_PAUSE = 0.1  # seconds between two checks of a download
+_MOST_ADDRESSES = 5  # of one file, with those that it redirects to
+
+
+class DamagedFileError(ValueError):
+    """A file does not contain the data set of its name."""
 
 
 class DownloadError(OSError):
-    """A data set that is in no folder and could not be had from its source."""
+    """A data set is in no folder, and its source could not be reached or has other contents."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `load` knows."""
+    """Return the names that `load` accepts."""
     return tuple(SETS)
 
 
 def load(name: str, *, progress: bool = False) -> Dataset:
-    """Return a data set, verified by a checksum of its contents.
+    """Load a data set, and verify it by a checksum of its contents.
 
-    Files are sought in the folder that the environment variable BILEVEL_DATA names, then in the cache
-    ($BILEVEL_CACHE, else $XDG_CACHE_HOME/bilevel, else ~/.cache/bilevel). A set in neither is downloaded from its
-    source into the cache. The sets of scikit-learn need neither file nor network.
+    Files are looked up in the folder named by the environment variable BILEVEL_DATA, then in the cache
+    ($BILEVEL_CACHE, else $XDG_CACHE_HOME/bilevel, else ~/.cache/bilevel). If there is no file, the data set is
+    downloaded from its source into the cache. The data sets of scikit-learn need neither a file nor a network.
 
     Parameters
     ----------
     name : one of `names()`
-    progress : show a bar while downloading
+    progress : show a progress bar while downloading
 
     Raises
     ------
-    DamagedFileError : a file is not what its name promises; it is not passed over
-    DownloadError : there is no file, and the source cannot be reached or serves something else
+    DamagedFileError : a file does not contain the data set of its name; no other folder is tried
+    DownloadError : there is no file, and the source cannot be reached or has other contents
     """
     known = _find_entry(name)
     if isinstance(known, EmbeddedSet):
         source = getattr(require("sklearn.datasets", "data"), f"load_{name}")()
         X, y = (source[key].astype(dtype) for key, dtype in known.arrays.items())
         return Dataset(name, X, y, None, None, known.classes, f"{known.citation}; the copy in scikit-learn.")
-    path = files.find(name)
-    arrays = _download(known, progress) if path is None else files.read(path, known)
+    path = _find_file(name)
+    arrays = _download(known, progress) if path is None else read(path, known)
     X_train, y_train, *test = (arrays[spec.name] for spec in known.arrays)
     X_test, y_test = test or (None, None)
     return Dataset(name, X_train, y_train, X_test, y_test, known.classes, known.citation)
 
 
 def locate(name: str) -> Path | Literal["embedded"] | None:
-    """Return the file that `load` would read, "embedded" for scikit-learn's sets, or None: it would download."""
-    return "embedded" if isinstance(_find_entry(name), EmbeddedSet) else files.find(name)
+    """Return the file that `load` would read, "embedded" for the sets of scikit-learn, None if it would download."""
+    return "embedded" if isinstance(_find_entry(name), EmbeddedSet) else _find_file(name)
 
 
 def _find_entry(name: str) -> FileSet | EmbeddedSet:
@@ -79,30 +93,104 @@ def _find_entry(name: str) -> FileSet | EmbeddedSet:
     return SETS[name]
 
 
+def _find_file(name: str) -> Path | None:
+    named, folders = os.environ.get("BILEVEL_DATA"), [cache_folder()]
+    if named:
+        folders.insert(0, Path(named).expanduser())
+        if not folders[0].is_dir():
+            raise NotADirectoryError(f"`BILEVEL_DATA={named}` is not a folder; correct it or unset it.")
+    return next((path for folder in folders if (path := folder / f"{name}.npz").exists()), None)
+
+
+# Files.
+
+
+def checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of names, types, shapes and values; the bytes of an archive are not reproducible."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        # In blocks of rows, so that arrays in Fortran order are never copied as a whole.
+        step = max(1, _BLOCK_BYTES * len(array) // max(1, array.nbytes))
+        for start in range(0, len(array), step):
+            digest.update(np.ascontiguousarray(array[start : start + step]).data)
+    return digest.hexdigest()
+
+
+def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
+    """Return the verified arrays of a file."""
+    most = _BLOCK_BYTES + sum(prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in known.arrays)
+    try:
+        with zipfile.ZipFile(io.BytesIO(read_bounded(path, most))) as archive:
+            wanted, found = sorted(f"{spec.name}.npy" for spec in known.arrays), sorted(archive.namelist())
+            if wanted != found:
+                raise ValueError(f"it holds {found}, not {wanted}")
+            arrays = {spec.name: _read_member(archive, spec) for spec in known.arrays}
+        _verify(arrays, known)
+    except OSError:
+        raise
+    # Damaged files make zipfile, zlib, struct and NumPy raise about a dozen types of exceptions.
+    except Exception as error:
+        message = f"`{path}` is not the data set '{known.name}', or is damaged: {error}."
+        raise DamagedFileError(f"{message} Delete it, or replace it by a file with {known.contents}.") from error
+    return arrays
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to an archive atomically."""
+    with replacing(path) as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _read_member(archive: zipfile.ZipFile, spec: ArraySpec) -> np.ndarray:
+    """Read an array after checking its header, before any memory is allocated for it."""
+    with archive.open(f"{spec.name}.npy") as member:
+        shape, dtype = read_header(member)
+        _check_form(spec, dtype, shape)
+        return read_array(member, most=prod(shape) * dtype.itemsize)
+
+
+def _verify(arrays: Mapping[str, np.ndarray], known: FileSet) -> None:
+    """Raise ValueError unless the arrays are equal to those of the data set."""
+    for spec in known.arrays:
+        _check_form(spec, arrays[spec.name].dtype, arrays[spec.name].shape)
+    if (found := checksum(arrays)) != known.checksum:
+        raise ValueError(f"the checksum of the contents is {found}, not {known.checksum}")
+
+
+def _check_form(spec: ArraySpec, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    if (dtype, shape) != (np.dtype(spec.dtype), spec.shape):
+        raise ValueError(f"`{spec.name}` is {dtype} {shape}, not {np.dtype(spec.dtype)} {spec.shape}")
+
+
+# Downloads.
+
+
 def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
-    """Return the verified arrays of a set from its source, and keep them in the cache."""
+    """Download the arrays of a data set, verify them, and write them to the cache."""
     path = cache_folder() / f"{known.name}.npz"
     try:
         arrays = {name: array for remote in known.files for name, array in _fetch(remote, progress).items()}
-        files.verify(arrays, known)
+        _verify(arrays, known)
     except (DownloadError, ValueError) as error:
         reason = error if isinstance(error, DownloadError) else f"its source has changed: {error}"
         text = f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays {known.contents}"
         raise DownloadError(f"{text} into the folder that BILEVEL_DATA names, or into `{path.parent}`.") from error
     try:
-        files.write(path, arrays)
-    except OSError as error:  # a full disk must not cost what was downloaded
+        write(path, arrays)
+    except OSError as error:  # return the data in any case
         warnings.warn(f"`{path}` cannot be written ({error}); '{known.name}' will be downloaded again.", stacklevel=3)
     return arrays
 
 
 def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
-    """Return the arrays from the first host that serves them: pooch knows only one address of a file."""
+    """Return the arrays of a file from the first host that serves it; pooch supports only one address per file."""
     pooch, failures = require("pooch", "data"), []
     for url in remote.urls:
         name, deadline = url.rpartition("/")[2], time.monotonic() + remote.max_seconds
         try:
-            # A folder for each host: pooch would take a file that another host left for its own.
+            # Each host has its own folder, because pooch would use the file that another host left.
             with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 store = pooch.create(folder, "", urls={name: url}, registry={name: remote.digest}, retry_if_failed=2)
                 packed = store.fetch(name, downloader=partial(_receive, remote, deadline, progress))
@@ -113,10 +201,10 @@ def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
 
 
 def _receive(remote: RemoteFile, deadline: float, progress: bool, url: str, output_file: str, store: Any) -> None:
-    """Download within the limits of time and size, which neither pooch nor requests has."""
+    """Download within the limits of time and size, which neither pooch nor requests supports."""
     with progress_bar(url.rpartition("/")[2], progress) as report:
         transfer = _Transfer(url, remote, output_file)
-        while not wait([transfer.outcome], _PAUSE).done:
+        while not wait([transfer.outcome], _POLL_PAUSE).done:
             report(transfer.size / transfer.announced, f"{transfer.size / 1e6:.1f} MB")
             if time.monotonic() > deadline:
                 transfer.is_wanted, limit = False, f"{remote.max_seconds:g} seconds, the limit for this file"
@@ -125,7 +213,7 @@ def _receive(remote: RemoteFile, deadline: float, progress: bool, url: str, outp
 
 
 class _Transfer:
-    """A download in a thread. A host that sends a byte at a time blocks the thread, and not those who wait for it."""
+    """A download in a thread, so that a host that sends very slowly cannot block the caller."""
 
     def __init__(self, url: str, remote: RemoteFile, output_file: str) -> None:
         self.remote, self.size, self.announced, self.is_wanted = remote, 0, remote.max_bytes, True
@@ -136,7 +224,7 @@ class _Transfer:
         try:
             self._copy(url, output_file)
             self.outcome.set_result(None)
-        except BaseException as error:  # raised again in the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             self.outcome.set_exception(error)
 
     def _copy(self, url: str, output_file: str) -> None:
@@ -159,7 +247,7 @@ def _open_session() -> Any:
 
 
 def _request(session: Any, url: str, remote: RemoteFile) -> Any:
-    """Return the response of the last of some redirects, each to an address that is as safe as the first."""
+    """Follow redirects to https addresses, which must not lead from the public internet to a private network."""
     first = url
     for _ in range(_MOST_ADDRESSES):
         if urlsplit(url).scheme != "https":
@@ -175,7 +263,7 @@ def _request(session: Any, url: str, remote: RemoteFile) -> Any:
 
 
 def _is_public(url: str) -> bool:
-    """Return whether a host is in the public internet, as one counts whose name only a proxy can resolve."""
+    """Return True for a host of the public internet, or one whose name cannot be resolved here but by a proxy."""
     try:
         found = socket.getaddrinfo(urlsplit(url).hostname, None)
     except (OSError, UnicodeError):

@@ -1,4 +1,4 @@
-"""The data sets, and readers of the formats in which their sources publish: to add a set, add an entry to `SETS`."""
+"""The data sets, and parsers for the formats of their sources. To add a data set, add an entry to `_ENTRIES`."""
 
 import struct
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from bilevel._optional import require
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """One data set as its source has it: neither scaled, nor shuffled, nor cast to floats.
+    """One data set as its source publishes it: not scaled, not shuffled, and not converted to floats.
 
     Attributes
     ----------
-    X_train, X_test : the samples along the first axis; images keep their two axes
+    X_train, X_test : the samples along the first axis; images have two more axes
     y_train, y_test : one label per sample, in a small integer type: cast before arithmetic
-    X_test, y_test : None where the source has no split
-    classes : the labels that occur, in order
-    citation : whom to cite
+    X_test, y_test : None if the source has no test set
+    classes : the labels, in increasing order
+    citation : what to cite
     """
 
     name: str
@@ -47,25 +47,25 @@ class ArraySpec(NamedTuple):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One compressed file at its source."""
+    """One compressed file of a source."""
 
-    urls: tuple[str, ...]  # the same file at several hosts, tried in order; the name ends in .gz or .bz2
+    urls: tuple[str, ...]  # of the same file on several hosts, tried in order; its name ends in .gz or .bz2
     parse: Callable[[BinaryIO, tuple[ArraySpec, ...]], tuple[np.ndarray, ...]]  # reads `arrays` from the unpacked file
     arrays: tuple[ArraySpec, ...]
-    max_bytes: int  # limit of the download, and of what it unpacks to
-    # Of the compressed file, as pooch takes it; None where none is published: then only the contents are checked.
+    max_bytes: int  # limit for the download, and for the unpacked file
+    # Of the compressed file, in the format of pooch; if the source publishes none, only the contents are verified.
     digest: str | None = None
-    timeout: float = 30.0  # seconds without an answer after which a host is given up
-    max_seconds: float = 900.0  # for all of the file, including repeated attempts at one host
+    timeout: float = 30.0  # seconds without an answer after which the next host is tried
+    max_seconds: float = 900.0  # for the whole file, including repeated attempts
 
 
 @dataclass(frozen=True)
 class FileSet:
-    """A data set kept in one file."""
+    """A data set that is downloaded and kept in one file."""
 
     name: str
-    files: tuple[RemoteFile, ...]  # in the order X_train, y_train, then X_test, y_test where there is a split
-    checksum: str  # of the arrays, see `bilevel.datasets.files.checksum`
+    files: tuple[RemoteFile, ...]  # in the order X_train, y_train, X_test, y_test, as far as the source has them
+    checksum: str  # of the arrays, see `bilevel.datasets.loading.checksum`
     classes: tuple[int, ...]
     citation: str
 
@@ -80,16 +80,16 @@ class FileSet:
 
 @dataclass(frozen=True)
 class EmbeddedSet:
-    """A data set that comes with scikit-learn: no file, no network."""
+    """A data set that is part of scikit-learn."""
 
     name: str
-    arrays: dict[str, str]  # the types that scikit-learn's samples and labels are cast to
+    arrays: dict[str, str]  # the dtypes of the samples and labels of scikit-learn
     classes: tuple[int, ...]
     citation: str
 
 
 def libsvm(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
-    """Read features and labels from lines `label index:value ...`, indices from 1."""
+    """Parse features and labels from lines `label index:value ...`, with indices from 1."""
     X, y = arrays
     load = require("sklearn.datasets", "data").load_svmlight_file
     features, labels = load(file, n_features=X.shape[1], dtype=np.dtype(X.dtype), zero_based=False)
@@ -97,9 +97,9 @@ def libsvm(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, .
 
 
 def idx(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
-    """Read one array of unsigned bytes, which has exactly the shape asked for."""
+    """Parse one array of unsigned bytes with exactly the expected shape."""
     (spec,) = arrays
-    header = struct.pack(f">HBB{len(spec.shape)}I", 0, 8, len(spec.shape), *spec.shape)  # 8: the code of the type
+    header = struct.pack(f">HBB{len(spec.shape)}I", 0, 8, len(spec.shape), *spec.shape)  # 8 is the code of the dtype
     found = file.read(len(header))
     if found != header:
         raise ValueError(f"the IDX header is {found.hex()}, not {header.hex()}")
@@ -110,10 +110,10 @@ def idx(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]
 
 
 def csv(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
-    """Read features and, in the last column, labels from lines of integers."""
+    """Parse features and, in the last column, labels from lines of integers."""
     X, y = arrays
     table = np.loadtxt(file, dtype=X.dtype, delimiter=",", comments=None, ndmin=2)
-    # Column by column, one-hot features compress to a fraction of their size row by row.
+    # One-hot features compress much better in Fortran order.
     return np.asfortranarray(table[:, :-1]), table[:, -1].astype(y.dtype)
 
 

@@ -22,8 +22,8 @@ from bilevel.datasets import load
 from bilevel.problems import real_data
 from bilevel.problems.exact import IterativeExactSolver, lbfgs, norm_sq
 from bilevel.problems.softmax import cross_entropies
-from paper.markdown import format_number as number
 from paper.markdown import markdown_table as table
+from paper.markdown import plain_number as number
 from paper.studies.common import draw, study
 from paper.studies.common import tables as write_tables
 

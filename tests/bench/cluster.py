@@ -42,7 +42,7 @@ class Cluster:
         return self
 
     def fill(self, n_workers):
-        """Start workers in the place of those that died."""
+        """Start workers to replace those that died."""
         self.workers = [worker for worker in self.workers if worker.poll() is None]
         options = "--no-nanny", "--nthreads", 1, "--local-directory", self.folder
         while len(self.workers) < n_workers:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.bench import cells as module
-from bilevel.bench.cells import Task, build_problem, drop_duplicates, group_tasks, parameter_types, run_task, time_cell
+from bilevel.bench import execute as module
+from bilevel.bench.config import build_problem, parameter_types
+from bilevel.bench.execute import Task, drop_duplicates, group_tasks, run_task, time_cell
 from bilevel.bench.store import Store
 from bilevel.solvers import SOLVERS
 from tests.bench import tiny
@@ -59,7 +60,7 @@ def test_a_radius_and_none_never_share_a_program(tmp_path):
         assert len({"v_radius" in dict(cell.parameters) for cell in task.cells}) == 1
 
 
-def test_problems_drawn_anew_are_tasks_of_their_own(tmp_path):
+def test_a_new_problem_per_seed_is_a_task_of_its_own(tmp_path):
     text = tiny.HEAD.replace("[problem]", "new_problem_per_seed = true\n[problem]") + tiny.BUDGET + tiny.SOBA
     experiment = bilevel.bench.config.load_config(tiny.write(tmp_path, text))
     found = group_tasks(tiny.cells(experiment), seeds_together=True)
@@ -169,7 +170,7 @@ def test_a_timed_cell_has_seconds_and_exact_metrics_in_every_row(tmp_path):
     assert frame[[*EXACT]].notna().all(axis=None)
 
 
-def test_half_a_cell_is_not_given(tmp_path, monkeypatch):
+def test_an_interrupted_cell_is_discarded(tmp_path, monkeypatch):
     """Ctrl-C in the middle of a run."""
 
     def interrupted(*_):

@@ -339,8 +339,8 @@ def test_metrics_of_runs_are_known(tmp_path):
     ids=["seeds", "lists", "both"],
 )
 def test_more_cells_than_can_be_listed_are_refused_with_their_number(old, new, settings, seeds, tmp_path, monkeypatch):
-    if seeds == "2":  # without the time that so many solvers take
-        monkeypatch.setattr("bilevel.bench.tables.MOST_CELLS", 500)
+    if seeds == "2":  # a lower limit, to save time
+        monkeypatch.setattr("bilevel.bench.config.MOST_CELLS", 500)
     with pytest.raises(ConfigError, match=rf"x\.toml: .*{settings} with {seeds} .*are [\d,]+ cells, more than [\d,]+"):
         load_config(config(tmp_path, GOOD.replace(old, new)))
 
@@ -362,7 +362,7 @@ def test_more_seeds_than_can_be_listed_are_refused_when_they_are_asked_for(seeds
     ids=["dotted", "header", "quoted", "long"],
 )
 def test_a_key_of_many_parts_is_refused_before_it_is_parsed(line, tmp_path, monkeypatch):
-    monkeypatch.setattr("bilevel.bench.tables.tomllib.loads", lambda text: pytest.fail("was parsed"))
+    monkeypatch.setattr("bilevel.bench.config.tomllib.loads", lambda text: pytest.fail("was parsed"))
     with pytest.raises(ConfigError, match=r"x\.toml: not TOML: a key begins with `.{1,40}`, and at most 16") as told:
         load_config(config(tmp_path, f"{line}\n{GOOD}"))
     assert len(str(told.value)) < 500

@@ -13,14 +13,14 @@ import distributed
 import pytest
 from typer.testing import CliRunner
 
-from bilevel.bench import execute
+from bilevel.bench import distribution, execute
 from bilevel.bench.store import Store
 from bilevel.cli.app import app
 from tests.bench import cluster, tiny
 
 
-def test_an_address_where_nobody_listens_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(execute, "_PATIENCE", 1)
+def test_an_address_without_a_scheduler_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(distribution, "_PATIENCE", 1)
     address, store = f"tcp://127.0.0.1:{cluster.free_port()}", tmp_path / "store"
     config = tiny.write(tmp_path, tiny.HEAD + tiny.BUDGET + tiny.SOBA)
     words = ["run", config, "--store", store, "--dask", address]
@@ -36,7 +36,7 @@ def test_an_address_where_nobody_listens_is_named(tmp_path, monkeypatch):
         (ConnectionResetError("reset"), "no Dask scheduler answers at `tcp://here` any more: reset"),
     ],
 )
-def test_a_scheduler_that_goes_before_its_workers_are_asked_for_is_told_from_one_without(error, said, monkeypatch):
+def test_a_lost_scheduler_and_one_without_workers_have_different_messages(error, said, monkeypatch):
     class Client:
         def __init__(self, address, timeout):
             pass
@@ -49,22 +49,22 @@ def test_a_scheduler_that_goes_before_its_workers_are_asked_for_is_told_from_one
 
     monkeypatch.setattr("distributed.Client", Client)
     with pytest.raises(ConnectionError) as caught:
-        execute._connect("tcp://here")
+        distribution._connect("tcp://here")
     assert str(caught.value) == said
 
 
 def test_the_loggers_of_dask_keep_their_levels(monkeypatch):
-    monkeypatch.setattr(execute, "_PATIENCE", 0.2)
+    monkeypatch.setattr(distribution, "_PATIENCE", 0.2)
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.core")]
     monkeypatch.setattr(loggers[1], "level", logging.DEBUG)
     before = [(one.level, one.filters, one.handlers, one.disabled) for one in loggers]
     with pytest.raises(ConnectionError, match="no Dask scheduler answers"):
-        execute._connect(f"tcp://127.0.0.1:{cluster.free_port()}")
+        distribution._connect(f"tcp://127.0.0.1:{cluster.free_port()}")
     assert [(one.level, one.filters, one.handlers, one.disabled) for one in loggers] == before
 
 
 @pytest.mark.slow
-def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkeypatch):
+def test_lost_workers_and_schedulers_are_reported(tmp_path, monkeypatch):
     died, said = tmp_path / "died", []
 
     def in_worker(place, task, _):
@@ -79,14 +79,14 @@ def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkey
         return {text for _, text in watcher.failures}
 
     monkeypatch.setattr(execute, "_in_worker", in_worker)
-    monkeypatch.setattr(execute, "_PATIENCE", 2)
+    monkeypatch.setattr(distribution, "_PATIENCE", 2)
     with cluster.Cluster(os.environ, tmp_path / "dask") as servers:
-        where = execute.Where(dask=f"tcp://127.0.0.1:{servers.port}")
-        monkeypatch.setattr(execute.warnings, "warn", lambda text, **_: (said.append(text), servers.fill(1)))
+        where = distribution.Where(dask=f"tcp://127.0.0.1:{servers.port}")
+        monkeypatch.setattr(distribution.warnings, "warn", lambda text, **_: (said.append(text), servers.fill(1)))
         with pytest.raises(ConnectionError, match="has no workers"):
             failures()
         servers.fill(1)
-        monkeypatch.setattr(execute, "_PATIENCE", 10)
+        monkeypatch.setattr(distribution, "_PATIENCE", 10)
         assert failures() == {f"in {servers.workers[0].pid}"}, "a cluster of one worker does the work"
         (text,) = said
         assert text.startswith(f"the Dask cluster at `{where.dask}` has no workers left; start one. 2 tasks wait;")
@@ -97,7 +97,7 @@ def test_of_lost_workers_and_schedulers_it_is_told_in_sentences(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_is_named_and_goes_on(tmp_path, monkeypatch):
+def test_a_stopped_worker_is_named_and_continues(tmp_path, monkeypatch):
     said = []
 
     def in_worker(place, task, _):
@@ -106,16 +106,16 @@ def test_a_stopped_worker_is_named_and_goes_on(tmp_path, monkeypatch):
         return place, (task, [], f"in {os.getpid()}")
 
     monkeypatch.setattr(execute, "_in_worker", in_worker)
-    monkeypatch.setattr(execute, "_PATIENCE", 3)
+    monkeypatch.setattr(distribution, "_PATIENCE", 3)
     with cluster.Cluster(os.environ, tmp_path / "dask") as servers:
-        where = execute.Where(dask=f"tcp://127.0.0.1:{servers.port}")
+        where = distribution.Where(dask=f"tcp://127.0.0.1:{servers.port}")
         servers.fill(1)
 
         def let_go(text, **_):
             said.append(text)
             os.kill(servers.workers[0].pid, signal.SIGCONT)
 
-        monkeypatch.setattr(execute.warnings, "warn", let_go)
+        monkeypatch.setattr(distribution.warnings, "warn", let_go)
         cluster.wait_for(lambda: is_ready(where.dask))
         watcher = tiny.Watcher()
         assert execute.execute(tiny.experiment(tmp_path), Store(tmp_path / "store"), watcher, where=where) == 2
@@ -144,5 +144,5 @@ def is_ready(address):
     ],
 )
 def test_workers_are_silent_if_their_last_sign_is_the_same_at_two_looks(signs, seen, said):
-    found = execute._describe_silence(signs, seen, 7)
+    found = distribution._describe_silence(signs, seen, 7)
     assert re.search(said, found) and bool(found) == bool(said)

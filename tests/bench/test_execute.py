@@ -9,11 +9,13 @@ import threading
 import pytest
 
 import bilevel
+from bilevel.bench import distribution
 from bilevel.bench import execute as module
 from bilevel.bench.config import ConfigError
-from bilevel.bench.execute import Where, execute
-from bilevel.bench.report import assign_looks, draw_figure, write_report
-from bilevel.bench.sections import make_sections
+from bilevel.bench.distribution import Where
+from bilevel.bench.execute import execute
+from bilevel.bench.page import assign_looks, draw_figure, write_report
+from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
 from tests.bench import tiny
 from tests.cases import N_INNER, N_OUTER
@@ -25,14 +27,14 @@ in_worker = module._in_worker
 
 
 def dying(place, task, where):
-    """A worker that the system kills, as for want of memory, once others have given their rows."""
+    """A worker that is killed, as if memory were exhausted, after other tasks have ended."""
     if place == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return in_worker(place, task, where)
 
 
 def telling(place, task, where):
-    """A worker that says whether Ctrl-C reaches it."""
+    """A worker that returns whether Ctrl-C is blocked."""
     return place, (task, [], f"held back: {signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])}")
 
 
@@ -87,7 +89,7 @@ def test_a_new_setting_runs_alone(tmp_path, store, pretence):
 
 
 @pytest.mark.parametrize("broken", [("SOBA", 0), ("SRBA", 1)])
-def test_a_task_that_fails_is_told_and_tried_again_alone(tmp_path, store, monkeypatch, broken):
+def test_a_failed_task_is_reported_and_only_that_task_is_repeated(tmp_path, store, monkeypatch, broken):
     experiment = tiny.experiment(tmp_path, BOTH)
     pretence = tiny.Pretence([broken]).install(monkeypatch)
     failures, watcher = ran(experiment, store)
@@ -143,14 +145,14 @@ def test_results_that_vanish_during_the_timing_are_a_failure(victim, tmp_path, s
     assert [title for title, _ in watcher.failures] == [victim]
 
 
-def test_vanished_results_and_failed_tasks_are_told_apart(tmp_path, store, monkeypatch):
+def test_lost_results_and_failed_tasks_are_counted_separately(tmp_path, store, monkeypatch):
     tiny.Pretence([("SOBA", 1)]).install(monkeypatch)
     watcher = Thief(store, "sweep", after=3)
     assert execute(tiny.experiment(tmp_path, BOTH), store, watcher) == 2
     assert [title for title, _ in watcher.failures] == ["SOBA on quadratic, seed 1", "sweep"]
 
 
-def test_a_store_says_which_planned_cells_it_lacks(tmp_path, store, monkeypatch):
+def test_a_store_lists_planned_cells_that_are_missing(tmp_path, store, monkeypatch):
     def unfinished():
         return [text.partition("; ")[0] for text in store.list_unfinished(store.finished())]
 
@@ -170,7 +172,7 @@ def test_a_store_says_which_planned_cells_it_lacks(tmp_path, store, monkeypatch)
     assert unfinished() == [], "a solver that is not in the config any more is not planned"
 
 
-def test_a_timing_that_fails_is_told_and_the_others_are_timed(tmp_path, store, monkeypatch):
+def test_a_failed_timing_is_reported_and_the_others_are_timed(tmp_path, store, monkeypatch):
     experiment = tiny.experiment(tmp_path, BOTH, tiny.SECONDS)
     pretence = tiny.Pretence([("SOBA", "timing")]).install(monkeypatch)
     failures, watcher = ran(experiment, store)
@@ -210,13 +212,13 @@ def test_nothing_is_timed_without_seconds(tmp_path, store, pretence):
     assert pretence.timed == [] and [phase for phase, *_ in watcher.begun] == ["sweep"]
 
 
-def test_nothing_is_timed_where_the_sweep_failed(tmp_path, store, monkeypatch):
+def test_nothing_is_timed_after_a_failed_sweep(tmp_path, store, monkeypatch):
     pretence = tiny.Pretence([("SOBA", 0), ("SOBA", 1)]).install(monkeypatch)
     failures, _ = ran(tiny.experiment(tmp_path, seconds=tiny.SECONDS), store)
     assert failures == 2 and pretence.timed == []
 
 
-def test_the_best_value_so_far_is_told(tmp_path, store, pretence):
+def test_the_best_value_so_far_is_reported(tmp_path, store, pretence):
     _, watcher = ran(tiny.experiment(tmp_path), store)
     assert [best for *_, best in watcher.advanced] == [0.02, 0.02]
 
@@ -253,7 +255,7 @@ def test_a_metric_of_the_users_own_is_stored_selected_by_drawn_and_reported(tmp_
     assert '<th scope="col" class="number">squared size</th>' in page
 
 
-def test_a_metric_that_raises_costs_its_own_numbers_alone(tmp_path, monkeypatch):
+def test_a_metric_that_raises_is_nan_and_the_run_continues(tmp_path, monkeypatch):
     def broken_problem(seed: int = 0, dtype: str = "float64") -> bilevel.BilevelProblem:
         def divide(point):
             raise ZeroDivisionError("no such ratio")
@@ -286,9 +288,7 @@ def test_a_metric_that_is_neither_known_nor_the_problems_own_is_refused(tmp_path
 
 
 @pytest.mark.parametrize("full_for", [1, 2, 99])
-def test_a_full_disk_is_told_of_and_costs_no_result_once_there_is_space(
-    full_for, tmp_path, store, pretence, monkeypatch
-):
+def test_results_are_written_once_a_full_disk_has_space(full_for, tmp_path, store, pretence, monkeypatch):
     experiment, plain, tries = tiny.experiment(tmp_path), Store.write, []
 
     def full(self, rows):
@@ -311,7 +311,7 @@ def test_a_full_disk_is_told_of_and_costs_no_result_once_there_is_space(
         assert sum(n for n, *_ in watcher.advanced) == len(cells)
 
 
-def test_ctrl_c_leaves_what_is_finished(tmp_path, store, monkeypatch):
+def test_finished_results_survive_ctrl_c(tmp_path, store, monkeypatch):
     pretence = tiny.Pretence().install(monkeypatch)
 
     def interrupted(task, **_):
@@ -356,7 +356,7 @@ def test_two_processes_give_the_run_task_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_local_worker_that_dies_costs_no_finished_task(tmp_path, store, monkeypatch):
+def test_finished_tasks_survive_the_death_of_a_local_worker(tmp_path, store, monkeypatch):
     experiment = tiny.experiment(tmp_path, BOTH)
     cells = {cell.id for cell in tiny.cells(experiment)}
     with monkeypatch.context() as patch:
@@ -381,7 +381,7 @@ def test_ctrl_c_while_workers_are_started_is_answered_afterwards():
     reached = []
 
     def start():
-        with module._ctrl_c_later():
+        with distribution._ctrl_c_later():
             signal.pthread_kill(threading.get_ident(), signal.SIGINT)
             reached.append("the end")
 

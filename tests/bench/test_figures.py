@@ -9,10 +9,10 @@ import matplotlib
 import numpy as np
 import pytest
 
-from bilevel.bench import report
-from bilevel.bench.report import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
-from bilevel.bench.sections import make_sections
-from tests.bench import tables
+from bilevel.bench import page
+from bilevel.bench.page import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
+from bilevel.bench.select import make_sections
+from tests.bench import fake_store
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 EYES = {
@@ -25,7 +25,7 @@ LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
 
 @pytest.fixture(scope="module")
 def table():
-    return tables.store()
+    return fake_store.store()
 
 
 def linear_rgb(color):
@@ -59,7 +59,7 @@ def test_thirty_five_solvers_look_different_and_the_order_does_not_matter():
     assert assign_looks(names) == assign_looks(reversed(names * 2))
 
 
-def test_a_solver_keeps_its_color_whoever_is_beside_it_and_its_grids_share_it():
+def test_a_solver_has_the_same_color_on_every_page_and_its_grids_share_it():
     alone, among = assign_looks(["SRBA"]), assign_looks(["SABA", "SRBA (untuned)", "AmIGO", "SRBA (tuned)", "BSA"])
     assert alone["SRBA"].color == among["SRBA (tuned)"].color == among["SRBA (untuned)"].color
     assert among["SRBA (tuned)"].dashes != among["SRBA (untuned)"].dashes
@@ -79,12 +79,12 @@ def test_each_problem_becomes_a_pdf_and_a_png_with_names_that_do_not_change(tabl
     assert [path.read_bytes() for path in write_figures(table, tmp_path / "new")] == first
 
 
-def test_a_figure_that_does_not_fit_on_the_disk_is_told_as_such(table, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_when_a_figure_is_written(table, tmp_path, monkeypatch):
     class Full(io.BytesIO):
         def write(self, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(report, "replacing", lambda path: contextlib.nullcontext(Full()))
+    monkeypatch.setattr(page, "replacing", lambda path: contextlib.nullcontext(Full()))
     with pytest.raises(OSError, match="No space left on device"):
         write_figures(table[table["problem"] == "quadratic"], tmp_path)
 

@@ -1,4 +1,4 @@
-"""The benchmark is open: solvers and problems of anybody's, by name in a config or by themselves from Python."""
+"""Solvers and problems defined by users: by name in a config, or as objects from Python."""
 
 import doctest
 import json
@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import bilevel
-from bilevel.bench import plugins
+from bilevel.bench import config as names
 from bilevel.bench.config import ConfigError, load_config
 from bilevel.bench.select import select
 from bilevel.bench.store import Store
@@ -20,7 +20,7 @@ from bilevel.solvers.fields import fraction
 from tests.bench import tiny
 
 MODULE = '''
-"""Somebody's own."""
+"""A solver of a user."""
 
 import bilevel
 from bilevel.solvers import Solver, solver
@@ -101,7 +101,7 @@ def finished(theirs):
     return name, folder
 
 
-def test_a_config_names_somebodys_solver_and_problem(finished):
+def test_a_config_may_name_a_solver_and_a_problem_of_a_user(finished):
     name, folder = finished
     rows = Store(folder / "store").read()
     assert set(rows["solver"]) == {f"{name}:Mine", "SOBA"} and set(rows["problem"]) == {f"{name}:little_problem"}
@@ -117,8 +117,8 @@ def test_a_config_names_somebodys_solver_and_problem(finished):
 
 def test_reading_a_store_imports_nothing(finished, monkeypatch):
     name, folder = finished
-    monkeypatch.setattr(plugins, "_found", {})
-    monkeypatch.setattr(plugins, "_find", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr(names, "_user_objects", {})
+    monkeypatch.setattr(names, "_import", lambda name: pytest.fail(f"imported {name}"))
     for words in (["select", "--format", "json"], ["check"], ["report", "--out", str(folder / "page")]):
         done = CliRunner().invoke(app, [words[0], str(folder / "store"), *words[1:]])
         assert done.exit_code == 0, done.output
@@ -126,12 +126,12 @@ def test_reading_a_store_imports_nothing(finished, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_changed_solver_is_told_and_its_results_are_kept(finished, monkeypatch):
+def test_a_changed_solver_gives_a_warning_and_its_results_are_kept(finished, monkeypatch):
     name, folder = finished
     monkeypatch.chdir(folder)
     again = ["run", "open.toml", "--store", "store"]
     assert "was changed" not in CliRunner().invoke(app, again).output
-    monkeypatch.setattr("bilevel.bench.cells.digest", lambda name: "another")
+    monkeypatch.setattr("bilevel.bench.config.digest_source", lambda name: "another")
     done = CliRunner().invoke(app, again)
     assert f"`{name}:Mine` was changed after results of it were put into `store`" in " ".join(done.output.split())
     assert done.exit_code == 0
@@ -164,7 +164,7 @@ def test_a_selected_setting_has_its_own_types(finished):
         ("share = 0", "share = -1", "must be a number in (0, 1], or 0 to turn it off"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_said_with_its_place(theirs, tmp_path, monkeypatch, old, new, message):
+def test_errors_in_a_name_are_reported_with_their_place(theirs, tmp_path, monkeypatch, old, new, message):
     name, folder = theirs
     monkeypatch.syspath_prepend(folder)
     path = tmp_path / "wrong.toml"
@@ -174,12 +174,12 @@ def test_what_is_wrong_with_a_name_is_said_with_its_place(theirs, tmp_path, monk
     assert message in str(caught.value)
 
 
-def test_a_problem_that_is_none_and_a_module_that_raises_are_refused(theirs, tmp_path, monkeypatch):
+def test_a_function_that_returns_no_problem_and_a_module_that_raises_are_refused(theirs, tmp_path, monkeypatch):
     name, folder = theirs
     monkeypatch.syspath_prepend(folder)
     (folder / f"{name}_broken.py").write_text("1 / 0\n")
     with pytest.raises(ValueError, match=r"importing `\w+` failed: ZeroDivisionError: division by zero"):
-        plugins.find_solver(f"{name}_broken:Mine")
+        names.find_solver(f"{name}_broken:Mine")
     text = (HEAD + SOLVERS).replace("NAME:little_problem", "NAME:wrong_problem").replace("n_inner = 64", "")
     path = tmp_path / "none.toml"
     path.write_text(text.replace("NAME", name))
@@ -209,7 +209,7 @@ def little(n_inner: int = 64):
     return bilevel.problems.quadratic(n_inner, 32, 5, 3, dtype="float64")
 
 
-def test_from_python_classes_and_functions_stand_in_the_place_of_names(tmp_path, capsys):
+def test_from_python_classes_and_functions_replace_names(tmp_path, capsys):
     config = tables([{"name": bilevel.SOBA, "step_size": [0.02, 0.05], "batch_size": 8}], problem={"name": little})
     store = bilevel.benchmark(config, tmp_path / "store", progress=True)
     assert set(store.read()["problem"]) == {f"{__name__}:little"} and set(store.read()["solver"]) == {"SOBA"}
@@ -221,7 +221,7 @@ def test_from_python_classes_and_functions_stand_in_the_place_of_names(tmp_path,
     assert json.loads(again.stdout)[0]["solver"] == "SOBA"
 
 
-def test_from_python_a_function_may_be_written_anew(tmp_path):
+def test_from_python_a_function_may_be_redefined(tmp_path):
     def build(sizes):
         def mine(n_inner: int = sizes):
             return little(n_inner)

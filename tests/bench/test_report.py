@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from bilevel.bench.report import embed_json, write_report
-from bilevel.bench.sections import AXES, add_gap, make_sections
+from bilevel.bench.page import embed_json, write_report
+from bilevel.bench.select import AXES, add_gap, make_sections
 from bilevel.bench.store import SCHEMA
 from bilevel.engine.metrics import METRICS
-from tests.bench import tables
+from tests.bench import fake_store
 
 
 class Page(HTMLParser):
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def table():
-    return tables.store()
+    return fake_store.store()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def source(table, tmp_path_factory):
     path = write_report(
         table,
         tmp_path_factory.mktemp("report"),
-        title=f"Baselines {tables.HOSTILE}",
+        title=f"Baselines {fake_store.HOSTILE}",
         budgets="20,000 oracle calls",
         commands=["make <it>", "again && again"],
     )
@@ -104,9 +104,9 @@ def test_only_the_two_scripts_of_the_page_may_run(page):
 
 
 def test_hostile_strings_are_text(source, page):
-    assert page.text.count(tables.HOSTILE) >= 4
-    assert tables.HOSTILE_ARGUMENT in page.text
-    assert tables.HOSTILE not in source and html.escape(tables.HOSTILE) in source
+    assert page.text.count(fake_store.HOSTILE) >= 4
+    assert fake_store.HOSTILE_ARGUMENT in page.text
+    assert fake_store.HOSTILE not in source and html.escape(fake_store.HOSTILE) in source
     assert "make <it>\nagain && again" in page.text
 
 
@@ -157,7 +157,7 @@ def test_the_selected_step_size_is_the_one_that_was_best(page):
 
 
 def final_of(solver, seed):
-    return np.exp(-tables.RATES[solver] * (tables.EVALUATIONS - 1) / 10) * (1 + 0.1 * seed)
+    return np.exp(-fake_store.RATES[solver] * (fake_store.EVALUATIONS - 1) / 10) * (1 + 0.1 * seed)
 
 
 def test_final_values_are_medians_with_their_spread_and_ranked(page):
@@ -182,7 +182,7 @@ def test_cost_and_status_are_counted(page):
     assert (by_solver["StocBiO"]["Seeds"], by_solver["StocBiO"]["Diverged in sweep"]) == ("–", "9 of 9")
 
 
-def test_what_diverged_is_marked_and_told_above_the_tables(source, page):
+def test_divergence_is_marked_and_listed_among_the_warnings(source, page):
     assert source.count('<b class="line bad">3 diverged</b>') == source.count('<b class="bad">9 of 9</b>') == 2
     assert page.text.count("SOBA: 3 of 10 seeds diverged at the selected setting.") == 2
     assert page.text.count("StocBiO: no setting of its grid has a finite median.") == 2
@@ -190,17 +190,17 @@ def test_what_diverged_is_marked_and_told_above_the_tables(source, page):
 
 def first_calls(solver, seed, epsilon):
     """500 calls between evaluations of exp(-rate k / 10) (1 + seed / 10)."""
-    step = np.ceil(np.log((1 + 0.1 * seed) / epsilon) / tables.RATES[solver] * 10)
-    return 500 * step if step < tables.EVALUATIONS else np.inf
+    step = np.ceil(np.log((1 + 0.1 * seed) / epsilon) / fake_store.RATES[solver] * 10)
+    return 500 * step if step < fake_store.EVALUATIONS else np.inf
 
 
-def test_targets_are_reached_in_medians_over_seeds_with_a_dash_where_not(page):
+def test_the_cost_to_targets_is_a_median_over_seeds_or_a_dash(page):
     head, *rows = page.table("targets-1")
     assert [row[0] for row in rows] == ["SRBA", "SABA", "SOBA"]
     for row in rows[:2]:
         for title, text in zip(head[1:], row[1:], strict=True):
             target = float(title.split()[1])
-            calls = np.median([first_calls(row[0], seed, target) for seed in range(tables.TIMING_SEEDS)])
+            calls = np.median([first_calls(row[0], seed, target) for seed in range(fake_store.TIMING_SEEDS)])
             assert text.startswith("–") if np.isinf(calls) else f"[{float(f'{calls:.2g}'):,.0f} calls]" in text
 
 
@@ -213,24 +213,24 @@ def test_no_target_is_out_of_reach_of_all_or_behind_the_start(page):
             assert not all("[0 calls]" in text for text in texts)
 
 
-def test_the_headline_says_who_wins_by_how_much_and_how_sure(page):
+def test_the_headline_names_the_winner_the_margin_and_the_sign_test(page):
     ours, theirs = final_of("SRBA", 4.5), final_of("SABA", 4.5)
     said = f"SRBA ends with the lowest h(x): {ours:.3g}, {theirs / ours:.2g} times lower than SABA ({theirs:.3g})."
     assert said in page.text
-    assert "Ahead of each other solver in all 10 seeds; by luck alone that happens one time in 1,024" in page.text
+    assert "Ahead of each other solver in all 10 seeds: sign test p = 0.0039 (two-sided, 2 comparisons)." in page.text
 
 
 def test_every_metric_has_a_winner_in_words(page):
     head, *rows = page.table("winners")
     winners = {row[0]: row[1] for row in rows}
-    assert head[0] == "By" and head[-1] == "How sure"
+    assert head[0] == "By" and head[-1] == "Sign test"
     for metric in ("h(x)", "‖∇h(x)‖²", "test error", "F(z, x)"):
         assert winners[f"final {metric}"] == "SRBA"
     assert [title.split(" to ")[0] for title in winners if " to " in title] == ["seconds", "oracle calls"]
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_problem_is_and_which_way_is_better(table, tmp_path):
+def test_the_page_explains_the_problem_and_its_metrics(table, tmp_path):
     sized = table.assign(n_inner=1000, n_outer=300, dim_inner=640, dim_outer=1000)
     text = Page(write_report(sized, tmp_path).read_text(encoding="utf-8")).text
     assert "Data cleaning on the 1797 digits of scikit-learn" in text
@@ -239,10 +239,10 @@ def test_the_page_says_what_the_problem_is_and_which_way_is_better(table, tmp_pa
 
 
 def test_without_sizes_the_rows_follow_from_the_epochs(page):
-    assert f"{tables.ROWS_PER_EPOCH:,} rows, inner and outer together." in page.text
+    assert f"{fake_store.ROWS_PER_EPOCH:,} rows, inner and outer together." in page.text
 
 
-def test_the_page_says_what_seconds_are_and_why_curves_end(page):
+def test_the_page_explains_seconds_and_the_ends_of_curves(page):
     assert "compilation and evaluation are left out" in page.text
     assert "their curves end at different places" in page.text
 
@@ -269,10 +269,10 @@ def test_a_loss_is_drawn_above_the_lowest_value_seen_of_its_problem(table, tmp_p
     lowest = np.exp(-16)
     np.testing.assert_allclose(curve["median"][0], 1.45 * (1 - lowest), rtol=1e-4)
     assert page.table("targets-1")[0][1:] == ["≤ 1", "≤ 0.3", "≤ 0.1", "≤ 0.03", "≤ 0.01", "≤ 0.003"]
-    assert "10 seeds are as many problems" in page.text
+    assert "Each seed is a problem with its own data and start" in page.text
 
 
-def test_the_page_says_how_it_was_made(page):
+def test_the_page_names_machine_versions_and_number_of_runs(page):
     for fact in (
         "72 of the sweep phase, with 3 seeds, each up to 20,000 oracle calls",
         "60 of the timing phase, with 10 seeds",
@@ -301,12 +301,12 @@ def test_a_sweep_alone_makes_a_page_without_seconds_and_without_calls_to_reach(t
     assert "To reach" not in page.text
 
 
-def test_a_problem_drawn_anew_with_each_seed_is_one_section(table):
+def test_problems_that_differ_by_their_seed_share_a_section_of_the_page(table):
     arguments = [json.dumps({"dim": 3, "seed": seed}) for seed in table.seed]
     shown = make_sections(table.assign(problem_arguments=arguments))
     assert [section.problem for section in shown] == ["digits_cleaning", "quadratic"]
     assert shown[0].arguments == {"dim": 3}
-    assert shown[0].contenders[0].rows.cell.nunique() == tables.TIMING_SEEDS
+    assert shown[0].contenders[0].rows.cell.nunique() == fake_store.TIMING_SEEDS
 
 
 def test_an_empty_table_is_refused_and_nothing_is_written(table, tmp_path):
@@ -322,7 +322,7 @@ def test_an_unknown_metric_is_refused(table, tmp_path):
 
 def test_a_solver_has_the_same_color_and_dash_in_its_button_and_its_curve(page, data):
     lines = [attributes for tag, attributes in page.tags if tag == "line"]
-    assert len(lines) == 2 * len(tables.RATES)
+    assert len(lines) == 2 * len(fake_store.RATES)
     for section in (lines[:4], lines[4:]):
         assert [line["stroke"] for line in section] == [solver["color"] for solver in data["solvers"]]
-    assert len({solver["dash"] for solver in data["solvers"]}) == len(tables.RATES)
+    assert len({solver["dash"] for solver in data["solvers"]}) == len(fake_store.RATES)

@@ -1,4 +1,4 @@
-"""The page in a browser: it draws, it switches, it fits, anybody can use it, and it runs nothing but its own script.
+"""The page in a browser: plots, controls, layout, accessibility, and no script except its own.
 
 Screenshots are written to the folder of ``BILEVEL_SCREENSHOTS``, or to ``results/screenshots``.
 """
@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from bilevel.bench.report import write_report
-from tests.bench import tables
+from bilevel.bench.page import write_report
+from tests.bench import fake_store
 from tests.browser import HAS_AXE, NEEDS, VIEWS, find_serious, load, open_browser, shoot
 
 pytestmark = NEEDS
@@ -28,12 +28,12 @@ def browser(tmp_path_factory, downloads):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    return write_report(tables.store(), tmp_path_factory.mktemp("page"), title=tables.HOSTILE).as_uri()
+    return write_report(fake_store.store(), tmp_path_factory.mktemp("page"), title=fake_store.HOSTILE).as_uri()
 
 
 @pytest.fixture
 def page(browser, address):
-    """The page, loaded anew at 1280 pixels; a test that leaves an error in the console fails."""
+    """The page, loaded again at 1280 pixels; a test that leaves an error in the console fails."""
     load(browser, address, 1280)
     yield browser
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
@@ -175,7 +175,7 @@ def column(page, name, number):
     return [cell.text for cell in page.find_elements("css selector", rows)]
 
 
-def test_tables_sort_by_a_column_and_what_has_no_number_comes_last(page):
+def test_tables_sort_by_a_column_with_missing_numbers_last(page):
     assert column(page, "finals", 1) == ["SRBA", "SABA", "SOBA", "StocBiO"]
     button = "[data-table=finals] thead th:nth-child(2) button"
     click(page, button)
@@ -196,7 +196,7 @@ def test_every_control_can_be_reached_and_used_by_keyboard(page):
     assert [trace["name"] for trace in traces(page)] == ["SABA", "SOBA"]
 
 
-def test_a_phone_is_told_of_columns_out_of_sight(page, address):
+def test_a_narrow_page_has_a_hint_about_hidden_columns(page, address):
     load(page, address, 390)
     hint = page.find_element("css selector", f"{QUADRATIC} [data-table=finals] .hint")
     assert hint.is_displayed() and "scroll sideways" in hint.text
@@ -204,12 +204,12 @@ def test_a_phone_is_told_of_columns_out_of_sight(page, address):
     assert not page.find_element("css selector", f"{QUADRATIC} [data-table=settings] .hint").is_displayed()
 
 
-def test_heat_maps_show_each_setting_and_what_diverged(page):
+def test_heat_maps_show_each_setting_and_diverged_seeds(page):
     notes = page.execute_script(
         "return document.querySelector(arguments[0] + ' .heat').layout.annotations.map(note => note.text)", QUADRATIC
     )
     assert sum(note == "✕" for note in notes) == 3 + 3, "StocBiO everywhere, the others at step 1"
-    assert sum("<b>" in note for note in notes) == len(tables.RATES)
+    assert sum("<b>" in note for note in notes) == len(fake_store.RATES)
 
 
 def wait_for_file(page, folder, name):
@@ -241,7 +241,7 @@ def test_an_accessibility_check_finds_nothing_serious(page, address, width, sche
 
 
 def test_two_stores_are_compared_on_a_page(browser, tmp_path):
-    table = tables.store()
+    table = fake_store.store()
     better = table.assign(value_gap=table.value_gap * table.solver.map({"SRBA": 0.5}).fillna(1.0))
     load(browser, write_report(better, tmp_path, before=table).as_uri(), 1400)
     shoot(browser, "comparison-1400-light")
@@ -270,20 +270,20 @@ def test_the_page_never_scrolls_sideways(page, address, width):
 
 def test_hostile_strings_are_shown_and_run_nothing(page):
     text = page.find_element("tag name", "body").text
-    assert tables.HOSTILE in text and "onerror=" in text
-    assert page.title == tables.HOSTILE
+    assert fake_store.HOSTILE in text and "onerror=" in text
+    assert page.title == fake_store.HOSTILE
     assert page.execute_script("return window.hacked === undefined && !document.querySelector('main img')")
 
 
 def test_markup_in_every_name_of_a_store_is_text(browser, tmp_path):
-    table = tables.hostile(tables.store())
-    load(browser, write_report(table, tmp_path, title=tables.TAG, budgets=tables.TAG).as_uri(), 1280)
+    table = fake_store.hostile(fake_store.store())
+    load(browser, write_report(table, tmp_path, title=fake_store.TAG, budgets=fake_store.TAG).as_uri(), 1280)
     for option in browser.find_elements("css selector", f"{QUADRATIC} select[name=metric] option"):
         option.click()  # the metric's own name becomes the title of an axis
         assert browser.execute_script(
             "return window.hacked === undefined && !document.querySelector('body img, body a:not([href^=\"#\"])')"
         )
-    assert tables.TAG in browser.find_element("tag name", "body").text
+    assert fake_store.TAG in browser.find_element("tag name", "body").text
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 

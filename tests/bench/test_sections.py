@@ -7,18 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bilevel.bench.sections import (
+from bilevel.bench.select import (
     Contender,
     SeedCurve,
     final_values,
-    first_reach,
     interpolate,
     make_curve,
     make_sections,
     median_curve,
+    quantiles,
+    reach,
 )
-from bilevel.bench.select import quantiles
-from tests.bench import tables
+from tests.bench import fake_store
 
 INF, NAN = np.inf, np.nan
 
@@ -150,20 +150,21 @@ def test_two_evaluations_at_the_same_time_count_once_by_the_later():
     np.testing.assert_allclose(median_curve([run([0, 1, 1, 2], [4, 3, 2, 1])]).median, [4, 2, 1])
 
 
-def test_of_a_metric_that_should_be_high_a_diverged_seed_is_low():
+def test_a_diverged_seed_counts_as_lowest_if_higher_is_better():
     rows = rows_of([[0.5, 0.7, 0.9], [0.5, 0.6], [0.5, 0.6]], ["out_of_budget", "diverged", "diverged"])
     np.testing.assert_equal(make_curve(rows, "calls", "weight_auc").median, [0.5, 0.6, -INF])
     np.testing.assert_equal(final_values(rows, "weight_auc"), [0.9, -INF, -INF])
 
 
-def test_final_values_skip_what_was_not_evaluated():
+def test_final_values_skip_missing_evaluations():
     rows = rows_of([[3, 2, NAN], [NAN, NAN], [3, 1, 0.5]], ["out_of_budget", "out_of_budget", "diverged"])
     np.testing.assert_equal(final_values(rows, "value"), [2, NAN, INF])
 
 
 def test_calls_to_reach_are_a_median_over_seeds_that_counts_those_that_never_do():
     rows = rows_of([[1, 0.1, 0.01], [1, 0.5, 0.1], [1, 0.05, 0.2]])
-    np.testing.assert_equal(first_reach(rows, "value", (1, 0.1, 0.05, 0.01)), [0, 100, 200, INF])
+    medians = [np.median(reach(rows, "value", target)) for target in (1, 0.1, 0.05, 0.01)]
+    np.testing.assert_equal(medians, [0, 100, 200, INF])
 
 
 def test_the_order_of_the_rows_of_a_store_does_not_matter():
@@ -198,7 +199,7 @@ def test_a_curve_equals_that_of_one_data_frame_for_each_seed(metric, shuffled):
 
 
 def test_the_curves_of_a_section_take_a_fraction_of_the_time_of_a_data_frame_for_each_seed():
-    section = next(one for one in make_sections(tables.store()) if one.problem == "quadratic")
+    section = next(one for one in make_sections(fake_store.store()) if one.problem == "quadratic")
     shown = {one.label: one.rows for one in section.contenders}
 
     def seconds(function):
@@ -215,20 +216,20 @@ def test_the_curves_of_a_section_take_a_fraction_of_the_time_of_a_data_frame_for
 
 
 def test_a_section_shows_each_solver_at_its_selected_setting_from_the_timing_phase():
-    for section in make_sections(tables.store()):
+    for section in make_sections(fake_store.store()):
         contenders = {one.label: one for one in section.contenders}
         assert section.metric == {"quadratic": "value_gap", "digits_cleaning": "value"}[section.problem]
-        assert list(contenders) == sorted(tables.RATES)
+        assert list(contenders) == sorted(fake_store.RATES)
         for solver in ("SABA", "SOBA", "SRBA"):
             rows = contenders[solver].rows
             assert set(rows["phase"]) == {"timing"} and set(rows["param_step_size"]) == {0.1}
-            assert len(rows["cell"].unique()) == tables.TIMING_SEEDS
+            assert len(rows["cell"].unique()) == fake_store.TIMING_SEEDS
         assert contenders["StocBiO"].parameters is None
-        assert len(contenders["StocBiO"].rows["cell"].unique()) == tables.SWEEP_SEEDS * len(tables.STEP_SIZES)
+        assert len(contenders["StocBiO"].rows["cell"].unique()) == fake_store.SWEEP_SEEDS * len(fake_store.STEP_SIZES)
 
 
 def test_only_selected_settings_have_curves():
-    shown = tables.store().drop(columns=[*tables.EXACT[1:], *tables.CHEAP, *tables.UNUSED])
+    shown = fake_store.store().drop(columns=[*fake_store.EXACT[1:], *fake_store.CHEAP, *fake_store.UNUSED])
     section = make_sections(shown)[0]
     assert [section.with_curves(position) for position in (0, 2)] == [["value"], ["SABA", "SOBA", "SRBA"]]
 
@@ -241,26 +242,26 @@ def test_a_setting_reads_as_names_and_short_numbers():
     assert Contender("SRBA", None, None, None, "").setting == "none: each has an infinite median"
 
 
-def test_problems_drawn_anew_with_each_seed_are_one_section():
-    table = tables.store()
+def test_problems_that_differ_by_their_seed_are_one_section():
+    table = fake_store.store()
     table = table[(table.problem == "digits_cleaning") & (table.phase == "sweep")]
     drawn = table.assign(problem_arguments=[f'{{"corruption": 0.5, "seed": {seed}}}' for seed in table.seed])
     (section,) = make_sections(drawn)
     assert section.arguments == {"corruption": 0.5}
-    assert {len(one.rows["seed"].unique()) for one in section.contenders} == {tables.SWEEP_SEEDS}
+    assert {len(one.rows["seed"].unique()) for one in section.contenders} == {fake_store.SWEEP_SEEDS}
     (fixed,) = make_sections(table.assign(problem_arguments='{"corruption": 0.5, "seed": 3}'))
     assert fixed.arguments == {"corruption": 0.5, "seed": 3}
 
 
 def test_without_exact_values_the_outer_value_selects():
-    table = tables.store()
+    table = fake_store.store()
     sections = make_sections(table.assign(value=NAN, value_gap=NAN))
     assert [section.metric for section in sections] == ["outer_value", "outer_value"]
 
 
 @pytest.mark.parametrize("axis", ["calls", "epochs"])
 def test_the_curve_of_a_store_is_that_of_its_median_seed(axis):
-    table = tables.store()
+    table = fake_store.store()
     rows = table[(table.problem == "quadratic") & (table.solver == "SRBA") & (table.phase == "timing")]
     curve = make_curve(rows, axis, "value_gap")
     expected = 1.45 * np.exp(-0.4 * curve.x / {"calls": 500, "epochs": 0.5}[axis])
@@ -268,7 +269,7 @@ def test_the_curve_of_a_store_is_that_of_its_median_seed(axis):
 
 
 def test_a_sweep_has_no_curve_against_seconds():
-    table = tables.store()
+    table = fake_store.store()
     rows = table[(table.problem == "quadratic") & (table.solver == "SRBA") & (table.phase == "sweep")]
     assert not make_curve(rows, "seconds", "outer_value").is_drawable
     assert make_curve(rows[rows.param_step_size == 0.1], "calls", "outer_value").is_drawable

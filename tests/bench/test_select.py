@@ -115,7 +115,7 @@ def test_a_solver_that_always_diverges_is_listed_without_a_setting():
     assert list_settings(selected) == (("SRBA", (("step_size", 0.1),)),)
 
 
-def test_where_everything_diverged_there_is_a_row_and_no_setting():
+def test_if_everything_diverged_there_is_a_row_without_a_setting():
     selected = select(table(rows("SOBA", {"step_size": 0.1}, [None, None], weight_auc=NAN)), "weight_auc")
     assert only(selected)["status"] == "diverged"
     assert list_settings(selected) == ()
@@ -150,7 +150,7 @@ def test_a_column_that_is_no_metric_selects_nothing():
             select(whole, name)
 
 
-def test_a_parameter_that_the_solver_has_no_more_still_tells_settings_apart():
+def test_a_parameter_that_no_longer_exists_still_distinguishes_settings():
     whole = table(
         rows("SRBA", {"step_size": 0.1, "old": "a"}, [2.0, 2.0]),
         rows("SRBA", {"step_size": 0.1, "old": "b"}, [1.0, 1.0]),
@@ -255,7 +255,7 @@ schedule = ["corrected", "printed"]
 """
 
 
-def test_a_setting_goes_through_the_store_and_comes_back_as_it_was(tmp_path):
+def test_a_setting_is_read_from_the_store_unchanged(tmp_path):
     (tmp_path / "x.toml").write_text(CONFIG)
     experiment = load_config(tmp_path / "x.toml")
     cells = experiment.cells(640, 64)

@@ -116,7 +116,7 @@ def test_an_unfinished_cell_gives_way_to_a_finished_one(tmp_path):
     for order in (False, True), (True, False):
         store = Store(tmp_path / str(order[0]))
         for finished in order:
-            # Another cell beside it, so that the two files have different names.
+            # With another cell, so that the two files have different names.
             store.write(group(1, finished=finished, machine=str(finished)) + group(2 + finished))
         frame = store.read()
         assert counts(frame) == whole(1, 2, 3)

@@ -145,7 +145,7 @@ def in_time(function, *arguments):
 
 @pytest.fixture
 def fifo(tmp_path):
-    """Make a FIFO, and let go whoever waits at it in the end."""
+    """Make a FIFO, and unblock its readers at the end."""
     made = []
 
     def make(name):
@@ -159,7 +159,7 @@ def fifo(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")
-def test_what_is_no_regular_file_is_named_and_never_waited_for(tmp_path, fifo):
+def test_a_file_that_is_not_regular_is_reported_without_blocking(tmp_path, fifo):
     store = Store(tmp_path)
     store.write(group(1))
     path = fifo("pipe.parquet")
@@ -219,7 +219,7 @@ def test_a_large_file_is_refused_before_it_is_read(limit, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "failed to launch worker thread"), MemoryError()])
-def test_what_may_pass_is_tried_again_and_is_no_damage(tmp_path, monkeypatch, error):
+def test_temporary_errors_are_tried_again_and_are_no_damage(tmp_path, monkeypatch, error):
     store, tries = Store(tmp_path), []
     store.write(group(1))
     parse = bilevel.bench.store._parse
@@ -243,7 +243,7 @@ def test_what_may_pass_is_tried_again_and_is_no_damage(tmp_path, monkeypatch, er
         store.finished()
 
 
-def test_a_file_that_parses_on_a_second_reading_is_sound(tmp_path, monkeypatch):
+def test_a_file_that_parses_at_the_second_attempt_is_not_damaged(tmp_path, monkeypatch):
     store, tries = Store(tmp_path), []
     store.write(group(1))
     parse = bilevel.bench.store._parse
@@ -258,7 +258,7 @@ def test_a_file_that_parses_on_a_second_reading_is_sound(tmp_path, monkeypatch):
     assert store.finished() == {cell_id(1)}
 
 
-def test_a_file_of_a_newer_format_is_refused_in_a_sentence(tmp_path):
+def test_a_file_of_a_newer_format_is_refused(tmp_path):
     store = Store(tmp_path)
     path = store.write(group(1))
     table = pyarrow.parquet.read_table(path)
@@ -371,7 +371,7 @@ def started(script, *arguments):
 
 
 def say_go(*processes):
-    """Let processes go on at the same moment, once all have imported what they need."""
+    """Make processes continue at the same moment, after all have imported their modules."""
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:

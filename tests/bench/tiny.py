@@ -1,12 +1,12 @@
-"""An experiment of a few seconds, and what stands in for its runs where only the bookkeeping is tested."""
+"""An experiment of a few seconds, and a replacement of its runs for tests of the bookkeeping alone."""
 
 import itertools
 
 import numpy as np
 
 from bilevel._types import Calls
-from bilevel.bench.cells import make_rows
 from bilevel.bench.config import load_config
+from bilevel.bench.execute import make_rows
 from bilevel.engine.driver import CellResult
 from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
@@ -74,7 +74,7 @@ def pretended(cell, seconds=None):
 
 
 class Pretence:
-    """Stands in for `run_task` and `time_cell`, and counts what it was asked for."""
+    """Replaces `run_task` and `time_cell`, and records their arguments."""
 
     def __init__(self, broken=()):
         self.broken = set(broken)
@@ -103,7 +103,7 @@ class Pretence:
 
 
 class Watcher:
-    """Remembers what it was told."""
+    """Records all calls."""
 
     def __init__(self):
         self.begun, self.started, self.advanced, self.failures = [], [], [], []

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from bilevel import datasets
-from bilevel.datasets import DownloadError, files
+from bilevel.datasets import DownloadError, loading
 from tests import listening
 from tests.datasets import tiny
 from tests.datasets.server import Wire
@@ -154,7 +154,7 @@ def test_a_redirect_to_another_web_address_is_followed(served, server):
         "redirects without end",
     ],
 )
-def test_a_failed_download_says_why_and_leaves_nothing(spoil, message, served, server, folders):
+def test_a_failed_download_gives_the_reason_and_leaves_nothing(spoil, message, served, server, folders):
     spoil(server)
     with pytest.raises(DownloadError, match=message):
         datasets.load("tiny")
@@ -301,7 +301,7 @@ def test_a_cache_that_cannot_be_written_gives_a_warning_and_the_data(where, serv
         folders[1].rmdir()
         folders[1].write_text("a file")
     else:
-        monkeypatch.setattr(files.np, "savez_compressed", full)
+        monkeypatch.setattr(loading.np, "savez_compressed", full)
     with pytest.warns(
         UserWarning, match=r"tiny\.npz` cannot be written \(.*\); 'tiny' will be downloaded again"
     ) as told:
@@ -322,7 +322,7 @@ def test_downloading_without_pooch_says_how_to_install_it_and_reading_does_not_n
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ImportError, match=r"pip install 'bilevel\[data\]'"):
         datasets.load("tiny")
-    files.write(folders[0] / "tiny.npz", tiny.SPLIT)
+    loading.write(folders[0] / "tiny.npz", tiny.SPLIT)
     assert_same(values(datasets.load("tiny")), tiny.SPLIT.values())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bilevel import datasets
-from bilevel.datasets import DamagedFileError, files
+from bilevel.datasets import DamagedFileError, loading
 from tests.datasets import tiny
 
 
@@ -118,7 +118,7 @@ def test_no_single_flipped_byte_changes_what_is_read(folders, register):
         body[place] ^= 0x55
         path.write_bytes(body)
         try:
-            found = files.read(path, known)
+            found = loading.read(path, known)
         except DamagedFileError:
             refused += 1
         else:
@@ -128,11 +128,11 @@ def test_no_single_flipped_byte_changes_what_is_read(folders, register):
 
 
 def test_the_checksum_is_that_of_names_types_shapes_and_bytes_in_c_order(monkeypatch):
-    monkeypatch.setattr(files, "_BLOCK_BYTES", 50)
+    monkeypatch.setattr(loading, "_BLOCK_BYTES", 50)
     for arrays in (tiny.SPLIT, tiny.IMAGES, tiny.TABLE):
-        assert files.checksum(arrays) == tiny.digest(arrays)
+        assert loading.checksum(arrays) == tiny.digest(arrays)
         fortran = {name: np.asfortranarray(array) for name, array in arrays.items()}
-        assert files.checksum(fortran) == tiny.digest(arrays)
+        assert loading.checksum(fortran) == tiny.digest(arrays)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +145,5 @@ def test_the_checksum_is_that_of_names_types_shapes_and_bytes_in_c_order(monkeyp
     ],
     ids=["values", "shape", "name", "type"],
 )
-def test_the_checksum_detects(other):
-    assert files.checksum(other) != files.checksum({"X": np.zeros((2, 3)), "y": np.zeros(2)})
+def test_the_checksum_sees(other):
+    assert loading.checksum(other) != loading.checksum({"X": np.zeros((2, 3)), "y": np.zeros(2)})

@@ -10,7 +10,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 from bilevel import datasets
 from bilevel.datasets import DamagedFileError
-from bilevel.datasets import files as places
+from bilevel.datasets import loading as places
 from bilevel.datasets.registry import SETS
 from tests.datasets import tiny
 
@@ -57,7 +57,7 @@ def test_a_folder_that_does_not_exist_is_named(monkeypatch, tmp_path):
         datasets.load("mnist")
 
 
-def test_the_cache_is_created_where_the_variables_specify(served, monkeypatch, tmp_path):
+def test_environment_variables_set_the_cache_folder(served, monkeypatch, tmp_path):
     monkeypatch.delenv("BILEVEL_DATA")
     monkeypatch.setenv("BILEVEL_CACHE", str(tmp_path / "a" / "b"))
     datasets.load("tiny")

@@ -74,12 +74,12 @@ def libsvm_set(host, **limits):
         remote(f"{host}/tiny.bz2", registry.libsvm, specs(SPLIT)[:2], **limits),
         remote(f"{host}/tiny.t.bz2", registry.libsvm, specs(SPLIT)[2:], **limits),
     )
-    return FileSet("tiny", files, digest(SPLIT), (-1, 1), "nobody")
+    return FileSet("tiny", files, digest(SPLIT), (-1, 1), "no source")
 
 
 def image_set(host):
     files = tuple(remote(f"{host}/{spec.name}.gz", registry.idx, (spec,)) for spec in specs(IMAGES))
-    return FileSet("tiny", files, digest(IMAGES), tuple(range(5)), "nobody")
+    return FileSet("tiny", files, digest(IMAGES), tuple(range(5)), "no source")
 
 
 def table_set(host):
@@ -88,5 +88,5 @@ def table_set(host):
         (remote(f"{host}/table.gz", registry.csv, specs(TABLE)),),
         digest(TABLE),
         (1, 2, 3, 7),
-        "nobody",
+        "no source",
     )

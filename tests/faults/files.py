@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import bilevel
 from bilevel.cli.app import app
-from bilevel.datasets import files, loading
+from bilevel.datasets import loading
 from bilevel.datasets.registry import SETS, ArraySpec, FileSet, RemoteFile
 from tests.faults import sweeps
 
@@ -188,7 +188,7 @@ class Data(Kind):
         arrays = {"X_train": np.arange(5000.0).reshape(1000, 5), "y_train": np.arange(1000) % 2}
         specs = tuple(ArraySpec(name, one.dtype.str, one.shape) for name, one in arrays.items())
         remote = RemoteFile(("https://127.0.0.1/none",), None, specs, 2**20)
-        self.known = FileSet("made_up", (remote,), files.checksum(arrays), (0, 1), "Nobody.")
+        self.known = FileSet("made_up", (remote,), loading.checksum(arrays), (0, 1), "Nobody.")
         self.arrays = arrays
 
     def load(self):

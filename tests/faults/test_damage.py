@@ -13,7 +13,7 @@ import pytest
 import bilevel
 from bilevel.bench.config import load_config
 from bilevel.bench.store import Store
-from bilevel.datasets import files
+from bilevel.datasets import loading
 from tests.bench.tiny import assert_same_table, table
 from tests.faults import repeats, rng, sweeps
 from tests.faults.files import KINDS, STEPS, check_same, command, problem, solve
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_resumed_exactly_or_refused_with_its_name(damage
 def test_damaged_data_are_read_exactly_or_refused_with_the_name_of_the_file(damage):
     kind = KINDS["data"](sweeps.new_folder("data"))
     kind.before()
-    files.write(path := kind.folder / "made_up.npz", kind.arrays)
+    loading.write(path := kind.folder / "made_up.npz", kind.arrays)
 
     def check():
         loaded = []

@@ -89,8 +89,8 @@ def test_a_saved_run_is_resumed_bit_for_bit(optimizer, tmp_path):
 
 @pytest.mark.slow
 def test_configs_and_stores_contain_bounds_and_transformations_as_text(tmp_path):
-    from bilevel.bench.cells import group_tasks, run_task
     from bilevel.bench.config import load_config
+    from bilevel.bench.execute import group_tasks, run_task
     from bilevel.bench.select import list_settings, select
     from bilevel.bench.store import Store
 

@@ -1,4 +1,4 @@
-"""A made-up store: curves that are known in closed form, divergence, gaps, and strings that want to be code."""
+"""A made-up store: curves in closed form, divergence, gaps, and strings that contain markup."""
 
 import json
 
@@ -7,7 +7,7 @@ import pandas as pd
 
 from bilevel import SOLVERS
 from bilevel._types import Calls
-from bilevel.bench.cells import Cell
+from bilevel.bench.config import Cell
 
 HOSTILE = "<script>window.hacked = 1</script>"
 HOSTILE_ARGUMENT = '</script><img src="x" onerror="window.hacked = 1">\u2028$x_'
