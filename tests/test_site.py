@@ -103,7 +103,7 @@ def test_pictures_of_choices_are_up_to_date_and_name_existing_objects():
     for name, (title, questions, last) in choices.PICTURES.items():
         assert (ROOT / "docs" / name).read_text() == choices.draw(title, questions, last)
     named = {word for one in choices.SOLVERS for word in re.findall(r"\b[A-Z]\w*[A-Z]\w*|Exact", one.answer)}
-    assert named == {"F2SA", "F2SAp", "FdeHBO", "SRBA", "Exact", "SABA"} <= set(bilevel.SOLVERS)
+    assert named == {"AutoSRBA", "F2SA", "F2SAp", "FdeHBO", "SRBA", "Exact", "SABA"} <= set(bilevel.SOLVERS)
     _, questions, last = choices.PICTURES["which-estimator.svg"]
     assert {one.answer for one in (*questions, last)} <= set(estimators.__all__)
 

@@ -1,4 +1,4 @@
-"""A sweep on a Dask cluster: what is said where a scheduler or its workers are not there, or go.
+"""A sweep on a Dask cluster: messages if a scheduler or its workers are missing or stop.
 
 ``tests/faults/test_kills.py`` compares the store with that of an undisturbed run, cell by cell.
 """
