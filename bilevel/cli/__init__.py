@@ -1,7 +1,6 @@
 """The command line. Without the extra ``bench``, only ``bilevel --version`` and ``bilevel doctor`` work."""
 
 import sys
-from contextlib import suppress
 from importlib.util import find_spec
 
 from bilevel._process import fuse_cpu_loops, keep_programs
@@ -21,6 +20,10 @@ def main() -> None:
 
     handle_signals()
     fuse_cpu_loops()
-    with suppress(OSError):  # without a usable folder, each command compiles its own programs
+    try:
         keep_programs()
+    except PermissionError as error:
+        print(f"Compiled programs are not kept: {error}", file=sys.stderr)
+    except OSError:  # such as a full disk: each command then compiles its own programs
+        pass
     app()

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -63,6 +64,11 @@ class Presses:
         self.handled += 1
         if self.forced():
             raise KeyboardInterrupt
+        print(
+            "\nCtrl-C: the run ends after its present step, or once it is compiled. Press again to stop at once.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 @contextmanager

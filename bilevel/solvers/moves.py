@@ -8,8 +8,10 @@ transformations T_z and T_x where they are given,
 What is not used leaves nothing in a state and nothing in a compiled program.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
@@ -241,7 +243,7 @@ def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
 
 
 def describe_transformations(solver: Any, start: Point) -> dict[str, list[float]]:
-    """Return sizes of some moves of each transformation given as an object: numbers that change with its settings."""
+    """Return numbers that change with the settings of each transformation that is given as an object."""
     variables = {"inner_optimizer": start.inner_var, "outer_optimizer": start.outer_var}
     given = {name: getattr(solver, name, None) for name in variables}
     own = {name: optimizer for name, optimizer in given.items() if not isinstance(optimizer, str | None)}
@@ -258,7 +260,24 @@ def _describe(optimizer: Any, like: PyTree) -> list[float]:
             ahead = jax.tree.map(lambda leaf, count=count: _count_from(leaf, count), state)
             change, state = transform(optimizer, trees.scale(size, variable), ahead, variable)
             numbers.append(float(trees.norm_sq(change)))
-    return numbers
+    return [*numbers, *_constants(optimizer.update, set())]
+
+
+def _constants(part: Any, seen: set[int]) -> Iterator[float]:
+    """Yield the numbers in the closures of a function, such as the boundaries of a schedule."""
+    if isinstance(part, int | float | np.ndarray | np.generic | jax.Array):
+        yield from np.ravel(np.asarray(part, float)).tolist()
+    elif isinstance(part, tuple | list):
+        for one in part:
+            yield from _constants(one, seen)
+    elif isinstance(part, dict):
+        yield from _constants([*part, *part.values()], seen)
+    elif isinstance(part, partial):
+        yield from _constants([part.func, part.args, part.keywords], seen)
+    elif isinstance(part, FunctionType) and id(part) not in seen:
+        seen.add(id(part))
+        cells = [cell.cell_contents for cell in part.__closure__ or ()]
+        yield from _constants([cells, part.__defaults__ or (), part.__kwdefaults__ or {}], seen)
 
 
 def _count_from(leaf: Any, count: int) -> Any:

@@ -151,6 +151,8 @@ OPTIMIZERS = [
         optax.chain(optax.clip_by_global_norm(5.0), optax.sgd(0.1)),
     ),
     (optax.adamw(1e-2, weight_decay=1e-2), optax.adamw(1e-2, weight_decay=2e-2)),
+    tuple(optax.sgd(optax.piecewise_constant_schedule(0.05, {step: 0.1})) for step in (300, 310)),
+    tuple(optax.sgd(optax.join_schedules([lambda _: 0.1, lambda _: 0.2], [step])) for step in (20_000, 30_000)),
 ]
 
 

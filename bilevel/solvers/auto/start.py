@@ -22,13 +22,14 @@ from bilevel.oracles import Oracles
 from bilevel.oracles.diagonal import probe_signs
 
 N_PRODUCTS = 12
+_MARGIN = 16.0  # sums of a few numbers of the size of a loss must not overflow
 _NEGATIVE = 1e-3  # relative to the largest curvature; a thousand times the rounding errors of float32
 
 
 def check_range(oracles: Oracles, point: Point) -> None:
     """Raise ValueError if the losses or their derivatives at a point leave the range of the arithmetic."""
     dtype = jnp.result_type(*jax.tree.leaves(point.inner_var))
-    least = float(jnp.finfo(dtype).tiny) / float(jnp.finfo(dtype).eps)
+    least, most = float(jnp.finfo(dtype).tiny) / float(jnp.finfo(dtype).eps), float(jnp.finfo(dtype).max) / _MARGIN
     way = f"in {dtype}: scale the loss or the data, start elsewhere, or build the problem with dtype='float64'"
     sizes = jax.tree.map(float, _sizes(oracles, point))
     if any(size == 0 for size in sizes.values()):  # underflow, or a true 0
@@ -37,6 +38,8 @@ def check_range(oracles: Oracles, point: Point) -> None:
     for name, size in sizes.items():
         if not np.isfinite(size):
             raise ValueError(f"{name} is not finite at the start, {way}.")
+        if size > most:
+            raise ValueError(f"{name} is {size:.2g} at the start, too large {way}.")
         if 0 < size < least:
             raise ValueError(f"{name} is {size:.2g} at the start, too small {way}.")
 

@@ -100,6 +100,7 @@ def test_a_network_is_trained_without_a_rollback_or_a_warning():
         ({"of_outer": 1e-34}, "outer loss is .*e-3.* at the start, too small in float32: scale the loss or the data"),
         ({"of_outer": 1e-44}, "outer loss is .*e-4.* at the start, too small in float32"),
         ({"of_inner": 1e-43}, "inner loss is .*e-4.* at the start, too small in float32"),
+        ({"of_outer": 4e36}, r"outer loss is .*e\+.* at the start, too large in float32"),
         ({"of_outer": 3e38}, "outer loss is not finite at the start, in float32.*dtype='float64'"),
     ],
 )
