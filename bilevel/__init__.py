@@ -12,7 +12,7 @@ _HOME = {
     "BilevelProblem": "problems",
     "CSVLog": "engine.logs",
     "EarlyStopping": "engine.driver",
-    "HostData": "oracles.host_data",
+    "HostData": "oracles.host_samples",
     "Hypergradient": "problems.hypergradients",
     "Log": "engine.logs",
     "Point": "_types",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bilevel.engine.run import run as run
     from bilevel.engine.show import plot as plot
     from bilevel.engine.stopping import StepError as StepError
-    from bilevel.oracles.host_data import HostData as HostData
+    from bilevel.oracles.host_samples import HostData as HostData
     from bilevel.problems import BilevelProblem as BilevelProblem
     from bilevel.problems.hypergradients import Hypergradient as Hypergradient
     from bilevel.problems.hypergradients import hypergradient as hypergradient

@@ -14,9 +14,8 @@ from numpy.typing import DTypeLike
 from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Point, PyTree, as_float
 from bilevel.oracles import AutodiffOracles, DifferenceOracles, HostData, HostSamples, Oracles, Samples
-from bilevel.oracles.autodiff import Loss, checked, takes_key
-from bilevel.oracles.convolutions import has_convolutions
-from bilevel.oracles.host_data import head
+from bilevel.oracles.autodiff import Loss, checked, has_convolutions, takes_key
+from bilevel.oracles.host_samples import head
 from bilevel.oracles.samples import NARROW
 from bilevel.oracles.sharding import digest, shard, shard_own
 from bilevel.problems.certificate import Certifier, PointBounds

@@ -12,7 +12,7 @@ from bilevel import _tree as trees
 from bilevel._precision import check_concrete
 from bilevel._types import INT32_MAX, Array, PyTree, as_float, is_number
 from bilevel.oracles import HostData
-from bilevel.oracles.host_data import head
+from bilevel.oracles.host_samples import head
 
 
 def as_array(name: str, given: Any) -> np.ndarray:

@@ -149,7 +149,7 @@ class FoldsOracles(RowwiseOracles):
     model: Any
     prior_scale: Array
 
-    diagonal_passes = 1
+    has_row_diagonals = True
     holds_only_rows = True
     shares_rows = True
     wide_bounds = LOG_PENALTIES
@@ -182,9 +182,6 @@ class FoldsOracles(RowwiseOracles):
 
     def _majorized_product(self, point: Point, data: Folded, weights: Array) -> Array:
         return _weighted(self.model._majorized_product, point, data, weights)
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jax.vmap(self.model._diagonal_regularization, in_axes=(_EACH,))(point)
 
     def _outer_terms(self, point: Point, data: Folded) -> Array:
         slopes = jax.vmap(self.model._outer_terms, in_axes=(_EACH, None))(point, data.rows)

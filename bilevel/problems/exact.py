@@ -24,6 +24,7 @@ from bilevel._precision import arithmetic
 from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
+from bilevel.oracles.curvature import inner_diagonal
 from bilevel.problems.checks import check_outer
 
 TOLERANCE, ROUNDING = 1e-7, 1e-12  # largest relative errors of an exact solution, and where iterations may stop
@@ -290,8 +291,8 @@ def _solve(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array, 
     else:
         product = jax.linearize(lambda z: oracles.inner_grad(Point(z, x, v)), z)[1]
     precondition = None
-    if oracles.diagonal_passes == 1:
+    if oracles.has_row_diagonals:
         # In closed form the diagonal costs little, and penalties may be of many sizes.
-        precondition = partial(jax.tree.map, lambda d, r: r / d, oracles.inner_diagonal(Point(z, x, v)))
+        precondition = partial(jax.tree.map, lambda d, r: r / d, inner_diagonal(oracles, Point(z, x, v)))
     tolerance = jnp.asarray(accuracy, dtype)
     return cg(product, trees.cast(right_side, dtype), tol=tolerance, maxiter=limit, M=precondition)[0]

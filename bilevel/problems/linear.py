@@ -65,7 +65,7 @@ class LinearOracles(RowwiseOracles):
     groups: Array | None = None
     sums_small_products: bool = field(default=False, metadata=STATIC)
 
-    diagonal_passes = 1
+    has_row_diagonals = True
     holds_only_rows = True
     wide_bounds = LOG_PENALTIES
 
@@ -146,9 +146,6 @@ class LinearOracles(RowwiseOracles):
         features = self._features(data)
         curvatures = self._majorizer(*self._slopes(point.inner_var @ features, data))
         return features @ (weights * curvatures * (point.v @ features)) + self.penalties(point.outer_var) * point.v
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return self.penalties(point.outer_var)
 
     def _inner_terms(self, point: Point, data: PyTree) -> tuple[Array, Array]:
         features = self._features(data)

@@ -4,7 +4,7 @@ The rows held are y d: the label is part of the data. Constants are proved on a 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import exp, log, sqrt
 from typing import Any
 
@@ -18,7 +18,7 @@ from bilevel._precision import resolve_dtype
 from bilevel._programs import Compiled
 from bilevel._types import Array
 from bilevel.oracles import HostData
-from bilevel.oracles.host_data import head
+from bilevel.oracles.host_samples import head
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_groups, check_signs, check_tables, make_rng
 from bilevel.problems.constants import Found, Moments, Region, Values, box_around, largest_on_circle, radius_with_start
@@ -79,7 +79,7 @@ def logistic_selection(
 def _sign(name: str, rows: Any, labels: np.ndarray) -> Any:
     """Return each row times its label."""
     if isinstance(rows, HostData):
-        return rows.beside(labels).map(lambda table: _sign(name, *table))
+        return rows.with_column(labels, partial(_sign, name))
     return rows * check_signs(name, labels)[:, None].astype(np.result_type(rows, np.float32))
 
 

@@ -172,7 +172,7 @@ class QuadraticOracles(Oracles):
     inner_linear: Linear | None = None
     outer_linear: Linear | None = None
 
-    diagonal_passes = 1
+    has_row_diagonals = True
 
     def with_batches(self, batch_size: int, sampling: str, outer_batch_size: int | None = None) -> Self:
         with arithmetic(self.inner_samples.dtype):

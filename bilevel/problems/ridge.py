@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from bilevel._precision import resolve_dtype
 from bilevel._types import AnyArray, Array
 from bilevel.oracles import HostData, Samples
-from bilevel.oracles.host_data import head
+from bilevel.oracles.host_samples import head
 from bilevel.problems.base import BilevelProblem, lay_out
 from bilevel.problems.checks import check_data, check_groups, check_tables, make_rng
 from bilevel.problems.exact import InnerSolution, System, newton
@@ -66,7 +66,7 @@ def _check_targets(name: str, rows: Any, targets: Any) -> Any:
 
 def _regression(rows: Any, targets: Any) -> Any:
     if isinstance(rows, HostData):
-        return rows.beside(targets).map(lambda table: _regression(*table))
+        return rows.with_column(targets, _regression)
     # Integers too are numbers to compute with.
     return Regression(*(part.astype(np.result_type(part, np.float32), copy=False) for part in (rows, targets)))
 

@@ -97,7 +97,7 @@ class SoftmaxOracles(RowwiseOracles):
     multiplied by all that is asked for at once; a derivative that is asked for alone has products of its own.
     """
 
-    diagonal_passes = 1
+    has_row_diagonals = True
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
         """Return the terms of each row from its products with z and v."""
@@ -141,9 +141,6 @@ class SoftmaxOracles(RowwiseOracles):
         more = self._curvatures(point, data, majorize=True) - self._curvatures(point, data, majorize=False)
         (product,) = sums(data.features, weights * (bends + more * tangents))
         return product + self.inner_regularization(point).hvp
-
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return self.inner_regularization(point._replace(v=jnp.ones_like(point.inner_var))).hvp
 
     def _curvatures(self, point: Point, data: Labeled, majorize: bool) -> Array:
         """Return p (1 - p) of each class and row; as a majorizer, at least the squared residual."""

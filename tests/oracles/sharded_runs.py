@@ -22,6 +22,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
+from bilevel.oracles.curvature import inner_diagonal
 from bilevel.solvers import HostSolver
 from tests import cases
 from tests.problems import small
@@ -75,7 +76,7 @@ def every_estimate(oracles, point, previous, key):
         rows = oracles.draw(key, index)
         return on(rows), rows, oracles.count_inner(rows.inner), oracles.count_outer(rows.outer)
 
-    return on(Rows()), oracles.inner_diagonal(point), jax.lax.map(drawn, jax.numpy.arange(STEPS, dtype=np.int32))
+    return on(Rows()), inner_diagonal(oracles, point), jax.lax.map(drawn, jax.numpy.arange(STEPS, dtype=np.int32))
 
 
 def oracles_case(problem, sharded, sampling):

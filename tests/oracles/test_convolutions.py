@@ -9,7 +9,7 @@ import pytest
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.oracles.convolutions import channels_last, has_convolutions
+from bilevel.oracles.autodiff import channels_last, has_convolutions
 
 N_ROWS = 12
 # Of images and kernels: sizes, order of the axes, and what else a convolution takes.

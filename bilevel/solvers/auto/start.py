@@ -19,7 +19,7 @@ from bilevel._precision import arithmetic
 from bilevel._programs import Compiled
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
-from bilevel.oracles.diagonal import probe_signs
+from bilevel.oracles.curvature import probe_signs
 
 N_PRODUCTS = 12
 _NEGATIVE = 1e-3  # relative to the largest curvature; a thousand times the rounding errors of float32
