@@ -13,7 +13,7 @@ _HOME = {
     "CSVLog": "engine.logs",
     "EarlyStopping": "engine.driver",
     "HostData": "oracles.host_samples",
-    "Hypergradient": "problems.hypergradients",
+    "Hypergradient": "problems.hypergradient",
     "Log": "engine.logs",
     "Point": "_types",
     "Run": "engine.run",
@@ -24,7 +24,7 @@ _HOME = {
     "TensorBoardLog": "engine.logs",
     "benchmark": "bench.benchmark",
     "fuse_cpu_loops": "_process",
-    "hypergradient": "problems.hypergradients",
+    "hypergradient": "problems.hypergradient",
     "keep_programs": "_process",
     "plot": "engine.show",
     "resume": "engine.run",
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from bilevel.engine.stopping import StepError as StepError
     from bilevel.oracles.host_samples import HostData as HostData
     from bilevel.problems import BilevelProblem as BilevelProblem
-    from bilevel.problems.hypergradients import Hypergradient as Hypergradient
-    from bilevel.problems.hypergradients import hypergradient as hypergradient
+    from bilevel.problems.hypergradient import Hypergradient as Hypergradient
+    from bilevel.problems.hypergradient import hypergradient as hypergradient
     from bilevel.solvers import SOLVERS as SOLVERS
 
 

@@ -17,7 +17,7 @@ from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
-from bilevel.problems.constants import Constants
+from bilevel.problems.certificate import Constants
 from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
 from bilevel.solvers.srba import SRBA
 

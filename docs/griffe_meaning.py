@@ -44,8 +44,10 @@ def _visit(obj: griffe.Object) -> None:
 
 
 def _docstring(obj: griffe.Object) -> str:
-    """Return the docstring, of a solver the one that its decorator has completed."""
-    if isinstance(obj, griffe.Class) and _is_solver(obj):
+    """Return the docstring; for solvers and builders of problems, the one that their decorator has completed."""
+    is_documented = isinstance(obj, griffe.Class) and _is_solver(obj)
+    is_documented |= isinstance(obj, griffe.Function) and _is_builder(obj)
+    if is_documented:
         return inspect.getdoc(_known(obj)) or ""
     return obj.docstring.value if obj.docstring else ""
 
@@ -54,8 +56,12 @@ def _is_solver(cls: griffe.Class) -> bool:
     return any(decorator.callable_path.endswith(".solver") for decorator in cls.decorators)
 
 
-def _known(cls: griffe.Class) -> Any:
-    return getattr(import_module(cls.module.path), cls.name)
+def _is_builder(function: griffe.Function) -> bool:
+    return any(decorator.callable_path.endswith(".documented") for decorator in function.decorators)
+
+
+def _known(obj: griffe.Object) -> Any:
+    return getattr(import_module(obj.module.path), obj.name)
 
 
 def _tell(cls: griffe.Class) -> None:

@@ -11,7 +11,7 @@ direction that belong to model k are
     D_v = mean_i d_i (l'' d_i'v_k if k ≠ f_i, else l') + exp(x) v_k
 
 so that D costs no more products than ∇z G and (∇²zz G) v. These are the products of one fit, in
-:mod:`bilevel.problems.linear` or :mod:`bilevel.problems.softmax_selection`, taken of K models at once.
+:mod:`bilevel.problems.linear` or :mod:`bilevel.problems.softmax`, taken of K models at once.
 
 Certificates. As there in the metric M = P: ∇²zz G has a block for each model, so a and b are the largest of the blocks.
 """
@@ -43,11 +43,8 @@ from bilevel.problems.checks import (
     make_rng,
 )
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import EVERY_WIDTH, LOG_PENALTIES
-from bilevel.problems.logistic import LogisticOracles
-from bilevel.problems.ridge import Regression, RidgeOracles
-from bilevel.problems.softmax import label_rows
-from bilevel.problems.softmax_selection import SoftmaxSelectionOracles
+from bilevel.problems.linear import EVERY_WIDTH, LOG_PENALTIES, LogisticOracles, Regression, RidgeOracles
+from bilevel.problems.softmax import SoftmaxSelectionOracles, label_rows
 
 
 def cross_validation(
@@ -274,7 +271,7 @@ class FoldsBounds:
         root = np.exp(-point.outer_var / 2)[self._features]
         a, b = (
             max(largest(matrix) for matrix in _bound_curvatures(self._oracles, point, root, np.float64(delta), kind))
-            for kind in ("bend", "slope")
+            for kind in ("a", "b")
         )
         c, e = (metric.grouped_norm(penalties * part.ravel(), self._groups) for part in (point.v, point.inner_var))
         return Bounds(delta, 1.0, v_residual, a, b, c, e + delta, metric.least)
@@ -282,10 +279,10 @@ class FoldsBounds:
 
 @compiled("kind")
 def _bound_curvatures(oracles: FoldsOracles, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
-    """Return the matrix of each model whose largest eigenvalue is a ("bend") or b ("slope")."""
+    """Return the matrix of each model whose largest eigenvalue is a ("a") or b ("b")."""
     of_model = partial(oracles.model.bound_curvature, inverse_root=inverse_root, radius=radius, kind=kind)
 
     def of_piece(data: Folded, weights: Array) -> Array:
-        return _weighted(of_model, point, data, weights, held_out=kind == "slope")
+        return _weighted(of_model, point, data, weights, held_out=kind == "b")
 
     return oracles.inner_samples.mean(of_piece)

@@ -30,11 +30,21 @@ from bilevel._programs import Compiled
 from bilevel._types import Array, InnerPass, Point
 from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.certificate import Bounds, largest, norms, second_moment
+from bilevel.problems.certificate import (
+    Bounds,
+    Found,
+    Moments,
+    Region,
+    Values,
+    largest,
+    largest_on_circle,
+    norms,
+    radius_with_start,
+    second_moment,
+)
 from bilevel.problems.checks import as_array, check_classes, check_positive, check_same_features, check_table, make_rng
-from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.losses import SIGMOID, sigmoid, sigmoid_and_slope
+from bilevel.problems.linear import SIGMOID, sigmoid, sigmoid_and_slope
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
 LOGITS = (-8.0, 8.0)  # bounds of the logit of a weight: beyond, a row counts fully or not at all
@@ -213,31 +223,31 @@ class CleaningBounds:
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
         delta = float(np.linalg.norm(direction.inner_var)) / self._mu
-        a, b, c_sq, e_sq = (largest(matrix) for matrix in _moves(self._oracles, point, np.float64(delta)))
+        a, b, c_sq, e_sq = (largest(matrix) for matrix in _bound_changes(self._oracles, point, np.float64(delta)))
         return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), a, b, sqrt(c_sq), sqrt(e_sq))
 
 
 @Compiled
-def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array, ...]:
+def _bound_changes(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array, ...]:
     """Return the matrices whose largest eigenvalues are a, b, c² and e²."""
     z, x, v = point
 
     def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
         rows, tangents = data.features.T, v @ data.features.T
         reach, p = norms(rows) * delta, softmax.probabilities(z @ rows)
-        curvatures, (s, slope) = softmax.largest_curvatures(p, reach), sigmoid_and_slope(x[data.index])
+        curvatures, (s, slope) = softmax.curvature_bounds(p, reach), sigmoid_and_slope(x[data.index])
         sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=0))
         largest_residuals = jnp.minimum(sizes + curvatures * reach, sqrt(2))
         factors = slope**2 / oracles.n_inner
         return (
-            second_moment(rows, weights * s * softmax.largest_bends(tangents, curvatures)),
+            second_moment(rows, weights * s * softmax.third_derivative_bounds(tangents, curvatures)),
             second_moment(rows, weights * factors * (curvatures * softmax.centered_norms(tangents)) ** 2),
             second_moment(rows, weights * factors * largest_residuals**2),
         )
 
     def outer(data: Labeled, weights: Array) -> Array:
         rows, p = data.features.T, softmax.probabilities(z @ data.features.T)
-        return second_moment(rows, weights * softmax.largest_curvatures(p, norms(rows) * delta))
+        return second_moment(rows, weights * softmax.curvature_bounds(p, norms(rows) * delta))
 
     a, c_sq, e_sq = oracles.inner_samples.mean(inner)
     return a, oracles.outer_samples.mean(outer), c_sq, e_sq

@@ -29,9 +29,8 @@ from bilevel._types import Array, InnerPass, OuterPass, Point, Rows
 from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import Bounds, Metric
+from bilevel.problems.certificate import Bounds, Found, Metric, Region, Values, box_around
 from bilevel.problems.checks import check_memory, check_outer, check_positive, check_reals, check_sizes, make_rng
-from bilevel.problems.constants import Found, Region, Values, box_around
 from bilevel.problems.exact import ExactSolution, System, cholesky, newton, solve_adjoint
 
 _CHUNK = 1024  # rows made at a time, so that building a problem needs little more than the problem

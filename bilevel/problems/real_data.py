@@ -13,8 +13,8 @@ from bilevel.problems.base import BilevelProblem
 from bilevel.problems.checks import check_reals, check_sizes, make_rng
 from bilevel.problems.cross_validation import cross_validation
 from bilevel.problems.data_cleaning import data_cleaning
-from bilevel.problems.logistic import logistic_selection
-from bilevel.problems.softmax_selection import softmax_selection
+from bilevel.problems.linear import logistic_selection
+from bilevel.problems.softmax import softmax_selection
 
 _PIXEL_FLOOR = 0.1  # of the full range; below it a pixel is nearly constant and would be blown up
 _CHUNK = 4096

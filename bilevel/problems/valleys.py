@@ -28,8 +28,8 @@ from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems.base import BilevelProblem
+from bilevel.problems.certificate import Found, Region, Values
 from bilevel.problems.checks import check_memory, check_outer, check_positive, check_reals, check_sizes, make_rng
-from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
 SHARPEST = 1.5 * 0.8**2.5  # the maximum of |ψ'''|, at ½; those of |ψ'| and |ψ''| are 1

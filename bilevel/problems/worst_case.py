@@ -31,9 +31,8 @@ from bilevel._types import INT32_MAX, Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import Bounds
+from bilevel.problems.certificate import Bounds, Found, Region, Values
 from bilevel.problems.checks import check_choice, check_memory, check_outer, check_positive, check_sizes, make_rng
-from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
 GAMMA_CURVATURE = 180  # the maximum of |Γ''|, at -1

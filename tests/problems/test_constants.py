@@ -14,7 +14,7 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Point
-from bilevel.problems.constants import ASSUMED, DERIVED, implied
+from bilevel.problems.certificate import ASSUMED, DERIVED, implied
 from bilevel.problems.worst_case import worst_case
 from tests import cases
 from tests.problems import small

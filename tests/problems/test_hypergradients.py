@@ -142,7 +142,7 @@ def test_gradients_alone_suffice():
     expected = bilevel.hypergradient(whole, damping=damping).gradient
     found = bilevel.hypergradient(alone, damping=damping, tolerance=1e-6)
     np.testing.assert_allclose(trees.flat(found.gradient), trees.flat(expected), rtol=1e-5)
-    with pytest.raises(ValueError, match=r"`method='unrolled'` differentiates gradients"):
+    with pytest.raises(ValueError, match=r"`method='unrolled'`: it differentiates gradients"):
         bilevel.hypergradient(alone, method="unrolled")
 
 
