@@ -81,20 +81,23 @@ def check_outer(outer_var: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [array.astype(np.float64) for array in arrays])
 
 
-def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
+def check_bounds(bounds: Any, outer_var: PyTree, name: str = "`outer_bounds`") -> tuple[PyTree, PyTree] | None:
     """Return (lower, upper) as pytrees like the outer variable; a number or None is used for all leaves."""
     if bounds is None:
         return None
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise ValueError("`outer_bounds` must be a pair (lower, upper), each None, a number or like `outer_var`.")
+        raise ValueError(f"{name} must be a pair (lower, upper), each None, a number or like the outer variable.")
     if any(as_array("outer_bounds", leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(tuple(bounds))):
-        raise ValueError(f"`outer_bounds={bounds!r}`: bounds are numbers, or None for no bound.")
-    lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
+        raise ValueError(f"{name}: bounds are numbers, or None for no bound, got {bounds!r}.")
+    try:
+        lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
+    except ValueError as error:
+        raise ValueError(f"{name}: a bound does not have the shape of the outer variable: {error}") from None
     for low, high, start in zip(*map(jax.tree.leaves, (lower, upper, outer_var)), strict=True):
         if not np.all(low <= high):
-            raise ValueError("`outer_bounds`: a lower bound exceeds its upper bound, or one is NaN.")
+            raise ValueError(f"{name}: a lower bound exceeds its upper bound, or one is NaN.")
         if not np.all((low <= start) & (start <= high)):
-            raise ValueError("`outer_var` starts outside `outer_bounds`; move the start or widen the bounds.")
+            raise ValueError(f"{name}: the outer variable starts outside; move the start or widen the bounds.")
     return lower, upper
 
 
@@ -102,10 +105,7 @@ def _spread(bound: Any, x: PyTree, missing: float) -> PyTree:
     bound = missing if bound is None else bound
     if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
         return jax.tree.map(lambda leaf: np.full_like(leaf, bound), x)
-    try:
-        return jax.tree.map(lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), x, bound)
-    except ValueError as error:
-        raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
+    return jax.tree.map(lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), x, bound)
 
 
 def check_table(
