@@ -171,7 +171,8 @@ class BilevelProblem:
             samples = [_lay_out_for(*loss, rows, dtype, rng) for loss, rows in zip(losses, data, strict=True)]
             kind = AutodiffOracles if second_derivatives else DifferenceOracles
             oracles = kind(
-                *(*samples, bounds),
+                *samples,
+                outer_bounds=bounds,
                 inner_loss=losses[0][0],
                 outer_loss=losses[1][0],
                 inner_of_batch=losses[0][1],
