@@ -285,7 +285,7 @@ def reach(point: Point, problem: BilevelProblem) -> Point:
         raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
     if not isinstance(problem.oracles, CoordinateChains):
         reason = "its chains lie along a random basis, where rounding errors reach every coordinate"
-        raise ValueError(f"`problem`: {reason}; build it with rotation='coordinates', which has the same iterates.")
+        raise ValueError(f"`problem`: {reason}; build it with rotation='coordinates': equal up to the rotation.")
     places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
     return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
