@@ -1,10 +1,10 @@
-"""One device beside several: run in a process of its own, which is given simulated devices.
+"""One device compared with several, in a process of its own with simulated devices.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracles.sharded_runs CASE…
 
 A case is "problem devices sampling" for all oracles, "problem devices sampling solver" for a run, "problem devices
 evaluate" for exact metrics from the shards, or "gathered" for a program that does what a step must not do. The largest
-relative differences come out as JSON, beside what the compiled program communicates.
+relative differences are printed as JSON, with the communication of the compiled program.
 """
 
 import json
@@ -124,7 +124,7 @@ def solver_case(problem, sharded, sampling, name):
 
 
 def evaluation_case(problem, devices):
-    """Exact solutions by the problem's own way and from shards, beside a whole run, and one resumed half-way."""
+    """Exact solutions by the solver of the problem and from shards, a whole run, and a run that is resumed half-way."""
     sharded = problem.sharded(devices, own_rows=True)
     solver = cases.short(bilevel.SRBA, 0.05, 20.0, cases.BATCH)
     solutions = [level.exact_solver(level.start.outer_var, None) for level in (problem, sharded)]

@@ -1,4 +1,4 @@
-"""Small versions of the problems on real data, each beside its losses of one sample."""
+"""Small versions of the problems on real data, each with its losses of one sample."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Certificates, inequality by inequality: each number of the proof against the truth, written anew in NumPy."""
+"""Certificates, inequality by inequality: each number of the proof against the truth, computed in NumPy."""
 
 from dataclasses import replace
 from types import SimpleNamespace

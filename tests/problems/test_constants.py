@@ -71,7 +71,7 @@ def repeated_derivative(function, order):
 
 
 class Samples:
-    """F_j or G_i as functions of (z, x) in one array, and the region they are looked at in."""
+    """F_j or G_i as functions of (z, x) in one array, and the region of the comparison."""
 
     def __init__(self, problem, region, level):
         self.oracles = problem.oracles.with_batches(1, "iid")

@@ -59,7 +59,7 @@ def test_ridge_equals_the_normal_equations():
 
 
 def scipy_softmax(X, labels, row_weights, penalty):
-    """The minimizer of mean w CE + ½ sum penalty z², written anew."""
+    """The minimizer of mean w CE + ½ sum penalty z², computed independently."""
     onehot = np.eye(small.CLASSES)[labels]
 
     def objective(flat):

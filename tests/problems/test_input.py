@@ -1,4 +1,4 @@
-"""What no problem can be made of is refused in a sentence that names the argument."""
+"""Invalid input of problems raises an error that names the argument."""
 
 import dataclasses
 import re

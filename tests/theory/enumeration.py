@@ -53,7 +53,7 @@ class Row:
 
 
 class Scalars:
-    """A mild quadratic written anew with numbers for z, v and x."""
+    """A mild quadratic with numbers for z, v and x."""
 
     def __init__(self, problem):
         self.problem = problem

@@ -236,7 +236,7 @@ def saba_tables(problem: BilevelProblem, solver: SABA, steps: int) -> TableIdent
     ----------
     problem : a tiny one
     solver : a large ``rebuild_every`` leaves the means to their updates
-    steps : drawn before the tables are looked at
+    steps : drawn before the tables are compared
 
     Returns
     -------

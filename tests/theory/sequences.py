@@ -37,7 +37,7 @@ class Sequences(NamedTuple):
 
 
 def every_sequence(samples: Samples, steps: int) -> Sequences:
-    """Return each sequence that ``samples`` may draw in so many steps from the first on, with its probability.
+    """Return each sequence that ``samples`` may draw in the first ``steps`` steps, with its probability.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The constants of the lemmas and of the theorem, against the proof once more in plain Python, factor by factor."""
+"""The constants of the lemmas and of the theorem, against an independent proof in plain Python, factor by factor."""
 
 import dataclasses
 from itertools import product

@@ -120,7 +120,7 @@ def test_runs_descend_in_the_mean_over_seeds_at_every_refresh(quadratic_case):
         totals.append([value.total for value in values])
         gradients.append([value.hypergrad_norm_sq for value in values])
     fall = -np.diff(np.mean(totals, axis=0))
-    # ∇h hardly moves in a period of such steps.
+    # ∇h barely changes in a period of such steps.
     promised = steps.gamma / 4 * steps.q * np.mean(gradients, axis=0)[:-1]
     assert np.all(fall >= promised) and np.all(promised > 0)
 
