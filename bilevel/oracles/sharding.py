@@ -113,8 +113,7 @@ class HostShard(Shard):
         check_batches(batch_size, sampling, self.window)
         return replace(self, batch_size=batch_size, sampling=sampling)
 
-    def with_slices(self, batch_size: int, sampling: str) -> "HostShard":
-        return replace(self, batch_size=batch_size, sampling=sampling)
+    with_slices = Shard.with_batches
 
     def astype(self, dtype: DTypeLike) -> "HostShard":
         return replace(self, dtype=np.dtype(dtype))

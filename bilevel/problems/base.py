@@ -168,11 +168,10 @@ class BilevelProblem:
             raise ValueError("`v` must have the structure and shapes of `inner_var`.")
         bounds, start, rng = check_bounds(outer_bounds, x), Point(z, x, v), make_rng(seed)
         with arithmetic(dtype):
-            samples = [_lay_out_for(*loss, rows, dtype, rng) for loss, rows in zip(losses, data, strict=True)]
+            inner, outer = (_lay_out_for(*loss, rows, dtype, rng) for loss, rows in zip(losses, data, strict=True))
             kind = AutodiffOracles if second_derivatives else DifferenceOracles
             oracles = kind(
-                *samples,
-                outer_bounds=bounds,
+                *(inner, outer, bounds),
                 inner_loss=losses[0][0],
                 outer_loss=losses[1][0],
                 inner_of_batch=losses[0][1],

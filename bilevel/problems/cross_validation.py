@@ -33,7 +33,7 @@ from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree,
 from bilevel.oracles import RowwiseOracles, Samples
 from bilevel.oracles.base import estimate, join
 from bilevel.problems.base import BilevelProblem, documented, lay_out
-from bilevel.problems.certificate import Bounds, Metric, largest
+from bilevel.problems.certificate import Metric, largest
 from bilevel.problems.checks import (
     check_choice,
     check_data,
@@ -44,7 +44,7 @@ from bilevel.problems.checks import (
     make_rng,
 )
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import EVERY_WIDTH, LOG_PENALTIES, LogisticOracles, Regression, RidgeOracles
+from bilevel.problems.linear import EVERY_WIDTH, LOG_PENALTIES, LinearBounds, LogisticOracles, Regression, RidgeOracles
 from bilevel.problems.softmax import SoftmaxSelectionOracles, label_rows
 
 
@@ -254,10 +254,8 @@ def _sum_cross(models: InnerPass) -> InnerPass:
     return models._replace(cross=jnp.sum(models.cross, axis=0))
 
 
-class FoldsBounds:
-    """Bounds at points of cross-validation."""
-
-    why = "Penalties and curvature of the rows are known."
+class FoldsBounds(LinearBounds):
+    """Bounds at points of cross-validation, in the metric M = P."""
 
     def __init__(self, problem: BilevelProblem) -> None:
         oracles, z = problem.oracles, problem.start.inner_var
@@ -266,19 +264,14 @@ class FoldsBounds:
         # The penalty of each feature, and of each number of z.
         self._features = np.arange(z.shape[-1]) if groups is None else np.asarray(groups)
         self._groups = self._features[np.indices(z.shape)[-1].ravel()]
-        self._oracles = oracles.in_float64()
+        self._oracles, self._is_dense = oracles.in_float64(), False
 
-    def __call__(self, point: Point, direction: Point) -> Bounds:
-        penalties = np.exp(point.outer_var)[self._groups]
-        metric = Metric.diagonal(penalties)
-        delta, v_residual = (metric.dual_norm(part.ravel()) for part in (direction.inner_var, direction.v))
+    def _changes(self, metric: Metric, point: Point, delta: Any) -> list[float]:
         root = np.exp(-point.outer_var / 2)[self._features]
-        a, b = (
-            max(largest(matrix) for matrix in _bound_curvatures(self._oracles, point, root, np.float64(delta), kind))
+        return [
+            max(largest(matrix) for matrix in _bound_curvatures(self._oracles, point, root, delta, kind))
             for kind in ("a", "b")
-        )
-        c, e = (metric.grouped_norm(penalties * part.ravel(), self._groups) for part in (point.v, point.inner_var))
-        return Bounds(delta, 1.0, v_residual, a, b, c, e + delta, metric.least)
+        ]
 
 
 @compiled("kind")

@@ -20,8 +20,8 @@ import bilevel
 from bilevel import HostData
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel.engine.loop import run_key
 from bilevel.engine.driver import sweep
+from bilevel.engine.loop import run_key
 from bilevel.oracles import HostSamples, host_samples
 from bilevel.oracles.samples import PIECE
 from tests import cases
