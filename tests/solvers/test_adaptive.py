@@ -16,7 +16,7 @@ from bilevel._precision import arithmetic
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.engine.driver import sweep
-from bilevel.oracles.diagonal import probe_signs
+from bilevel.oracles.curvature import probe_signs
 from bilevel.solvers import preconditioning, rollback
 from bilevel.solvers.base import Solver, solver
 from bilevel.solvers.moves import descend, direction_calls
