@@ -13,7 +13,7 @@ import numpy as np
 
 import bilevel
 from bilevel._types import Calls
-from bilevel.problems.losses import logistic
+from bilevel.problems.linear import logistic
 
 BATCH = 64
 RIDGE = 0.2  # regularization of cleaning

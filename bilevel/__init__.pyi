@@ -24,10 +24,10 @@ from bilevel.engine.run import resume as resume
 from bilevel.engine.run import run as run
 from bilevel.engine.show import plot as plot
 from bilevel.engine.stopping import StepError as StepError
-from bilevel.oracles.host_data import HostData as HostData
+from bilevel.oracles.host_samples import HostData as HostData
 from bilevel.problems import BilevelProblem as BilevelProblem
-from bilevel.problems.hypergradients import Hypergradient as Hypergradient
-from bilevel.problems.hypergradients import hypergradient as hypergradient
+from bilevel.problems.hypergradient import Hypergradient as Hypergradient
+from bilevel.problems.hypergradient import hypergradient as hypergradient
 from bilevel.solvers import ALSET as ALSET
 from bilevel.solvers import BOME as BOME
 from bilevel.solvers import BSA as BSA

@@ -1,8 +1,8 @@
-"""The step sizes of the convergence theorem (th:cvg_rate), its Lyapunov function, and reach on the worst case.
+"""Step sizes of the convergence theorem (th:cvg_rate), its Lyapunov function, and reach on the worst case.
 
-With the constants as printed in lemma:descent_z, lemma:descent_v, lemma:descent_h and th:cvg_rate the theorem is not
-proved. This module uses the same proof with corrected arithmetic, and lists the differences from the paper in the
-docstring of each function. μ, R and L_z* are those of `problem.constants()`.
+The theorem is not proved with the constants that the paper prints in lemma:descent_z, lemma:descent_v, lemma:descent_h
+and th:cvg_rate. This module uses the same proof with corrected arithmetic, and the docstrings list the differences from
+the paper. μ, R and L_z* are those of `problem.constants()`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from bilevel._programs import Compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
-from bilevel.problems.constants import Constants
+from bilevel.problems.certificate import Constants
 from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
 from bilevel.solvers.srba import SRBA
 
@@ -25,7 +25,7 @@ __all__ = ["StepSizes", "lyapunov", "lyapunov_coefficients", "reach", "step_size
 
 
 class DescentConstants(NamedTuple):
-    """The constants of the three descent lemmas, named as in the paper.
+    """The constants of the three descent lemmas, with the names of the paper.
 
     L_x satisfies ||D_x(z, v, x) - ∇h(x)||² <= L_x² (||z - z*||² + ||v - v*||²). Lambda_z and Lambda_v are Lipschitz
     constants of ∇φ_z and ∇φ_v. The lemmas require ρ <= B_v and γ <= min(C_z, C_v) ρ. The other fields are coefficients:
@@ -99,14 +99,14 @@ def descent_constants(constants: Constants) -> DescentConstants:
         β_hz = β_hx = 4 a      β_hv = 4 L1_G²         β̃_vv = μ/(32 L1_G)   α_vz = 12 e (L2_G R + L1_F)²/μ
         Λ_z = L1_G (L_z* + 3)  B_v = min(1, √(μ e / (2 L1_G))) / Λ_v      L_x² = L1_G² + (L2_G R + L1_F)²
 
-    These are corrected. What differs from the paper:
+    Differences from the paper:
 
     - L1_G² instead of L1_G in app:lemma:bound_error_directions and app:eq:4, hence in L', β_zz and β_zx;
     - ||D_v||² <= 2 L1_G φ_v instead of 2 L1_G/μ φ_v in app:eq:delta_D, hence in e, β̃_vv and B_v;
     - L1_F instead of L2_F in app:eq:9, hence in L'';
     - a factor 2 for the cross term that app:eq:exp_norm_exp_d_x drops, hence in β_zv, β̄_zx, β̄_vx, C_z and C_v;
     - the factor 32 in β_vv, and no factor 2 before (L1_F)² in β_hz and β_hx;
-    - ρ <= 1/Λ_v and a square root in B_v. The paper says only that Λ_v exists; here it is `phi_v_smoothness`.
+    - ρ <= 1/Λ_v and a square root in B_v, with Λ_v from `phi_v_smoothness`; the paper says only that it exists.
     """
     c, mu, g1 = constants, constants.mu_G, constants.L1_G
     hessian_change = _hessian_change(c)
@@ -114,13 +114,13 @@ def descent_constants(constants: Constants) -> DescentConstants:
     a, e = hessian_change**2 + c.L1_F**2, g1 / mu + mu / (16 * g1)
     first, second = g1**2 / mu, 2 * (1 + c.L_z_star) ** 2 * slope**2 / mu
     L_x, Lambda_z, Lambda_v = sqrt(g1**2 + slope**2), g1 * (c.L_z_star + 3), phi_v_smoothness(c)
-    B_v = min(1, sqrt(mu * e / (2 * g1))) / Lambda_v
-    C_z, C_v = sqrt(_over(mu * g1**2, 16 * first * a)), sqrt(_over(mu * e, 16 * second))
+    steps = min(1, sqrt(mu * e / (2 * g1))) / Lambda_v  # B_v
+    ratios = sqrt(_over(mu * g1**2, 16 * first * a)), sqrt(_over(mu * e, 16 * second))  # C_z, C_v
     of_z = g1**2, 8 * g1**2 * first / mu, g1**2, 2 * first / mu  # β_zz, β_zv, β_zx, β̄_zx
     of_v = 32 * a * e, 32 * g1**2 * e, 32 * a * e, 32 * second / mu  # β_vz, β_vv, β_vx, β̄_vx
     more_of_v = mu / (32 * g1), 12 * e * slope**2 / mu  # β̃_vv, α_vz
     of_h = 4 * a, 4 * g1**2, 4 * a  # β_hz, β_hv, β_hx
-    return DescentConstants(L_x, Lambda_z, Lambda_v, B_v, C_z, C_v, *of_z, *of_v, *more_of_v, *of_h)
+    return DescentConstants(L_x, Lambda_z, Lambda_v, steps, *ratios, *of_z, *of_v, *more_of_v, *of_h)
 
 
 def phi_v_smoothness(constants: Constants) -> float:
@@ -162,13 +162,10 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
              β̃_vv/(6 β_vv),   ψ_v β̃_vv/(6 ξ β_hv),   1/(12 ξ (ψ_z β_zx + ψ_v β_vx))
         γ̄ = min(1/(6 (L_h + ψ_z Λ_z + ψ_v Λ_v)), √(g/q))   g the lesser of   1/(12 β_hx),   ψ_v β̃_vv/(6 ψ_z β_zv)
 
-    and ρ = ρ̄, γ = min(γ̄, ξ ρ). These are corrected. The paper instead
-
-    - multiplies by α_vz in ψ_v;
-    - has 16 instead of 40 in ξ, because of μ/2 instead of μ/16 in app:eq:ineq_4 and a lost L_x² in the bound of
-      ||D_x||²;
-    - has √(1/(6 Λ_z)) in ρ̄, β_zv instead of β_vz, and 1/(12 β_vv) without β̃_vv;
-    - has γ²ρ instead of γρ² in the terms of β_hz and β_hv, which therefore bound ρ here, as does the last term of r.
+    and ρ = ρ̄, γ = min(γ̄, ξ ρ). Differences from the paper: it multiplies by α_vz in ψ_v; has 16 instead of 40 in ξ,
+    because of μ/2 instead of μ/16 in app:eq:ineq_4 and a lost L_x² in the bound of ||D_x||²; has √(1/(6 Λ_z)) in ρ̄,
+    β_zv instead of β_vz, and 1/(12 β_vv) without β̃_vv; and has γ²ρ instead of γρ² in the terms of β_hz and β_hv, which
+    therefore bound ρ here, as does the last term of r.
     """
     q = n + m if q is None else q
     for name, size in (("n", n), ("m", m), ("q", q)):
@@ -189,8 +186,8 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
     curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
     squared_gamma = min(_over(1, 12 * d.beta_hx), psi_v * d.tilde_vv / (6 * psi_z * d.beta_zv))
     gamma_bar = min(1 / (6 * curvature), sqrt(squared_gamma / q))
-    rho, gamma, calls = rho_bar, min(gamma_bar, xi * rho_bar), 3 * n + 2 * m + 10 * (q - 1)
-    return StepSizes(rho, gamma, rho_bar, gamma_bar, xi, psi_z, psi_v, int(q), int(calls), constants.R)
+    gamma, calls = min(gamma_bar, xi * rho_bar), 3 * n + 2 * m + 10 * (q - 1)
+    return StepSizes(rho_bar, gamma, rho_bar, gamma_bar, xi, psi_z, psi_v, int(q), int(calls), constants.R)
 
 
 class Coefficients(NamedTuple):
@@ -260,7 +257,7 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
     steps : the step sizes, which contain ψ_z and ψ_v
     """
     if problem.exact_solver is None:
-        raise ValueError("`problem` has no exact solution, so h and z* are not known; say `strongly_convex=True`.")
+        raise ValueError("`problem` has no exact solution, so h and z* are unknown; say `strongly_convex=True`.")
     point = trees.to_numpy(point, np.float64)
     solution = problem.exact_solver(point.outer_var, None)
     with arithmetic(np.float64):
@@ -272,13 +269,13 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
 
 
 def reach(point: Point, problem: BilevelProblem) -> Point:
-    """Return how many coordinates of each chain of the worst case a point has reached.
+    """Return the number of coordinates that a point has reached in each chain of the worst case.
 
     Parameters
     ----------
-    point : where to look
-    problem : made by :func:`bilevel.problems.worst_case` with ``rotation="coordinates"``. Then the chains lie along the
-        axes, and coordinates that have not been reached are exactly 0
+    point : any point of a run
+    problem : a problem of :func:`bilevel.problems.worst_case` with ``rotation="coordinates"``, in which the chains lie
+        along the axes, so that coordinates that have not been reached are exactly 0
 
     Returns
     -------
@@ -287,8 +284,8 @@ def reach(point: Point, problem: BilevelProblem) -> Point:
     if not isinstance(problem.oracles, WorstCaseOracles):
         raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
     if not isinstance(problem.oracles, CoordinateChains):
-        message = "`problem`: its chains lie along a random basis, where rounding reaches every coordinate;"
-        raise ValueError(f"{message} build it with rotation='coordinates': the same iterates but for the turn.")
+        reason = "its chains lie along a random basis, where rounding errors reach every coordinate"
+        raise ValueError(f"`problem`: {reason}; build it with rotation='coordinates': equal up to the rotation.")
     places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
     return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
@@ -308,7 +305,7 @@ def _hessian_change(c: Constants) -> float:
 
 def _needed(value: float | None, name: str) -> float:
     if value is None:
-        raise ValueError(f"`constants.{name}` is None: no step is proved without it; give `constants` a `radius`.")
+        raise ValueError(f"`constants.{name}` is None, but the proof needs it; give `constants` a `radius`.")
     return value
 
 

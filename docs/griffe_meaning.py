@@ -44,8 +44,9 @@ def _visit(obj: griffe.Object) -> None:
 
 
 def _docstring(obj: griffe.Object) -> str:
-    """Return the docstring, for solvers and estimators the one that the decorator has completed."""
-    if isinstance(obj, griffe.Class) and (_is_solver(obj) or _has_decorator(obj, "document")):
+    """Return the docstring; for solvers, estimators and builders, the one that their decorator has completed."""
+    is_class = isinstance(obj, griffe.Class) and (_is_solver(obj) or _has_decorator(obj, "document"))
+    if is_class or (isinstance(obj, griffe.Function) and _is_builder(obj)):
         return inspect.getdoc(_known(obj)) or ""
     return obj.docstring.value if obj.docstring else ""
 
@@ -58,8 +59,12 @@ def _has_decorator(cls: griffe.Class, name: str) -> bool:
     return any(decorator.callable_path.endswith(f".{name}") for decorator in cls.decorators)
 
 
-def _known(cls: griffe.Class) -> Any:
-    return getattr(import_module(cls.module.path), cls.name)
+def _is_builder(function: griffe.Function) -> bool:
+    return any(decorator.callable_path.endswith(".documented") for decorator in function.decorators)
+
+
+def _known(obj: griffe.Object) -> Any:
+    return getattr(import_module(obj.module.path), obj.name)
 
 
 def _tell(cls: griffe.Class) -> None:

@@ -2,8 +2,7 @@
 
 from bilevel.oracles.autodiff import AutodiffOracles, DifferenceOracles
 from bilevel.oracles.base import Oracles, join
-from bilevel.oracles.host_data import HostData
-from bilevel.oracles.host_samples import HostSamples
+from bilevel.oracles.host_samples import HostData, HostSamples
 from bilevel.oracles.rowwise import RowwiseOracles
 from bilevel.oracles.samples import SAMPLINGS, Samples
 from bilevel.oracles.sharding import ShardedOracles

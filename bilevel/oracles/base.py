@@ -1,4 +1,4 @@
-"""What a solver may ask of a problem: derivatives on drawn rows or on all of them."""
+"""Derivatives of a bilevel problem at a point, on drawn rows or on all rows: what a solver may ask of a problem."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,23 +14,22 @@ from numpy.typing import DTypeLike
 from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
-from bilevel.oracles.diagonal import N_PROBES, probe_diagonal
-from bilevel.oracles.host_samples import HostSamples, Reader, recorded
 from bilevel.oracles.samples import Samples
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
-_LOSS_STREAM = 3  # solvers draw lengths and coins from 2
+_LOSS_STREAM = 3  # solvers draw lengths and coins from stream 2
 
 
 @dataclass(frozen=True)
 class Oracles(ABC):
-    """Derivatives of F and G at a point; ``rows=None`` means every row.
+    """Derivatives of F and G at a point; ``rows=None`` means all rows.
 
-    A single derivative is selected from its bundle: under ``jit`` what is not used is not computed.
+    A subclass implements the five abstract methods, each a sum over given rows with given weights. Select a single
+    derivative from its bundle: under ``jit``, derivatives that are not used are not computed.
 
     Attributes
     ----------
-    inner_samples, outer_samples : the data of each level
+    inner_samples, outer_samples : the data of each level, which also draw, take and count rows
     outer_bounds : (lower, upper) pytrees like the outer variable, or None
     """
 
@@ -38,11 +37,11 @@ class Oracles(ABC):
     outer_samples: Samples
     outer_bounds: tuple[PyTree, PyTree] | None = None
 
-    diagonal_passes: ClassVar[int] = N_PROBES  # products per inner row that `inner_diagonal` takes; 1 in closed form
-    wide_bounds: ClassVar[tuple[float, float] | None] = None  # of x, beyond which the model hardly changes
-    is_sharded: ClassVar[bool] = False  # do the rows lie on several devices?
-    holds_only_rows: ClassVar[bool] = False  # is nothing that they hold beside their rows of a size with the rows?
-    shares_rows: ClassVar[bool] = False  # are the rows of both levels the same, so that one batch serves both?
+    has_row_diagonals: ClassVar[bool] = False  # True if `_row_diagonals` and the two methods after it are implemented
+    wide_bounds: ClassVar[tuple[float, float] | None] = None  # of x, beyond which the model barely changes
+    is_sharded: ClassVar[bool] = False  # True if the rows lie on several devices
+    holds_only_rows: ClassVar[bool] = False  # True if no other field has a size that depends on the number of rows
+    shares_rows: ClassVar[bool] = False  # True if both levels have the same rows, so that one batch serves both
 
     @abstractmethod
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
@@ -63,6 +62,20 @@ class Oracles(ABC):
     @abstractmethod
     def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
         """Return F."""
+
+    def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> PyTree:
+        """Return sum(weights * h_i**power), with h_i the diagonal of the Hessian of row i, or a majorizer of it."""
+        raise NotImplementedError
+
+    def _diagonal_regularization(self, point: Point) -> PyTree:
+        """Return the part of the diagonal that is not a sum over rows."""
+        return trees.zeros_like(point.inner_var)
+
+    def _majorized_product(self, point: Point, data: PyTree, weights: Array) -> PyTree:
+        """Return the product with v of a matrix whose diagonal is the majorizer."""
+        return self._inner(point, data, weights).hvp
+
+    # Derivatives
 
     def inner(self, point: Point, rows: Any = None) -> InnerPass:
         """Return ∇z G, (∇²zz G) v and (∇²xz G) v together."""
@@ -96,44 +109,6 @@ class Oracles(ABC):
         """Return ∇x F."""
         return self.outer(point, rows).grad_outer
 
-    def inner_diagonal(self, point: Point, index: Count = 0) -> PyTree:
-        """Return the diagonal of ∇²zz G on all rows; where it is estimated, another index gives another estimate."""
-        return self._diagonal(point, index, majorize=False)
-
-    def diagonal_majorizer(self, point: Point, index: Count = 0) -> PyTree:
-        """Return a diagonal to divide moves by: ∇²zz G's, with what curvature badly fitted rows meet on their way."""
-        return self._diagonal(point, index, majorize=True)
-
-    def squared_diagonals(self, point: Point) -> PyTree:
-        """Return the mean over all rows of their squared diagonal majorizers; 0 where no single row's is known."""
-        if self.diagonal_passes > 1:
-            return trees.zeros_like(point.inner_var)
-        return estimate(partial(self._row_diagonals, power=2, majorize=True), point, self.inner_samples, None)
-
-    def majorized_hvp(self, point: Point) -> PyTree:
-        """Return the product with v of a matrix whose diagonal is the majorizer; ∇²zz G where none is known."""
-        if self.diagonal_passes > 1:
-            return self.hvp(point)
-        return estimate(self._majorized_product, point, self.inner_samples, None)
-
-    def _majorized_product(self, point: Point, data: PyTree, weights: Array) -> PyTree:
-        """Return the same on weighted rows; asked only in closed form."""
-        return self._inner(point, data, weights).hvp
-
-    def _diagonal(self, point: Point, index: Count, majorize: bool) -> PyTree:
-        if self.diagonal_passes > 1:
-            return probe_diagonal(lambda v: self.hvp(point._replace(v=v)), point.inner_var, index)
-        of_rows = partial(self._row_diagonals, power=1, majorize=majorize)
-        return trees.add(estimate(of_rows, point, self.inner_samples, None), self._diagonal_regularization(point))
-
-    def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> PyTree:
-        """Return sum(weights * h_i**power) with h_i the diagonal of row i; asked only in closed form."""
-        raise NotImplementedError
-
-    def _diagonal_regularization(self, point: Point) -> PyTree:
-        """Return the part of the diagonal that is no sum over rows; asked only in closed form."""
-        return trees.zeros_like(point.inner_var)
-
     def inner_value(self, point: Point, rows: Any = None) -> Array:
         """Return G."""
         return estimate(self._inner_value, point, self.inner_samples, rows)
@@ -150,15 +125,20 @@ class Oracles(ABC):
         """Return D(point) - D(previous) on the same rows."""
         return trees.subtract(self.direction(point, rows), self.direction(previous, rows))
 
-    @property
-    def largest_curvature(self) -> float | None:
-        """The largest eigenvalue of ∇²zz G where it is known and the same everywhere, else None."""
-        return None
+    def average(self, function: Callable[..., PyTree], *arguments: Any) -> PyTree:
+        """Return ``function(oracles, *arguments)``, averaged over the devices on which the rows lie."""
+        return function(self, *arguments)
+
+    def project(self, outer_var: PyTree) -> PyTree:
+        """Return the outer variable clipped to its bounds."""
+        return outer_var if self.outer_bounds is None else jax.tree.map(jnp.clip, outer_var, *self.outer_bounds)
 
     @property
-    def n_processes(self) -> int:
-        """Number of processes whose devices hold rows."""
-        return 1
+    def largest_curvature(self) -> float | None:
+        """The largest eigenvalue of ∇²zz G if it is known and the same everywhere, else None."""
+        return None
+
+    # Rows, which are the concern of the samples of each level
 
     @property
     def n_inner(self) -> int:
@@ -170,16 +150,21 @@ class Oracles(ABC):
         """Number of outer samples."""
         return self.outer_samples.n
 
+    @property
+    def n_processes(self) -> int:
+        """Number of processes whose devices hold rows."""
+        return 1
+
     def count_inner(self, rows: Any, batches: int | None = None, first: Count | None = None) -> Count:
-        """Return how many inner rows a batch holds, or several together, or the ``first`` of them."""
+        """Return the number of inner rows in a batch, in several batches together, or in the ``first`` of them."""
         return self.inner_samples.count(rows, batches, first)
 
     def count_outer(self, rows: Any, batches: int | None = None) -> Count:
-        """Return how many outer rows a batch holds, or several together."""
+        """Return the number of outer rows in a batch, or in several batches together."""
         return self.outer_samples.count(rows, batches)
 
     def draw_inner(self, key: Array, index: Array, count: int | None = None) -> Any:
-        """Draw inner rows for step ``index``: one batch, or ``count`` along a leading axis."""
+        """Draw inner rows for step ``index``: one batch, or ``count`` batches along a leading axis."""
         return self.inner_samples.draw(_threefry.fold_in(key, _INNER_STREAM), index, count)
 
     def draw_outer(self, key: Array, index: Array, count: int | None = None) -> Any:
@@ -187,70 +172,54 @@ class Oracles(ABC):
         return self.outer_samples.draw(_threefry.fold_in(key, _OUTER_STREAM), index, count)
 
     def draw(self, key: Array, index: Array) -> Rows:
-        """Draw one batch on each level, or one for both where they share their rows."""
+        """Draw one batch on each level, or one batch for both levels if they share their rows."""
         inner = self.draw_inner(key, index)
         return Rows(inner, inner if self.shares_rows else self.draw_outer(key, index))
 
     @property
     def is_on_host(self) -> bool:
-        """Whether rows of a level stay on the host, and are read as they are needed."""
+        """Whether the rows of a level stay on the host and are read when they are needed."""
         return self.inner_samples.stays_on_host or self.outer_samples.stays_on_host
 
     @property
-    def readers(self) -> list[Reader]:
-        """The readers of this process for the levels whose rows stay on the host."""
+    def readers(self) -> list[Any]:
+        """The readers of this process, one for each level whose rows stay on the host."""
         levels: Any = self.inner_samples, self.outer_samples
         return [level.reader for level in levels if level.stays_on_host]
 
     def recording(self) -> Self:
-        """Return the same oracles, which remember what is drawn of rows on the host."""
-
-        def change(samples: Samples) -> Samples:
-            return replace(samples, drawn=[]) if isinstance(samples, HostSamples) else samples
-
-        levels = change(self.inner_samples), change(self.outer_samples)
-        return replace(self, inner_samples=levels[0], outer_samples=levels[1])
+        """Return the same oracles, which record draws of rows that stay on the host."""
+        return self._on(self.inner_samples.recording(), self.outer_samples.recording())
 
     def recorded(self) -> Rows:
-        """Return what was drawn of each level since `recording`, along one axis; None of rows on the device."""
-        return Rows(recorded(self.inner_samples), recorded(self.outer_samples))
+        """Return the draws of each level since `recording` along one axis; None for rows on the device."""
+        return Rows(self.inner_samples.recorded(), self.outer_samples.recorded())
 
     @property
     def takes_keys(self) -> bool:
-        """Whether a loss is random, and asks for a key."""
+        """Whether a loss is random and takes a key."""
         return self.inner_samples.key_words is not None or self.outer_samples.key_words is not None
 
     def step_key(self, key: Array, index: Array) -> Array | None:
-        """Return the words of the key that losses get in step ``index``; None where they take none."""
+        """Return the words of the key for the losses in step ``index``, or None if no loss takes a key."""
         if not self.takes_keys:
             return None
         return jax.random.key_data(_threefry.fold_in(_threefry.fold_in(key, _LOSS_STREAM), index))
 
     def with_key(self, words: Array | None) -> Self:
-        """Return the same oracles, whose losses get their keys from these words."""
+        """Return the same oracles, whose losses derive their keys from these words."""
         if words is None:
             return self
-
-        def change(samples: Samples, level: int) -> Samples:
-            # Levels whose rows have the same numbers must not have the same keys.
-            own = words ^ jnp.array([0, level], jnp.uint32)
-            return samples if samples.key_words is None else replace(samples, key_words=own)
-
-        return replace(self, inner_samples=change(self.inner_samples, 0), outer_samples=change(self.outer_samples, 1))
-
-    def project(self, outer_var: PyTree) -> PyTree:
-        """Return the outer variable clipped to its bounds."""
-        return outer_var if self.outer_bounds is None else jax.tree.map(jnp.clip, outer_var, *self.outer_bounds)
+        return self._on(self.inner_samples.with_key(words, level=0), self.outer_samples.with_key(words, level=1))
 
     def with_batches(self, batch_size: int, sampling: str, outer_batch_size: int | None = None) -> Self:
-        """Return the same oracles, drawing batches of this size in this way; on the outer level of its own size."""
+        """Return the same oracles, which draw batches of these sizes; both levels have the same size by default."""
         outer_size = batch_size if outer_batch_size is None else outer_batch_size
         inner = self.inner_samples.with_batches(batch_size, sampling)
-        outer = inner if self.shares_rows else self.outer_samples.with_batches(outer_size, sampling)
-        return replace(self, inner_samples=inner, outer_samples=outer)
+        return self._on(inner, inner if self.shares_rows else self.outer_samples.with_batches(outer_size, sampling))
 
     def for_one_run(self) -> Self:
-        """Return the same oracles, computing as is fastest on a CPU in steps that no ``vmap`` batches."""
+        """Return the same oracles in the form that is fastest on a CPU if ``vmap`` does not batch the steps."""
         return self
 
     def astype(self, dtype: DTypeLike) -> Self:
@@ -258,8 +227,11 @@ class Oracles(ABC):
         return self._map(lambda samples: samples.astype(dtype), partial(trees.cast, dtype=dtype))
 
     def in_float64(self) -> Self:
-        """Return the same oracles computing in float64, the rows held as they are."""
+        """Return the same oracles, which compute in float64 while the rows stay in their type."""
         return self._map(Samples.in_float64, partial(trees.cast, dtype=np.float64))
+
+    def _on(self, inner: Samples, outer: Samples) -> Self:
+        return replace(self, inner_samples=inner, outer_samples=outer)
 
     def _map(self, of_samples: Callable[[Any], Any], of_leaf: Callable[[Any], Any]) -> Self:
         def change(part: Any) -> Any:
@@ -269,12 +241,12 @@ class Oracles(ABC):
 
 
 def estimate(function: Callable[..., Any], point: Point, samples: Samples, rows: Any) -> Any:
-    """Return the function at a point on drawn rows, or on all of them."""
+    """Return the function at a point on drawn rows, or on all rows."""
     if rows is None and samples.is_read_in_pieces:
         return samples.mean(partial(function, point))
     return function(point, *samples.take(rows))
 
 
 def join(inner: InnerPass, outer: OuterPass) -> Point:
-    """Return the direction that derivatives of G and of F make together."""
+    """Return the direction D from the derivatives of G and of F."""
     return Point(inner.grad, trees.add(inner.cross, outer.grad_outer), trees.add(inner.hvp, outer.grad))

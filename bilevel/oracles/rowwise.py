@@ -1,9 +1,9 @@
-"""Oracles of models in which each row acts through a few numbers of its own, its terms.
+"""Oracles of models in which each row acts only through a few numbers of its own, its terms.
 
     derivatives = sum_i w_i (row i times its terms) + regularization term
 
-The terms depend on the point, the sum is linear in them, and the regularization term is no sum over rows. The change
-from one point to another then takes one sum, and a memory of every row is a memory of its terms.
+The terms depend on the point, the sum is linear in them, and the regularization term is not a sum over rows. The change
+from one point to another therefore needs only one sum, and a table with an entry for each row can store its terms.
 """
 
 from abc import abstractmethod
@@ -17,9 +17,9 @@ from bilevel.oracles.base import Oracles, estimate, join
 
 @dataclass(frozen=True)
 class RowwiseOracles(Oracles):
-    """A subclass writes terms and sums of each level, and the inner regularization term.
+    """A subclass implements the terms and sums of each level, and the inner regularization term.
 
-    Terms are arrays whose last axis is that of the rows, so that weights of rows broadcast along it.
+    The last axis of terms is that of the rows, so that terms broadcast with the weights of rows.
     """
 
     @abstractmethod
@@ -32,7 +32,7 @@ class RowwiseOracles(Oracles):
 
     @abstractmethod
     def inner_regularization(self, point: Point) -> InnerPass:
-        """Return what is not a sum over inner rows."""
+        """Return the part of the derivatives that is not a sum over inner rows."""
 
     @abstractmethod
     def _outer_terms(self, point: Point, data: PyTree) -> PyTree:
@@ -54,7 +54,7 @@ class RowwiseOracles(Oracles):
         return trees.add(total, self.inner_regularization(point))
 
     def _inner_apart(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
-        """Return the same in such a way that of a derivative asked for alone nothing else is computed."""
+        """Return the same derivatives in a form in which each can be computed without the others."""
         return self._inner(point, data, weights)
 
     def inner_grad(self, point: Point, rows: Any = None) -> PyTree:
@@ -65,6 +65,10 @@ class RowwiseOracles(Oracles):
 
     def cross(self, point: Point, rows: Any = None) -> PyTree:
         return estimate(self._inner_apart, point, self.inner_samples, rows).cross
+
+    def _diagonal_regularization(self, point: Point) -> PyTree:
+        # Regularization terms are sums of functions of one coordinate each.
+        return self.inner_regularization(point._replace(v=trees.ones_like(point.inner_var))).hvp
 
     def _outer(self, point: Point, data: PyTree, weights: Array) -> OuterPass:
         total = self._outer_sum(self._outer_terms(point, data), data, weights, point)
@@ -86,7 +90,7 @@ class RowwiseOracles(Oracles):
         return self._inner_terms(point, self.inner_samples.take(rows)[0])
 
     def inner_sum(self, terms: PyTree, rows: Any, like: Point) -> InnerPass:
-        """Return the estimate that the drawn inner rows make with these terms, without the regularization term."""
+        """Return the estimate from the drawn inner rows with these terms, without the regularization term."""
         return self._inner_sum(terms, *self.inner_samples.take(rows), like)
 
     def outer_terms(self, point: Point, rows: Any) -> PyTree:
@@ -96,5 +100,5 @@ class RowwiseOracles(Oracles):
         return self._outer_sum(terms, *self.outer_samples.take(rows), like)
 
     def outer_regularization(self, point: Point) -> OuterPass:
-        """Return what is not a sum over outer rows: nothing."""
+        """Return the part of the derivatives that is not a sum over outer rows, which is 0 by default."""
         return OuterPass(*trees.zeros_like((point.inner_var, point.outer_var)))

@@ -1,14 +1,14 @@
-"""The rows of one level: their layout, and how a batch of them is drawn, taken, weighted and counted.
+"""The rows of one level: their layout, and how batches of them are drawn, taken, weighted and counted.
 
-A *block* is one of the ceil(n/b) contiguous runs of b rows of the data, which are shuffled once when a problem is
-built. The last block may be short; it is then drawn less often, never filled with other rows. Each way to draw is a
-pure function of (key, step), so that any step can be drawn at any time:
+A *block* is one of the ceil(n/b) contiguous runs of b rows. Rows are shuffled once, when a problem is built. If the
+last block is short, it is drawn less often and is never filled with other rows. Each sampling is a pure function of
+(key, step), so that any step can be drawn at any time:
 
 ==============  ====================================================================================
 ``blocks``      one block, drawn with probability (its rows)/n, with replacement
-``iid``         b rows, uniform, with replacement: what the theory assumes; 2 to 3 times slower
-``reshuffle``   every block once per pass, in a new order each pass
-``full``        every row, always: the deterministic version of a method
+``iid``         b rows, uniform, with replacement, as the theory assumes; 2 to 3 times slower
+``reshuffle``   each block once per pass, in a new order in each pass
+``full``        all rows in each step: the deterministic version of a method
 ==============  ====================================================================================
 """
 
@@ -29,18 +29,18 @@ from bilevel._programs import compiled
 from bilevel._types import Array, Count, PyTree
 
 SAMPLINGS = ("blocks", "iid", "reshuffle", "full")
-STATIC = {"static": True}  # metadata of a field that is no pytree of arrays: part of what a program is compiled for
-NARROW = 64  # up to this many numbers per row the sample axis goes last, so that XLA's loops run along samples
-
-PIECE = 2048  # rows read at a time in a pass over many
-_ROUNDS = 16  # of the Feistel network; with 4 the orders of few blocks are visibly uneven, with 8 hardly
+STATIC = {"static": True}  # metadata of a field that is not a pytree of arrays; programs are compiled for its value
+NARROW = 64  # up to this many numbers per row the sample axis is last, so that XLA's loops run along samples
+PIECE = 2048  # rows that a full-batch pass reads at a time, if it reads the rows in pieces
+_ROUNDS = 16  # of the Feistel network; with 4 rounds the orders of few blocks are visibly uneven
+_WINDOW_STREAM = 0x77696E64  # differs from the numbers of steps
 
 
 def permute(key: Array, position: Array, n: int) -> Array:
     """Return the image of ``position`` under a random permutation of {0, …, n-1} given by ``key``.
 
-    A Feistel network on the next power of four, walked until it lands inside, is a bijection that can be
-    evaluated at one place alone: no table of the permutation is carried from step to step.
+    A Feistel network on the next power of four, repeated until the image is below n, is a bijection. It can be
+    evaluated at a single position, so no table of the permutation is carried from step to step.
     """
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = jnp.uint32(2**half_bits - 1)
@@ -67,18 +67,19 @@ class Samples:
 
     Attributes
     ----------
-    leaves : pytree of arrays of n rows, the sample axis of each where `axes` says
+    leaves : pytree of arrays of n rows, with the sample axes in `axes`
     n : number of rows
     axes : the sample axis of each leaf, in the order of ``jax.tree.leaves``
-    dtype : the floating type that rows are taken in; the leaves may be held in a narrower one
-    batch_size, sampling : how `draw` draws
-    blocks : the rows once more, block after block, the last one padded; None where a block is a slice of the leaves
-    row_weights : weights of the rows of each block in its estimate, block after block; None where all are 1/b
-    key_words : of the random key of a step, two words, where the loss takes keys: rows are then taken with one each
-    piece : rows read at a time in a pass over many; None leaves the choice to the layout
+    dtype : the floating type in which rows are taken; the leaves may have a narrower one
+    batch_size, sampling : size of a batch, and one of `SAMPLINGS`
+    blocks : a copy of the rows, block after block, the last one padded; None if a block is a slice of the leaves
+    row_weights : weights of the rows of each block in its estimate, block after block; None if all are 1/b
+    key_words : the two words of the random key of a step, or None if the loss takes no key
+    piece : number of rows that a full-batch pass reads at a time; None leaves the choice to the layout
+    window : batches are drawn from this many consecutive rows, which move on after as many draws; None means all rows
     """
 
-    stays_on_host: ClassVar[bool] = False  # are rows read as they are needed?
+    stays_on_host: ClassVar[bool] = False  # True if rows are read when they are needed
 
     leaves: PyTree
     n: int = field(metadata=STATIC)
@@ -90,14 +91,15 @@ class Samples:
     row_weights: Array | None = None
     key_words: Array | None = None
     piece: int | None = field(default=None, metadata=STATIC)
+    window: int | None = field(default=None, metadata=STATIC)
 
     @classmethod
     def from_rows(
         cls, data: PyTree, dtype: DTypeLike, rng: np.random.Generator | None = None, narrow: int = NARROW
     ) -> "Samples":
-        """Lay out a pytree of arrays whose first axis is the samples, in a random order where ``rng`` is given.
+        """Lay out a pytree of arrays whose first axis is the samples, in a random order if ``rng`` is given.
 
-        The sample axis of a leaf goes last where a row holds at most ``narrow`` numbers.
+        The sample axis of a leaf is last if a row has at most ``narrow`` numbers.
         """
         leaves = jax.tree.leaves(data)
         axes = tuple(leaf.ndim - 1 if prod(leaf.shape[1:]) <= narrow else 0 for leaf in leaves)
@@ -113,13 +115,13 @@ class Samples:
         return replace(unordered, leaves=unordered._map(lay_out))
 
     def one(self) -> PyTree:
-        """Return the first row, with its key where there are keys."""
+        """Return the first row, paired with its key if the loss takes keys."""
         row = self._map(_first_row)
         return row if self.key_words is None else (row, self.key_words)
 
     @property
     def row_axes(self) -> PyTree:
-        """The sample axis of all that `take` returns, as a tree like it."""
+        """The sample axes of the data that `take` returns, as a tree of the same structure."""
         axes = jax.tree.unflatten(jax.tree.structure(self.leaves), self.axes)
         return axes if self.key_words is None else (axes, 0)
 
@@ -131,8 +133,8 @@ class Samples:
     def with_batches(self, batch_size: int, sampling: str) -> "Samples":
         """Return the same rows, drawn in batches of this size.
 
-        Samples-last data are laid out once more, block after block: a step then reads two stretches of memory, where
-        slices of p long rows would be 2p. Rows-first data, which may be large, are left as they are.
+        Samples-last data are copied block after block, so that a step reads two stretches of memory instead of 2p, as
+        slices of p features would need. Rows-first data, which may be large, are not copied.
         """
         plain = self.with_slices(batch_size, sampling)
         if sampling not in ("blocks", "reshuffle") or not any(self.axes):
@@ -143,15 +145,15 @@ class Samples:
         return replace(plain, blocks=blocks, row_weights=weights)
 
     def with_slices(self, batch_size: int, sampling: str) -> "Samples":
-        """Return the same rows, drawn in batches of this size that are cut out of the leaves."""
+        """Return the same rows, drawn in batches of this size that are slices of the leaves."""
         plain = replace(self, batch_size=batch_size, sampling=sampling, blocks=None, row_weights=None)
         if sampling not in ("blocks", "reshuffle") or self.n % batch_size == 0:
             return plain
         return replace(plain, row_weights=plain._row_weights(real_rows_last=True))
 
     def _row_weights(self, real_rows_last: bool) -> Array:
-        # XLA moves a slice that would reach past the end back: the last one then begins with rows of the block before
-        # it, which weigh nothing.
+        # XLA shifts a slice that would exceed the array. The last slice then begins with rows of the previous block,
+        # which get the weight 0.
         missing = -self.n % self.batch_size
         weights = np.full(self.n + missing, 1 / self.batch_size, self.dtype)
         weights[-self.batch_size :] = 1 / (self.batch_size - missing)
@@ -165,25 +167,56 @@ class Samples:
         return replace(trees.cast(self, dtype), dtype=np.dtype(dtype))
 
     def in_float64(self) -> "Samples":
-        """Return the same rows, cast to float64 as they are taken, not before."""
+        """Return the same rows, which are cast to float64 when they are taken."""
         return replace(self, dtype=np.dtype(np.float64), row_weights=trees.cast(self.row_weights, np.float64))
 
     @property
     def is_cast_when_taken(self) -> bool:
-        """Whether rows are held in a narrower type than they are taken in."""
+        """Whether the type of the leaves differs from the type in which rows are taken."""
         floats = (leaf for leaf in jax.tree.leaves(self.leaves) if jnp.issubdtype(leaf.dtype, jnp.floating))
         return any(leaf.dtype != self.dtype for leaf in floats)
 
+    def recording(self) -> "Samples":
+        """Return the same rows; those that stay on the host record draws from now on."""
+        return self
+
+    def recorded(self) -> Array | None:
+        """Return the recorded draws along one axis, or None for rows on the device."""
+        return None
+
+    def with_key(self, words: Array, level: int) -> "Samples":
+        """Return the same rows, whose losses derive their keys from the two words of the key of a step."""
+        if self.key_words is None:
+            return self
+        # Rows of the two levels with the same number must not have the same key.
+        return replace(self, key_words=words ^ jnp.array([0, level], jnp.uint32))
+
     def draw(self, key: Array, index: Array, count: int | None = None) -> Any:
-        """Draw the rows of step ``index``: one batch, or ``count`` of them along a leading axis."""
+        """Draw the rows of step ``index``: one batch, or ``count`` batches along a leading axis."""
         if self.sampling == "full":
             return None
         if self.sampling == "reshuffle":
             return self._next_of_pass(key, index, count)
-        shape = () if count is None else (count,)
-        if self.sampling == "iid":
-            return _threefry.integers(_threefry.fold_in(key, index), (*shape, self.batch_size), self.n)
-        return _threefry.integers(_threefry.fold_in(key, index), shape, self.n) // self.batch_size
+        shape = (() if count is None else (count,)) + ((self.batch_size,) if self.sampling == "iid" else ())
+        if self.window is None:
+            rows = _threefry.integers(_threefry.fold_in(key, index), shape, self.n)
+        else:
+            rows = self._draw_in_window(self.window, key, index, shape, count or 1)
+        return rows if self.sampling == "iid" else rows // self.batch_size
+
+    def _draw_in_window(self, window: int, key: Array, index: Array, shape: tuple[int, ...], count: int) -> Array:
+        """Draw rows of a window: in each step with the same probabilities as draws from all rows.
+
+        Windows follow each other around all rows, from a position that is drawn again for each turn.
+        """
+        size = min(window, self.n)
+        turns, number = -(-self.n // size), index // max(1, size // (self.batch_size * count))
+        place_key = _threefry.fold_in(_threefry.fold_in(key, _WINDOW_STREAM), number // turns)
+        # The sum of two row numbers needs all 32 bits, without a sign.
+        first = _threefry.integers(place_key, (), self.n).astype(jnp.uint32)
+        first += jnp.uint32(size) * (number % turns).astype(jnp.uint32)
+        inside = _threefry.integers(_threefry.fold_in(key, index), shape, size).astype(jnp.uint32)
+        return ((first % jnp.uint32(self.n) + inside) % jnp.uint32(self.n)).astype(jnp.int32)
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
@@ -195,15 +228,15 @@ class Samples:
         return jax.vmap(block)(index * count + jnp.arange(count, dtype=jnp.int32))
 
     def take(self, rows: Any) -> tuple[PyTree, Array]:
-        """Return the data of the rows, and weights such that sum(weights * values) is their estimate."""
+        """Return the data of the rows, and weights with which sum(weights * values) is the estimate of the mean."""
         data, weights = self._take(rows)
         return (data if self.key_words is None else (data, self._row_keys(rows, weights.size))), weights
 
     def _row_keys(self, rows: Any, count: int) -> Array:
-        """Return the key of each taken row: the same for the same rows in the same step, wherever they are taken."""
-        assert self.key_words is not None, "asked only of losses that take keys"
+        """Return the key of each taken row, which depends only on the rows and on the step."""
+        assert self.key_words is not None, "only losses that take keys need them"
         key = jax.random.wrap_key_data(self.key_words, impl="threefry2x32")
-        # Batches of a step differ in their rows, and then in their keys too.
+        # Different batches of a step have different keys.
         drawn = jnp.ravel(jnp.asarray(0 if rows is None else rows + 1, jnp.uint32))
         places = 2 * jnp.arange(drawn.size, dtype=jnp.uint32) + 1
         number = jnp.sum(drawn * places * jnp.uint32(0x9E3779B1), dtype=jnp.uint32)
@@ -224,7 +257,7 @@ class Samples:
         return trees.cast(taken, self.dtype), weights
 
     def count(self, rows: Any, batches: int | None = None, first: Count | None = None) -> Count:
-        """Return how many rows one batch holds, or several together, or the ``first`` of them."""
+        """Return the number of rows in one batch, in several batches together, or in the ``first`` of them."""
         if batches is not None:
             counts = self.counts(rows, batches)
             if first is not None:
@@ -237,11 +270,11 @@ class Samples:
         return jnp.minimum(self.batch_size, self.n - rows * self.batch_size)
 
     def counts(self, rows: Any, batches: int) -> Array:
-        """Return how many rows each of several batches holds."""
+        """Return the number of rows in each of several batches."""
         return jnp.broadcast_to(jnp.asarray(self.count(rows), jnp.int32), (batches,))
 
     def mean(self, function: Callable[[PyTree, Array], PyTree]) -> PyTree:
-        """Return the function of all rows, read in pieces: it sums over rows with the weights it is given."""
+        """Return a weighted sum over rows, ``function(data, weights)``, on all rows, which are read in pieces."""
         in_blocks = self.blocks is not None and self.sampling == "blocks" and self.piece == self.batch_size
         pieces = self if in_blocks else self.with_slices(min(self.piece or PIECE, self.n), "blocks")
 
@@ -253,12 +286,12 @@ class Samples:
 
     @property
     def is_read_in_pieces(self) -> bool:
-        """Whether a pass reads few rows at a time: many long ones for the cache, those cast when taken for memory."""
+        """Whether a full-batch pass reads the rows in pieces: for the cache, or to save the memory of a cast copy."""
         by_layout = self.is_cast_when_taken or (not any(self.axes) and self.n > PIECE)
         return by_layout or (self.piece is not None and self.piece < self.n)
 
     def share(self, rows: Array) -> Array:
-        """Return (rows of the block)/n, the weight of a block in a table's mean."""
+        """Return (rows of the block)/n, the weight of a block in the mean of a table."""
         return jnp.broadcast_to(jnp.asarray(self.count(rows), self.dtype) / self.n, rows.shape)
 
     def _map(self, function: Any) -> PyTree:
@@ -275,7 +308,7 @@ def _first_row(leaf: Array, axis: int) -> Array:
 def _in_blocks(leaf: Array, axis: int, batch_size: int) -> Array:
     """Return the rows block after block, along a new first axis."""
     rows = jnp.moveaxis(leaf, axis, 0)
-    # The last block is filled up with the first row: a loss is finite on a real row.
+    # The last block is padded with the first row, on which a loss is finite.
     filler = jnp.broadcast_to(rows[:1], (-len(rows) % batch_size, *rows.shape[1:]))
     blocks = jnp.concatenate([rows, filler]).reshape(-1, batch_size, *rows.shape[1:])
     return jnp.moveaxis(blocks, 1, axis + 1)

@@ -6,7 +6,7 @@ from bilevel.problems.base import BilevelProblem
 from bilevel.problems.cross_validation import cross_validation
 from bilevel.problems.data_cleaning import data_cleaning
 from bilevel.problems.exact import ExactSolution
-from bilevel.problems.logistic import logistic_selection
+from bilevel.problems.linear import logistic_selection, ridge_selection
 from bilevel.problems.quadratic import quadratic
 from bilevel.problems.real_data import (
     breast_cancer,
@@ -18,8 +18,7 @@ from bilevel.problems.real_data import (
     ijcnn1,
     mnist_cleaning,
 )
-from bilevel.problems.ridge import ridge_selection
-from bilevel.problems.softmax_selection import softmax_selection
+from bilevel.problems.softmax import softmax_selection
 from bilevel.problems.valleys import valleys
 from bilevel.problems.worst_case import worst_case
 

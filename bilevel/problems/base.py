@@ -1,10 +1,10 @@
-"""A bilevel problem: oracles, a start, and what is known of it: exact solutions, constants, certificate bounds."""
+"""A bilevel problem: oracles and a start, with exact solutions, constants and certificates if they are known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,30 +14,51 @@ from numpy.typing import DTypeLike
 from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Point, PyTree, as_float
 from bilevel.oracles import AutodiffOracles, DifferenceOracles, HostData, HostSamples, Oracles, Samples
-from bilevel.oracles.autodiff import Loss, checked, takes_key
-from bilevel.oracles.convolutions import has_convolutions
-from bilevel.oracles.host_data import head
+from bilevel.oracles.autodiff import Loss, checked, has_convolutions, takes_key
+from bilevel.oracles.host_samples import head
 from bilevel.oracles.samples import NARROW
 from bilevel.oracles.sharding import digest, shard, shard_own
-from bilevel.problems.certificate import Certifier, PointBounds
+from bilevel.problems.certificate import (
+    Certifier,
+    Constants,
+    ConstantsRule,
+    PointBounds,
+    SampledBounds,
+    implied,
+    sample_constants,
+)
 from bilevel.problems.checks import (
     as_array,
     check_bounds,
     check_choice,
     check_data,
-    check_positive,
+    check_flag,
     check_range,
     check_same_columns,
     check_sizes,
     check_variable,
     make_rng,
 )
-from bilevel.problems.constants import Constants, ConstantsRule, SampledBounds, implied, sample_constants
-from bilevel.problems.derivatives import check_derivatives, default_tolerance, refuse_large
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
-from bilevel.problems.hypergradients import compare
+from bilevel.problems.hypergradient import check_derivatives
 
-NOT_SOLVED = "nothing is solved exactly from rows that stay on the host, which would be read hundreds of times"
+NOT_SOLVED = "exact solutions are not computed from rows that stay on the host, which would be read hundreds of times"
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+# Descriptions of parameters that several builders have.
+_DESCRIPTIONS = {
+    "groups": """groups : the group of each feature, 0, 1, …; features of a group share a penalty. By default each
+        feature has its own; zeros give a single penalty for all""",
+    "outer_bounds": "outer_bounds : (lower, upper) bounds of x: numbers or arrays like x; None means no bound",
+    "dtype": """dtype : "float32" or "float64", in which runs compute; by default the one that JAX gives to the data""",
+    "seed": "seed : seed of the shuffle of the rows",
+}
+
+
+def documented(builder: Builder) -> Builder:
+    """Insert shared descriptions of parameters into the docstring of a builder, as ``%(name)s``."""
+    builder.__doc__ = (builder.__doc__ or "") % _DESCRIPTIONS
+    return builder
 
 
 @dataclass(frozen=True)
@@ -47,13 +68,13 @@ class BilevelProblem:
     Attributes
     ----------
     oracles : derivatives of F and G
-    start : where runs begin, in the problem's dtype
-    exact_solver : gives the exact solution at an outer variable, or None where there is none
-    name : for tables and plots
-    metrics : more numbers to follow, name -> function of the point, evaluated off the clock
-    info : numbers known of the problem, such as ``v_radius``, a bound of ||v*(x)||
-    find_constants : how `constants` finds them; by sampling where it is None
-    certificate_bounds : what a certificate is computed from, made from the problem; None where there is none
+    start : the first point of runs, in the dtype of the problem
+    exact_solver : a function that returns the exact solution at an outer variable, or None
+    name : name in tables and plots
+    metrics : additional metrics of runs, name -> function of the point; the clock stops while they are evaluated
+    info : known numbers, such as ``v_radius``, a bound of ||v*(x)||
+    find_constants : the function behind `constants`; None means that they are sampled
+    certificate_bounds : a function of the problem that returns the `PointBounds` of certificates, or None
     is_certified : whether those bounds are proved
     """
 
@@ -92,38 +113,37 @@ class BilevelProblem:
     ) -> "BilevelProblem":
         """Build a problem from losses of one sample, or of a batch.
 
-        A loss with an argument ``key`` is random, as by dropout or augmentation: it gets a key of its own for each row
-        of each step, or for each batch, and one that stays the same where a run is evaluated.
+        A loss with an argument ``key`` is random, as with dropout or augmentation. It gets a different key for each row
+        of each step, or for each batch, and the same keys in every evaluation of a run.
 
         Parameters
         ----------
         inner_loss, outer_loss : ``loss(inner_var, outer_var, sample) -> scalar``, in jax.numpy, of one row of the data;
-            None where a loss of a batch is given
+            None if a loss of a batch is given
         inner_data, outer_data : pytrees of arrays, first axis = samples; integer leaves stay integers. A
             :class:`bilevel.HostData` stays on the host
         inner_var, outer_var : the start, pytrees of floats
         v : start of the auxiliary variable, like ``inner_var``; zero by default
-        outer_bounds : (lower, upper), each None, a number, or like ``outer_var``
-        inner_batch_loss, outer_batch_loss : ``loss(inner_var, outer_var, batch) -> one number per row``, in the place
-            of the loss of one sample: for code that is vectorized, or mixes the rows of a batch
-        accumulate : read each batch in so many parts, one after the other: the same derivatives in less memory
-        compute_dtype : "bfloat16" has losses compute in it where runs are in float32; variables, sums, derivatives and
-            whatever is computed in float64 stay as they are
-        strongly_convex : say True when the inner loss is so in ``inner_var``: runs are then evaluated by exact
-            hypergradients, computed by Newton's method and conjugate gradients in float64
-        second_derivatives : say False when JAX cannot differentiate the gradients of ``inner_loss``, as of one that
-            calls other programs: products are then differences of gradients, and nothing is solved exactly
-        metrics : more numbers to follow, name -> function of the point
-        dtype : "float32" or "float64", what runs compute in; by default what JAX makes of the data
-        seed : of the one shuffle of the rows
-        name : for tables and plots
+        outer_bounds : (lower, upper) bounds of the outer variable, each None, a number, or like ``outer_var``
+        inner_batch_loss, outer_batch_loss : ``loss(inner_var, outer_var, batch) -> one number per row``, instead of a
+            loss of one sample. Use it for vectorized code, or if the rows of a batch depend on each other
+        accumulate : number of parts of each batch, which are read one after the other. The derivatives are the same and
+            need less memory
+        compute_dtype : "bfloat16" lets losses compute in this dtype if runs are in float32. Variables, sums, and
+            derivatives stay in float32, and everything that is computed in float64 does not change
+        strongly_convex : set it to True if the inner loss is strongly convex in ``inner_var``. Runs are then evaluated
+            by exact hypergradients, from Newton's method and conjugate gradients in float64
+        second_derivatives : set it to False if JAX cannot differentiate the gradients of ``inner_loss``, for example
+            because it calls other programs. Products are then differences of gradients, without exact solutions
+        metrics : additional metrics of runs, name -> function of the point
+        dtype : "float32" or "float64", in which runs compute; by default the one that JAX gives to the data
+        seed : seed of the shuffle of the rows
+        name : name in tables and plots
         """
-        for flag, value in (("strongly_convex", strongly_convex), ("second_derivatives", second_derivatives)):
-            if not isinstance(value, bool):
-                raise ValueError(f"`{flag}={value!r}`: must be True or False.")
+        check_flag(strongly_convex=strongly_convex, second_derivatives=second_derivatives)
         if strongly_convex and not second_derivatives:
-            told = "`second_derivatives=False`: exact solutions, which `strongly_convex=True` asks for, need them"
-            raise ValueError(f"{told}; leave one of the two out.")
+            needed = "`second_derivatives=False`: exact solutions, which `strongly_convex=True` asks for, need them"
+            raise ValueError(f"{needed}; leave one of the two out.")
         if not isinstance(name, str):
             raise ValueError(f"`name={name!r}`: must be a text.")
         if compute_dtype is not None:
@@ -134,13 +154,12 @@ class BilevelProblem:
         dtype = resolve_dtype(dtype, inner_data=head(inner_data), outer_data=head(outer_data))
         if strongly_convex and any(isinstance(level, HostData) for level in (inner_data, outer_data)):
             raise ValueError(f"`strongly_convex=True`: {NOT_SOLVED}; leave it out.")
-        check_same_columns(("inner_data", "outer_data"), (inner_data, outer_data), reordered=True)
-        data = tuple(
-            check_data(*level, on_host=True) for level in (("inner_data", inner_data), ("outer_data", outer_data))
-        )
+        names, given = ("inner_data", "outer_data"), (inner_data, outer_data)
+        check_same_columns(names, given, reordered=True)
+        data = [check_data(*level, on_host=True) for level in zip(names, given, strict=True)]
         z, x = check_variable("inner_var", inner_var, dtype), check_variable("outer_var", outer_var, dtype)
         v = jax.tree.map(np.zeros_like, z) if v is None else check_variable("v", v, dtype)
-        for level, rows in zip(("inner_data", "outer_data"), data, strict=True):
+        for level, rows in zip(names, data, strict=True):
             check_range(level, rows, dtype)
         metrics = {} if metrics is None else metrics
         if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
@@ -151,13 +170,12 @@ class BilevelProblem:
         with arithmetic(dtype):
             inner, outer = (_lay_out_for(*loss, rows, dtype, rng) for loss, rows in zip(losses, data, strict=True))
             kind = AutodiffOracles if second_derivatives else DifferenceOracles
-            (inner_loss, of_inner), (outer_loss, of_outer) = losses
             oracles = kind(
                 *(inner, outer, bounds),
-                inner_loss=inner_loss,
-                outer_loss=outer_loss,
-                inner_of_batch=of_inner,
-                outer_of_batch=of_outer,
+                inner_loss=losses[0][0],
+                outer_loss=losses[1][0],
+                inner_of_batch=losses[0][1],
+                outer_of_batch=losses[1][1],
                 accumulate=check_sizes(accumulate=accumulate)[0],
                 compute_dtype=compute_dtype,
             )
@@ -171,28 +189,31 @@ class BilevelProblem:
 
     @property
     def dtype(self) -> np.dtype:
-        """What runs compute in."""
+        """The dtype in which runs compute."""
         return self.oracles.inner_samples.dtype
 
     @property
     def n_inner(self) -> int:
+        """Number of inner samples."""
         return self.oracles.n_inner
 
     @property
     def n_outer(self) -> int:
+        """Number of outer samples."""
         return self.oracles.n_outer
 
     def sharded(self, devices: Sequence[jax.Device] | None = None, *, own_rows: bool = False) -> "BilevelProblem":
-        """Return the same problem, each block of its rows split over devices; runs differ by rounding alone.
+        """Return the same problem with each block of rows split over devices; runs differ only by rounding errors.
 
         Parameters
         ----------
-        devices : all that JAX sees by default, those of other processes too
-        own_rows : say True when each process has built the problem from its own rows alone, process p of P from
-            ``rows[p::P]``, or from as many as any other: exact metrics are then computed on the devices, from all rows
+        devices : by default all devices of JAX, including those of other processes
+        own_rows : set it to True if each process has built the problem only from its own rows: process p of P from
+            ``rows[p::P]``, or all processes from the same number of rows. Exact metrics are then computed on the
+            devices, from all rows
         """
         if self.oracles.takes_keys:
-            raise ValueError("`sharded`: losses that take a `key` run on one device; leave it out of them.")
+            raise ValueError("`sharded`: losses that take a `key` run on one device; remove the argument `key`.")
         devices = jax.devices() if devices is None else devices
         if not own_rows:
             oracles = shard(self.oracles, self.start, devices)
@@ -202,24 +223,19 @@ class BilevelProblem:
         return BilevelProblem(oracles, self.start, solver, self.name, self.metrics, is_certified=self.is_certified)
 
     def check(self, *, seed: int = 0, tolerance: float | None = None, hypergradients: bool = False) -> dict[str, float]:
-        """Return the relative errors of derivatives against finite differences near the start; refuse a wrong one.
+        """Compare derivatives with finite differences near the start, and raise ValueError if one of them is wrong.
 
         Parameters
         ----------
-        seed : of the point, which is near the start, and of the direction
-        tolerance : largest error that passes; by default 1e-5, and 1e-2 for losses that round to float32 by themselves
-        hypergradients : compare the methods of `bilevel.hypergradient` too, which takes some hundreds of products
+        seed : seed of the point, which is near the start, and of the direction
+        tolerance : largest accepted error; by default 1e-5, and 1e-2 for losses that compute in float32 by themselves
+        hypergradients : also compare the methods of `bilevel.hypergradient`, which takes some hundreds of products
+
+        Returns
+        -------
+        errors : relative errors by the name of the derivative
         """
-        largest = default_tolerance(self.oracles, self.start) if tolerance is None else tolerance
-        [largest] = check_positive(tolerance=largest)
-        if not isinstance(hypergradients, bool):
-            raise ValueError(f"`hypergradients={hypergradients!r}`: must be True or False.")
-        errors, point, move = check_derivatives(self.oracles, self.start, seed, largest)
-        if hypergradients:
-            found = compare(self, point, move.outer_var)
-            refuse_large(found, largest, "the exact hypergradient")
-            errors |= found
-        return errors
+        return check_derivatives(self, seed, tolerance, hypergradients)
 
     def __repr__(self) -> str:
         sizes = (sum(np.size(leaf) for leaf in jax.tree.leaves(part)) for part in self.start[:2])
@@ -229,19 +245,20 @@ class BilevelProblem:
     def constants(self, *, radius: float | None = None, box: tuple[Any, Any] | None = None, seed: int = 0) -> Constants:
         """Return the constants of ass:regul_F and ass:regul_G of this problem.
 
-        Quadratics and the worst case: exact everywhere; L0_F, which is infinite, is bounded on a region where
-        ``radius`` is given. Logistic selection and data cleaning: proved on a region. Others: sampled in a region.
+        For quadratics and the worst case they are exact everywhere, except L0_F, which is infinite, and is bounded on a
+        region if ``radius`` is given. For logistic selection and data cleaning they are proved on a region. For other
+        problems they are sampled in a region.
 
         Parameters
         ----------
-        radius : of the ball of z. By default one that z*(x) cannot leave, as G(z*) <= G(0), and that holds the start;
+        radius : radius of the ball of z. By default a ball that contains the start and all z*(x), as G(z*) <= G(0);
             for sampled problems 1 + ||z_0||
-        box : (lower, upper) for x, numbers or like x; by default the bounds of the problem where they are finite, else
-            1 around the start. Data cleaning needs none
-        seed : of the samples, where the constants are sampled
+        box : (lower, upper) limits of x, numbers or like x; by default finite bounds of the problem, and otherwise the
+            start plus and minus 1. Data cleaning needs no limits
+        seed : seed of the samples, if the constants are sampled
         """
         if self.oracles.is_on_host:
-            raise ValueError(f"`constants`: {NOT_SOLVED}; build the problem from some of the rows, as arrays.")
+            raise ValueError(f"`constants`: {NOT_SOLVED}; build the problem from some of the rows as arrays.")
         if self.exact_solver is None:
             raise ValueError("the inner level may not be strongly convex; if it is, build with `strongly_convex=True`.")
         radius = as_float(radius)
@@ -254,13 +271,13 @@ class BilevelProblem:
         return Constants(**follows | values, how=dict.fromkeys(follows, worst) | how, region=region)
 
     def certifier(self) -> Certifier:
-        """Return the function from a point to its certificate; making it may take a pass over all rows."""
+        """Return the function that computes the certificate of a point. This may take a full-batch pass."""
         return Certifier(self)
 
     def fingerprint(self) -> str:
-        """Return a digest of the start, the kind of oracles and all that they hold; it is computed once.
+        """Return a digest of the start, and of the class and the contents of the oracles. It is computed once.
 
-        Where the rows lie on devices of several processes, the first call must be made by all of them.
+        If the rows lie on devices of several processes, all processes must make the first call.
         """
         return self._fingerprint
 
@@ -271,7 +288,7 @@ class BilevelProblem:
 
 
 def _level_losses(*given: Loss | None) -> list[tuple[Loss, bool]]:
-    """Return the loss of each level, and whether it is of a batch; refuse a level with none or two."""
+    """Return the loss of each level, and whether it takes a batch."""
     losses = []
     for level, one, batch in (("inner", given[0], given[2]), ("outer", given[1], given[3])):
         if (one is None) == (batch is None):
@@ -282,18 +299,16 @@ def _level_losses(*given: Loss | None) -> list[tuple[Loss, bool]]:
 
 
 def _lay_out_for(loss: Loss, of_batch: bool, rows: PyTree, dtype: np.dtype, rng: np.random.Generator) -> Samples:
-    """Return the samples of a level: rows first for a loss of a batch, with keys for one that takes them."""
+    """Return the samples of a level: rows first for a loss of a batch, and with keys for a loss that takes them."""
     samples = lay_out_rows(rows, dtype, rng, 0 if of_batch else NARROW)
     return replace(samples, key_words=jnp.zeros(2, jnp.uint32)) if takes_key(loss) else samples
 
 
 def _check_loss(level: str, oracles: AutodiffOracles, start: Point) -> Any:
-    """Return the traced derivatives; refuse a loss that fails on one sample, or has none. Nothing is computed."""
-    name, inner = f"{level}_loss", (oracles.inner_loss, oracles.inner_samples, oracles.inner_of_batch)
-    outer = oracles.outer_loss, oracles.outer_samples, oracles.outer_of_batch
-    loss, samples, of_batch = inner if level == "inner" else outer
+    """Return the traced derivatives; raise ValueError for a loss that fails on one sample or has no derivatives."""
+    loss, samples, of_batch = oracles.level(level)
+    name = f"{level}_batch_loss" if of_batch else f"{level}_loss"
     if of_batch:
-        name = f"{level}_batch_loss"
         jax.eval_shape(oracles.inner_value if level == "inner" else oracles.outer_value, start)
     else:
         jax.eval_shape(checked(name, loss), start.inner_var, start.outer_var, samples.one())
@@ -301,15 +316,15 @@ def _check_loss(level: str, oracles: AutodiffOracles, start: Point) -> Any:
         traced = jax.make_jaxpr(oracles.inner if level == "inner" else oracles.outer)(start)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        way = " Where its gradients alone can be had, say `second_derivatives=False`." if level == "inner" else ""
+        way = " If only its gradients exist, say `second_derivatives=False`." if level == "inner" else ""
         raise ValueError(f"`{name}`: JAX cannot take its derivatives over many samples: {reason}{way}") from error
     if any(isinstance(constant, jax.core.Tracer) for constant in traced.consts):
-        raise ValueError(f"`{name}` keeps an array that JAX has traced, and uses it in the next call; compute it anew.")
+        raise ValueError(f"`{name}` uses an array that JAX traced in an earlier call; compute it again in each call.")
     return traced
 
 
 def lay_out_rows(data: PyTree, dtype: np.dtype, rng: np.random.Generator, narrow: int) -> Samples:
-    """Return the samples of a level, on the device unless they are to stay on the host."""
+    """Return the samples of a level, on the device or, for a `HostData`, on the host."""
     return (HostSamples.from_data if isinstance(data, HostData) else Samples.from_rows)(data, dtype, rng, narrow)
 
 
@@ -323,11 +338,17 @@ def lay_out(
     narrow: int = NARROW,
     names: tuple[str, str] = ("X_train", "X_val"),
 ) -> tuple[dict[str, Any], Point]:
-    """Return what every oracles class takes, from the checked rows of both levels, and the start of a run.
+    """Return the arguments that all oracles classes take, and the start of a run.
 
-    A default of z or x stands for None and says what shape is due. Rows of at most ``narrow`` numbers are laid out with
-    the samples last. Levels whose data are one object share them. Other parameters as for
-    `BilevelProblem.from_losses`; ``rng`` shuffles the rows.
+    Parameters
+    ----------
+    data : the checked rows of both levels; the levels share samples if they are the same object
+    starts, defaults : z and x, or None for the default; a default also determines the shape
+    outer_bounds : (lower, upper) bounds of x, each None, a number or an array like x
+    dtype : the dtype in which runs compute
+    rng : generator that shuffles the rows
+    narrow : rows of at most this many numbers are laid out with the samples last
+    names : names of the data in error messages
     """
     variables = []
     for name, given, default in zip(("inner_var", "outer_var"), starts, defaults, strict=True):

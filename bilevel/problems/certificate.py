@@ -1,5 +1,14 @@
-"""A bound on the error of a hypergradient, from residuals and constants.
+"""Constants of regularity, and certificates: bounds on the error of a hypergradient from residuals and constants.
 
+**Constants** (ass:regul_F, ass:regul_G). Each F_j is L0_F-Lipschitz, and its gradient and Hessian are L1_F- and
+L2_F-Lipschitz in (z, x). Derivatives of order 1, 2, 3 of each G_i are L1_G-, L2_G-, L3_G-Lipschitz in (z, x). The paper
+requires each G_i(., x) to be μ_G-strongly convex. Its proofs need this only for the mean G, and rows of rank one, as
+those of its quadratics, have no more. So ``mu_G`` is the constant of G; all others are constants of each sample.
+
+A Lipschitz constant of derivatives of order k - 1 is the supremum of |d^k/dt^k f(w + t u)| at t = 0 over points w and
+unit vectors u. If it is unknown, the largest value found by a search is an estimate, and bounds from it are not proved.
+
+**Certificates.**
 Fix x and write H, g for ∇²zz G and ∇z F at z, and H*, g* for them at z* = z*(x), so that D_z = ∇z G, D_v = H v + g and
 H* v* = -g*. Lengths are taken in a metric M that is positive definite: ||w|| = √(w'Mw) for z and v, and
 ||r||' = √(r'M⁻¹r) for residuals. Where H* >= μ M and
@@ -17,31 +26,250 @@ and from  D_x(z, v, x) - ∇h(x) = [D_x(z, v, x) - D_x(z*, v, x)] + (∇²xz G)(
     ||D_x(z, v, x) - ∇h(x)||_2 <= c δ + e ε.
 
 With M = I and constants of the whole space this is δ = ||D_z||/μ, a = L2_G ||v||, b = L1_F, c = L2_G ||v|| + L1_F,
-e = L1_G. The file of a model family gives sharper ones, of the point. Rows are columns here: (features, samples).
+e = L1_G. The file of a model family gives sharper numbers, which depend on the point. Rows are columns here: (features,
+samples).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._programs import Compiled
+from bilevel._programs import compiled
 from bilevel._types import Array, Point
-from bilevel.problems.checks import as_array
-from bilevel.problems.exact import stationarity
+from bilevel.oracles import Oracles
+from bilevel.problems.checks import as_array, make_rng
+from bilevel.problems.exact import derivative, stationarity
 
 if TYPE_CHECKING:
     from bilevel.problems.base import BilevelProblem
 
 
+# Constants
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Where constants hold: ||z|| <= radius and lower <= x <= upper; None means no limit."""
+
+    radius: float | None = None
+    lower: np.ndarray | None = None
+    upper: np.ndarray | None = None
+
+    @property
+    def outer_radius(self) -> float:
+        """The largest ||x||."""
+        if self.lower is None or self.upper is None:
+            return inf
+        return float(np.linalg.norm(np.maximum(abs(self.lower), abs(self.upper))))
+
+    def __str__(self) -> str:
+        z = "all z" if self.radius is None else f"||z|| <= {self.radius:.4g}"
+        if self.lower is None or self.upper is None:
+            return f"{z}, all x"
+        return f"{z}, x from {self.lower.min():.4g} to {self.upper.max():.4g}"
+
+
+_DRAWS, _ASCENTS = 512, 12  # random points of a search, and steps of ascent from each
+ASSUMED = ("mu_G", "L0_F", "L1_F", "L2_F", "L1_G", "L2_G", "L3_G")
+DERIVED = ("R", "L_z_star", "L_v_star", "L_h")
+
+Values = dict[str, float | None]
+Found = tuple[Values, dict[str, str], Region]  # values, and how each was obtained
+ConstantsRule = Callable[["BilevelProblem", float | None, Any, int], Found]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Constants of ass:regul_F and ass:regul_G, and their consequences; None if a constant is infinite or unknown.
+
+    Attributes
+    ----------
+    mu_G : strong convexity in z of the mean G
+    L0_F, L1_F, L2_F : Lipschitz constants in (z, x) of each F_j, its gradient and its Hessian
+    L1_G, L2_G, L3_G : Lipschitz constants of the gradient, the Hessian and the third derivative of each G_i
+    R : bound of ||v*(x)||, see `implied`. Like the next three, it holds for x with z*(x) in the region
+    L_z_star, L_v_star, L_h : Lipschitz constants of z*, v* and ∇h
+    how : for each constant, "exact" (the smallest one; None with "exact" means infinite), "bound" (proved) or
+        "estimate" (the largest of many samples, and so a lower bound of the constant; for mu_G an upper bound)
+    region : where they hold
+    """
+
+    mu_G: float
+    L0_F: float | None
+    L1_F: float
+    L2_F: float
+    L1_G: float
+    L2_G: float
+    L3_G: float
+    R: float | None
+    L_z_star: float
+    L_v_star: float | None
+    L_h: float | None
+    how: Mapping[str, str] = field(hash=False)
+    region: Region
+
+    def __str__(self) -> str:
+        values = [(name, getattr(self, name)) for name in ASSUMED + DERIVED]
+        shown = [(name, "none" if value is None else f"{value:.4g}") for name, value in values]
+        return "".join(f"{name:<9} {value:>10}  {self.how[name]}\n" for name, value in shown) + f"on {self.region}"
+
+
+def implied(mu_G: float, L0_F: float | None, L1_F: float, L1_G: float, L2_G: float) -> dict[str, float | None]:
+    """Return R, L_z*, L_v* and L_h, which follow from the constants of the assumptions.
+
+        R = L0_F / μ                                                       (prop:v_star_boundedness)
+        L_z* = L1_G / μ,   L_v* = √(1 + L_z*²) (L1_F + L2_G R) / μ         (app:lemma:z_star_lipschitz)
+        L_h = (1 + L_z*²) (L1_F + L2_G R)                                  (app:sec:smoothness_h)
+
+    The paper has 1 + L_z* instead of the root. Its L_h is not linear in F, as a Lipschitz constant of ∇h must be. This
+    one follows from ∇²h = [J; I]' ∇²F [J; I] + ∇z F · D²z*, with J = Dz* and ||D²z*|| <= L2_G (1 + L_z*²) / μ.
+    """
+    if not mu_G > 0:
+        raise ValueError(f"`mu_G={mu_G!r}`: must be above 0, the inner problem is not strongly convex.")
+    R = None if L0_F is None else L0_F / mu_G
+    L_z_star = L1_G / mu_G
+    if L2_G > 0 and R is None:
+        return {"R": None, "L_z_star": L_z_star, "L_v_star": None, "L_h": None}
+    stretch, slope = 1 + L_z_star**2, L1_F + (0.0 if R is None else L2_G * R)
+    return {"R": R, "L_z_star": L_z_star, "L_v_star": sqrt(stretch) * slope / mu_G, "L_h": stretch * slope}
+
+
+def radius_with_start(problem: "BilevelProblem", radius: float) -> float:
+    """Return the radius, or the norm of the start if that is larger."""
+    return max(radius, float(np.linalg.norm(trees.flat(problem.start.inner_var))))
+
+
+def box_around(problem: "BilevelProblem", box: tuple[Any, Any] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the limits of x: the given ones, finite bounds of the problem, or the start plus and minus 1."""
+    x = trees.flat(problem.start.outer_var)
+    bounds = problem.oracles.outer_bounds if box is None else box
+    limits = []
+    for given, otherwise in zip((None, None) if bounds is None else bounds, (x - 1, x + 1), strict=True):
+        limit = otherwise if given is None else trees.flat(given)
+        if limit.size not in (1, x.size):
+            raise ValueError(f"`box`: a limit has {limit.size} numbers; give 1, or {x.size} like the outer variable.")
+        limits.append(np.where(np.isinf(limit), otherwise, limit))
+    lower, upper = limits
+    if not np.all(lower <= upper):
+        raise ValueError(f"`box={box!r}`: a lower limit exceeds its upper one, or one is NaN.")
+    return lower, upper
+
+
+class Moments(NamedTuple):
+    """Largest eigenvalues of mean dd' and of mean ||d|| dd', the norm of the longest row, and the number of rows."""
+
+    second: float
+    third: float
+    longest: float
+    n: int
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> "Moments":
+        n, norms = len(rows), np.linalg.norm(rows, axis=1)
+        second, third = (float(np.linalg.eigvalsh((rows.T * weight) @ rows / n)[-1]) for weight in (1.0, norms))
+        return cls(second, third, float(norms.max()), n)
+
+
+def largest_on_circle(terms: np.ndarray, points: int = 4096) -> float:
+    """Return an upper bound of sum_j t_j |b|^j |a|^(k - j) over a² + b² = 1, for t_j >= 0 and k <= 4.
+
+    The sum is a trigonometric polynomial of degree k. Between points of a grid it exceeds the values there by at most
+    k²/2 (step/2)² sum t_j, and sum t_j is at most 2^(k/2) times its value at a = b.
+    """
+    degree = len(terms) - 1
+    angles, step = np.linspace(0, np.pi / 2, points, retstep=True)
+    powers = np.cos(angles)[:, None] ** np.arange(degree, -1, -1) * np.sin(angles)[:, None] ** np.arange(degree + 1)
+    return float((powers @ terms).max() * (1 + degree**2 * step**2 / 8 * 2 ** (degree / 2)))
+
+
+def sample_constants(problem: "BilevelProblem", radius: float | None, box: Any, seed: int) -> Found:
+    """Estimate each constant by the largest derivative at random points, rows and directions, improved by ascent."""
+    region = Region(radius or radius_with_start(problem, 0.0) + 1, *box_around(problem, box))
+    rng = make_rng(seed)
+    with arithmetic(np.float64):
+        oracles = problem.oracles.in_float64()
+        start = trees.cast(problem.start, np.float64)
+        flat, unravel = ravel_pytree((start.inner_var, start.outer_var))
+        unravel = jax.tree_util.Partial(unravel)
+        values: Values = {"mu_G": _least_curvature(oracles, start, unravel, _points(start, region, rng, 16))}
+        oracles = oracles.with_batches(1, "iid")
+        for level, n, orders in (("F", oracles.n_outer, (1, 2, 3)), ("G", oracles.n_inner, (2, 3, 4))):
+            for order in orders:
+                draws = _points(start, region, rng, _DRAWS), rng.standard_normal((_DRAWS, flat.size))
+                rows = rng.integers(0, n, (_DRAWS, 1)).astype(np.int32)
+                largest = _largest_derivatives(oracles, *draws, rows, unravel, level, order)
+                values[f"L{order - 1}_{level}"] = float(np.max(largest))
+    return values, dict.fromkeys(values, "estimate"), region
+
+
+def _points(start: Point, region: Region, rng: np.random.Generator, count: int) -> np.ndarray:
+    """Return random (z, x) in the region, with half of the z on its boundary."""
+    assert region.radius is not None and region.lower is not None and region.upper is not None
+    z = rng.standard_normal((count, trees.flat(start.inner_var).size))
+    lengths = region.radius * np.minimum(1, 2 * rng.uniform(size=(count, 1)))
+    z *= lengths / np.linalg.norm(z, axis=1, keepdims=True)
+    return np.hstack([z, rng.uniform(region.lower, region.upper, (count, len(region.lower)))])
+
+
+@compiled("level", "order")
+def _largest_derivatives(
+    oracles: Oracles, points: Array, directions: Array, rows: Array, unravel: Any, level: str, order: int
+) -> Array:
+    value = oracles.outer_value if level == "F" else oracles.inner_value
+
+    def one(point: Array, direction: Array, row: Array) -> Array:
+        def along(direction: Array) -> Array:
+            def derivative(t: Array, order: int) -> Array:
+                if order == 0:
+                    z, x = unravel(point + t * direction)
+                    return value(Point(z, x, z), row)
+                return jax.jvp(lambda t: derivative(t, order - 1), (t,), (jnp.ones_like(t),))[1]
+
+            return derivative(jnp.zeros_like(point[0]), order)
+
+        def ascend(_: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            direction, largest = state
+            size, slope = jax.value_and_grad(along)(direction)
+            return _unit(slope, direction), jnp.maximum(largest, jnp.abs(size))
+
+        start = _unit(direction, direction), jnp.zeros_like(point[0])
+        return jax.lax.fori_loop(0, _ASCENTS, ascend, start)[1]
+
+    return jax.vmap(one)(points, directions, rows)
+
+
+def _unit(vector: Array, otherwise: Array) -> Array:
+    """Return the vector divided by its norm, or ``otherwise`` if it is 0."""
+    norm = jnp.linalg.norm(vector)
+    return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1), otherwise)
+
+
+def _least_curvature(oracles: Oracles, start: Point, unravel: Any, points: np.ndarray) -> float:
+    """Return the smallest eigenvalue of ∇²zz G at some points."""
+    z, unravel_z = ravel_pytree(start.inner_var)
+
+    @jax.jit
+    def hessian(oracles: Oracles, point: Array, basis: Array) -> Array:
+        z, x = unravel(point)
+        return jax.lax.map(lambda v: ravel_pytree(oracles.hvp(Point(z, x, unravel_z(v))))[0], basis)
+
+    matrices = (hessian(oracles, point, np.eye(z.size)) for point in points)
+    return float(min(np.linalg.eigvalsh(np.asarray(matrix))[0] for matrix in matrices))
+
+
+# Certificates
+
+
 class Bounds(NamedTuple):
-    """The numbers of the proof, named as there, and the smallest eigenvalue of M."""
+    """The numbers of the proof, with the same names, and the smallest eigenvalue of M."""
 
     delta: float
     mu: float
@@ -58,30 +286,29 @@ class Bounds(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The bound of the error of D_x, infinite where a number is."""
+        """The bound of the error of D_x; infinite if one of the numbers is not finite."""
         error = self.c * self.delta + self.e * self.epsilon
         return error if isfinite(error) else inf
 
 
 NOTHING = Bounds(inf, 1.0, inf, 0.0, 0.0, 1.0, 1.0)
 
-# Up to this many numbers per row, eigenvalues of mean dd' are computed; above, their sum bounds them.
-DENSE = 1024
+DENSE = 1024  # up to this many numbers per row, eigenvalues of mean dd' are computed; otherwise their sum bounds them
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far the direction D_x at a point (z, x, v) can be from ∇h(x), without z*(x) or v*(x) being known.
+    """A bound on the distance from the direction D_x at a point (z, x, v) to ∇h(x), without knowing z*(x) or v*(x).
 
-    Residuals are those of all rows, in float64; the rounding of that arithmetic is not part of the bounds.
+    Residuals are computed in float64 on all rows. The rounding errors of this computation are not part of the bounds.
 
     Attributes
     ----------
-    error_bound : of ||D_x(z, v, x) - ∇h(x)||
-    hypergrad_norm_bound : of ||∇h(x)||: ||D_x|| + error_bound. Where x is at a bound, components of either that push
-        against it do not count
-    inner_distance_bound, v_distance_bound : of ||z - z*(x)|| and ||v - v*(x)||
-    certified : whether all of this is proved; else `why` says what is missing, and infinite bounds say nothing
+    error_bound : bound of ||D_x(z, v, x) - ∇h(x)||
+    hypergrad_norm_bound : bound of ||∇h(x)||, which is ||D_x|| + error_bound. If x is at a bound, components of both
+        vectors that point outwards are left out
+    inner_distance_bound, v_distance_bound : bounds of ||z - z*(x)|| and ||v - v*(x)||
+    certified : whether the bounds are proved; if they are not, `why` contains the reason
     why : where the constants come from, or why there are none
     """
 
@@ -103,16 +330,16 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Metric:
-    """M = L L', positive definite; ``inverse_root`` is L⁻¹, or its diagonal where M is diagonal."""
+    """The metric of a positive definite M = L L'; ``inverse_root`` is L⁻¹, or its diagonal if M is diagonal."""
 
     inverse_root: np.ndarray
     least: float
 
     @classmethod
     def dense(cls, matrix: np.ndarray) -> "Metric":
-        """Return the metric of a matrix; LinAlgError where float64 cannot tell it from a singular one."""
+        """Return the metric of a matrix; raise LinAlgError if it may be singular in float64."""
         eigenvalues = np.linalg.eigvalsh(matrix)
-        if not eigenvalues[0] > 1e-10 * eigenvalues[-1]:  # such a one is known to some six digits
+        if not eigenvalues[0] > 1e-10 * eigenvalues[-1]:  # then M⁻¹ has about six correct digits
             raise np.linalg.LinAlgError("not positive definite")
         return cls(np.linalg.inv(np.linalg.cholesky(matrix)), float(eigenvalues[0]))
 
@@ -147,7 +374,7 @@ class Metric:
 
 
 def largest(matrix: Any) -> float:
-    """Return the largest eigenvalue of a matrix without negative ones, infinite where the matrix is not finite."""
+    """Return the largest eigenvalue of a positive semidefinite matrix; infinity if the matrix is not finite."""
     array = np.asarray(matrix)
     return max(0.0, float(np.linalg.eigvalsh(array)[-1])) if np.all(np.isfinite(array)) else inf
 
@@ -163,47 +390,45 @@ def norms(rows: Array) -> Array:
 
 
 def second_moment(rows: Array, weights: Array) -> Array:
-    """Return the sum of weights dd', or for long rows its trace as a matrix of one number: the larger bound."""
+    """Return the sum of weights dd', or for long rows its trace as a 1×1 matrix, which is a larger bound."""
     if rows.shape[0] > DENSE:
         return jnp.sum(weights * jnp.sum(rows**2, axis=0))[None, None]
     return (rows * weights) @ rows.T
 
 
 def ball(metric: Metric, residual: float, least_hessian: Callable[[float], np.ndarray]) -> tuple[float, float] | None:
-    """Return δ and μ with ||z - z*|| <= δ and H >= μ M within δ of z, or None where none is found.
+    """Return δ and μ with ||z - z*|| <= δ and H >= μ M within δ of z, or None if no such pair is found.
 
-    Let f(t) be the smallest eigenvalue of M⁻¹ times ``least_hessian(t)``, a lower bound of H within t of z. On the edge
-    of that ball ∇z G has a part of at least t f(t) - ||D_z||' pointing outwards; where that is not negative, z* is
-    inside. G is then f(t)-strongly convex between z and z*: δ = ||D_z||'/f(t), μ = f(t).
+    Let f(t) be the smallest eigenvalue of M⁻¹ times ``least_hessian(t)``, a lower bound of H within t of z. On the
+    boundary of that ball the outward component of ∇z G is at least t f(t) - ||D_z||'. If that is not negative, z* is
+    inside, and G is f(t)-strongly convex between z and z*: δ = ||D_z||'/f(t), μ = f(t).
     """
     mu = 1.0
     for _ in range(12):
-        radius = 1.02 * residual / mu  # t f(t) would never reach ||D_z||' if the next t were just ||D_z||'/f(t)
+        radius = 1.02 * residual / mu  # with a factor of 1, t f(t) might never reach ||D_z||'
         mu = metric.smallest(least_hessian(radius))
         if not mu > 1e-3:
-            return None  # so far from z, the metric of z is of no use
+            return None  # the metric of z does not fit the Hessian this far from z
         if radius * mu >= residual:
             return residual / mu, mu
     return None
 
 
 class PointBounds(Protocol):
-    """From a point and D there, in NumPy and float64, to the numbers of the proof."""
+    """A function from a point and D there, in NumPy and float64, to the numbers of the proof."""
 
     why: str
 
     def __call__(self, point: Point, direction: Point) -> Bounds: ...
 
 
-_SHARDED = "The rows lie on several devices; ask for a certificate with the problem before `sharded`."
-_UNKNOWN = "The inner loss is not known to be strongly convex; where it is, `strongly_convex=True` gives estimates."
-_TOO_FAR = "From the residuals and the curvature at this point no finite bound follows in float64."
-
-_direction = Compiled(lambda oracles, point: oracles.direction(point))
+_SHARDED = "The rows lie on several devices; compute the certificate with the problem before `sharded`."
+_UNKNOWN = "The inner loss is not known to be strongly convex; if it is, `strongly_convex=True` gives estimates."
+_TOO_FAR = "No finite bound follows in float64 from the residuals and the curvature at this point."
 
 
 class Certifier:
-    """Certificates of one problem; `certified` and `why` are those of each of them."""
+    """Certificates of one problem, which all have the same `certified` and `why`."""
 
     def __init__(self, problem: "BilevelProblem") -> None:
         make = problem.certificate_bounds
@@ -215,14 +440,14 @@ class Certifier:
         self.why = missing if self._bounds_at is None else self._bounds_at.why
 
     def __call__(self, point: Point) -> Certificate:
-        """Return the certificate of a point; it takes a few passes over all rows, and no solve."""
+        """Return the certificate of a point, which takes a few full-batch passes and no solve."""
         if self._bounds_at is None:
             return Certificate(inf, inf, inf, inf, False, self.why)
         if any(as_array("point", leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(point)):
-            raise ValueError("`point` holds other numbers than real ones; give a point such as `result.point`.")
+            raise ValueError("`point` must contain real numbers; give a point such as `result.point`.")
         with arithmetic(np.float64), np.errstate(all="ignore"):
             point = trees.to_numpy(point, np.float64)
-            direction = trees.to_numpy(_direction(self._oracles, point))
+            direction = trees.to_numpy(derivative(self._oracles, "direction", point))
             norm = float(np.sqrt(stationarity(self._oracles, point.outer_var, direction.outer_var)))
             try:
                 bounds = self._bounds_at(point, direction)
@@ -233,3 +458,22 @@ class Certifier:
         root = sqrt(bounds.least)  # from the metric to Euclidean distances
         lengths = bounds.error, norm + bounds.error, bounds.delta / root, bounds.epsilon / root
         return Certificate(*lengths, self.certified, self.why)
+
+
+class SampledBounds:
+    """Bounds from constants sampled at this x, in a ball of z that contains the point."""
+
+    why = "The losses are custom, so their constants come from a search, and the true ones may be larger."
+
+    def __init__(self, problem: "BilevelProblem") -> None:
+        self._problem = problem
+
+    def __call__(self, point: Point, direction: Point) -> Bounds:
+        parts = (point.inner_var, point.v, direction.inner_var, direction.v)
+        z_norm, v_norm, residual, v_residual = (float(np.linalg.norm(trees.flat(part))) for part in parts)
+        try:
+            found = self._problem.constants(radius=1 + z_norm, box=(point.outer_var, point.outer_var))
+        except ValueError:
+            return NOTHING  # the search found curvature that is not positive
+        mu, b, e, a = found.mu_G, found.L1_F, found.L1_G, found.L2_G * v_norm
+        return Bounds(residual / mu, mu, v_residual, a, b, a + b, e)

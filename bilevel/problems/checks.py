@@ -1,4 +1,4 @@
-"""Checks: input of a problem, refused with a sentence before any work is done."""
+"""Checks of the input of problems, which raise ValueError before anything is computed."""
 
 import os
 from numbers import Integral
@@ -12,22 +12,22 @@ from bilevel import _tree as trees
 from bilevel._precision import check_concrete
 from bilevel._types import INT32_MAX, Array, PyTree, as_float, is_number
 from bilevel.oracles import HostData
-from bilevel.oracles.host_data import head
+from bilevel.oracles.host_samples import head
 
 
 def as_array(name: str, given: Any) -> np.ndarray:
-    """Return what NumPy makes of a value, refusing lists of unequal lengths, masks and what has no array."""
+    """Return a value as a NumPy array; masked values and lists of unequal lengths raise ValueError."""
     check_concrete(name, given)
     if np.ma.is_masked(given):
         raise ValueError(f"`{name}` has masked values; remove or impute those rows.")
     try:
         return np.asarray(given)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"`{name}` is no array of numbers: {error}") from error
+        raise ValueError(f"`{name}` is not an array of numbers: {error}") from error
 
 
 def _arrays(name: str, tree: PyTree, kinds: str, encode: str, way_out: str) -> tuple[list[np.ndarray], Any]:
-    """Return the leaves, all of these kinds of dtype and finite, and the structure of a tree."""
+    """Return the leaves of a tree as finite arrays of the given kinds of dtype, and its structure."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"`{name}` holds no array; give an array or a pytree of arrays.")
@@ -41,14 +41,14 @@ def _arrays(name: str, tree: PyTree, kinds: str, encode: str, way_out: str) -> t
 
 
 def check_data(name: str, data: PyTree, *, on_host: bool = False) -> PyTree:
-    """Return the data as NumPy arrays, all with the same first axis, none of it empty, NaN or infinite.
+    """Return the data as finite NumPy arrays with the same first axis, which is not empty.
 
-    Rows that stay on the host, where a problem takes such, are returned as they are, unread.
+    A `HostData` is returned unread if ``on_host`` is True.
     """
     if isinstance(data, HostData):
         if not on_host:
-            takers = "`from_losses`, `logistic_selection` and `ridge_selection` do"
-            raise ValueError(f"`{name}`: this problem does not take a `HostData`; {takers}. Give arrays.")
+            others = "`from_losses`, `logistic_selection` and `ridge_selection` do"
+            raise ValueError(f"`{name}`: this problem does not take a `HostData`; {others}. Give arrays.")
         return data
     arrays, structure = _arrays(name, data, "fiub", "encode it as numbers first", "remove or impute those rows")
     if any(array.ndim == 0 for array in arrays):
@@ -62,7 +62,7 @@ def check_data(name: str, data: PyTree, *, on_host: bool = False) -> PyTree:
 
 
 def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
-    """Return the variable in ``dtype``, refusing integers and what is not finite."""
+    """Return a variable in ``dtype``; its leaves must be finite floats."""
     encode = "variables are real: use floats"
     if any(callable(leaf) for leaf in jax.tree.leaves(variable)):
         split = "`arrays, rest = eqx.partition(model, eqx.is_inexact_array)` for Equinox, `nnx.split` for Flax"
@@ -76,25 +76,28 @@ def check_variable(name: str, variable: PyTree, dtype: DTypeLike) -> PyTree:
 
 
 def check_outer(outer_var: PyTree) -> PyTree:
-    """Return an outer variable in float64, refusing what is not finite."""
+    """Return an outer variable in float64; it must be finite."""
     arrays, structure = _arrays("outer_var", outer_var, "fiu", "give real numbers", "give a finite point")
     return jax.tree.unflatten(structure, [array.astype(np.float64) for array in arrays])
 
 
-def check_bounds(bounds: Any, outer_var: PyTree) -> tuple[PyTree, PyTree] | None:
-    """Return (lower, upper) as pytrees like the outer variable; a number or None stands for all leaves."""
+def check_bounds(bounds: Any, outer_var: PyTree, name: str = "`outer_bounds`") -> tuple[PyTree, PyTree] | None:
+    """Return (lower, upper) as pytrees like the outer variable; a number or None is used for all leaves."""
     if bounds is None:
         return None
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise ValueError("`outer_bounds` must be a pair (lower, upper), each None, a number or like `outer_var`.")
+        raise ValueError(f"{name} must be a pair (lower, upper), each None, a number or like the outer variable.")
     if any(as_array("outer_bounds", leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(tuple(bounds))):
-        raise ValueError(f"`outer_bounds={bounds!r}`: bounds are numbers, or None for no bound.")
-    lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
+        raise ValueError(f"{name}: bounds are numbers, or None for no bound, got {bounds!r}.")
+    try:
+        lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
+    except ValueError as error:
+        raise ValueError(f"{name}: a bound does not have the shape of the outer variable: {error}") from None
     for low, high, start in zip(*map(jax.tree.leaves, (lower, upper, outer_var)), strict=True):
         if not np.all(low <= high):
-            raise ValueError("`outer_bounds`: a lower bound exceeds its upper bound, or one is NaN.")
+            raise ValueError(f"{name}: a lower bound exceeds its upper bound, or one is NaN.")
         if not np.all((low <= start) & (start <= high)):
-            raise ValueError("`outer_var` starts outside `outer_bounds`; move the start or widen the bounds.")
+            raise ValueError(f"{name}: the outer variable starts outside; move the start or widen the bounds.")
     return lower, upper
 
 
@@ -102,16 +105,13 @@ def _spread(bound: Any, x: PyTree, missing: float) -> PyTree:
     bound = missing if bound is None else bound
     if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
         return jax.tree.map(lambda leaf: np.full_like(leaf, bound), x)
-    try:
-        return jax.tree.map(lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), x, bound)
-    except ValueError as error:
-        raise ValueError(f"`outer_bounds` does not have the shape of `outer_var`: {error}") from None
+    return jax.tree.map(lambda leaf, part: np.broadcast_to(np.asarray(part, leaf.dtype), leaf.shape), x, bound)
 
 
 def check_table(
     features_name: str, features: Any, targets_name: str, targets: Any, *, on_host: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return features, (samples, features), and targets, one per row; what targets hold is not looked at."""
+    """Return features, (samples, features), and targets, one per row; the values of targets are not checked."""
     rows, column = check_data(features_name, features, on_host=on_host), as_array(targets_name, targets)
     table = head(rows)
     if not isinstance(table, np.ndarray) or table.ndim != 2:
@@ -137,15 +137,15 @@ def check_tables(
 
 
 def check_same_columns(names: tuple[str, str], tables: tuple[Any, Any], *, reordered: bool = False) -> None:
-    """Refuse two data frames with other columns, or the same ones ``reordered``: they are read as plain arrays."""
+    """Raise ValueError for data frames with different columns, or, if ``reordered``, the same in another order."""
     columns = [list(getattr(table, "columns", ())) for table in tables]
     if all(columns) and columns[0] != columns[1] and (not reordered or set(columns[0]) == set(columns[1])):
-        told = f"`{names[1]}` must have the columns of `{names[0]}` in the same order"
-        raise ValueError(f"{told}, got {columns[1][:9]} and {columns[0][:9]}; use `{names[1]}[{names[0]}.columns]`.")
+        due = f"`{names[1]}` must have the columns of `{names[0]}` in the same order"
+        raise ValueError(f"{due}, got {columns[1][:9]} and {columns[0][:9]}; use `{names[1]}[{names[0]}.columns]`.")
 
 
 def check_same_features(names: tuple[str, str], tables: tuple[Any, Any]) -> None:
-    """Refuse two tables with other columns."""
+    """Raise ValueError for two tables with different columns."""
     check_same_columns(names, tables)
     widths = [np.shape(head(table))[1] for table in tables]
     if widths[0] != widths[1]:
@@ -161,12 +161,12 @@ def check_signs(name: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _first(labels: np.ndarray) -> list[Any]:
-    """Return a few of the labels; objects may have no order."""
+    """Return the first few labels; labels that are objects may have no order."""
     return (labels if labels.dtype.kind == "O" else np.unique(labels))[:5].tolist()
 
 
 def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -> np.ndarray:
-    """Return classes 0, 1, … as int32, refusing others and those not below ``n_classes``."""
+    """Return classes 0, 1, … as int32; they must be below ``n_classes`` if it is given."""
     if labels.dtype.kind not in "iub" or labels.min() < 0:
         seen = _first(labels)
         raise ValueError(f"`{name}` must hold classes 0, 1, 2, …, got {seen}; see np.unique(y, return_inverse=True).")
@@ -176,7 +176,7 @@ def check_classes(name: str, labels: np.ndarray, n_classes: int | None = None) -
 
 
 def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[Array | None, int]:
-    """Return the group of each feature (or other member), and their number; groups are 0, 1, … and none is empty."""
+    """Return the group of each feature or other member, and the number of groups 0, 1, …, none of them empty."""
     if groups is None:
         return None, n_members
     numbers, n_groups = _check_numbers("groups", groups, n_members, member)
@@ -184,7 +184,7 @@ def check_groups(groups: Any, n_members: int, member: str = "feature") -> tuple[
 
 
 def check_folds(folds: Any, n_rows: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Return the fold of each row, as given or dealt out at random to so many folds of equal size, and their number."""
+    """Return the fold of each row and the number of folds, from a fold per row or a number of equal random folds."""
     if is_number(folds, Integral):
         if not 2 <= (number := int(folds)) <= n_rows:
             raise ValueError(f"`folds={number}`: must be at least 2 and at most the number of rows, {n_rows}.")
@@ -196,7 +196,7 @@ def check_folds(folds: Any, n_rows: int, rng: np.random.Generator) -> tuple[np.n
 
 
 def _check_numbers(name: str, given: Any, n_members: int, member: str) -> tuple[np.ndarray, int]:
-    """Return the number of each member as int32, and how many there are: 0, 1, … without gaps."""
+    """Return the numbers of all members as int32, which must be 0, 1, … without gaps, and how many differ."""
     numbers = as_array(name, given)
     if numbers.shape != (n_members,) or numbers.dtype.kind not in "iu":
         got = f"{numbers.dtype} of shape {numbers.shape}"
@@ -209,7 +209,7 @@ def _check_numbers(name: str, given: Any, n_members: int, member: str) -> tuple[
 
 
 def check_range(name: str, data: PyTree, dtype: DTypeLike) -> None:
-    """Refuse numbers whose squares are not finite in ``dtype``; integers that stay integers are not looked at."""
+    """Raise ValueError for floats whose squares are not finite in ``dtype``."""
     if isinstance(data, HostData):
         return
     largest = np.sqrt(np.finfo(dtype).max)
@@ -219,14 +219,14 @@ def check_range(name: str, data: PyTree, dtype: DTypeLike) -> None:
 
 
 def make_rng(seed: Any) -> np.random.Generator:
-    """Return the generator of a seed, refusing what is none."""
+    """Return the generator of a seed, which must be a nonnegative integer."""
     if not is_number(seed, Integral) or seed < 0:
         raise ValueError(f"`seed={seed!r}`: must be an integer of at least 0.")
     return np.random.default_rng(int(seed))
 
 
 def check_sizes(**sizes: Any) -> list[int]:
-    """Return sizes as integers of Python, refusing what is no integer from 1 on that 32 bits hold."""
+    """Return sizes as integers of Python; they must be from 1 to 2**31 - 1."""
     for name, size in sizes.items():
         if not is_number(size, Integral) or size < 1:
             raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
@@ -236,23 +236,30 @@ def check_sizes(**sizes: Any) -> list[int]:
 
 
 def check_memory(numbers: int, dtype: DTypeLike, *names: str) -> None:
-    """Refuse sizes, of these names, that ask for more numbers than this machine can hold."""
+    """Raise ValueError if arrays of this many numbers exceed the memory; ``names`` are the sizes to be reduced."""
     needed, there = numbers * np.dtype(dtype).itemsize, memory_bytes()
     if needed > there:
         listed = ", ".join(f"`{name}`" for name in names)
-        raise ValueError(f"{listed}: {needed / 2**30:.3g} GiB are asked for, and this machine has {there / 2**30:.3g}.")
+        raise ValueError(f"{listed}: {needed / 2**30:.3g} GiB are needed, and this machine has {there / 2**30:.3g}.")
 
 
 def memory_bytes() -> float:
-    """Return the memory of this machine; without a limit where it does not say."""
+    """Return the memory of this machine; infinity if it is unknown."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return np.inf
 
 
+def check_flag(**flags: Any) -> None:
+    """Raise ValueError for flags that are not True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"`{name}={flag!r}`: must be True or False.")
+
+
 def check_reals(**numbers: Any) -> list[float]:
-    """Return the numbers as floats, refusing what is no finite real number."""
+    """Return the numbers as floats; they must be finite real numbers."""
     for name, number in numbers.items():
         real = as_float(number)
         if not isinstance(real, float) or not np.isfinite(real):
@@ -261,7 +268,7 @@ def check_reals(**numbers: Any) -> list[float]:
 
 
 def check_positive(**numbers: Any) -> list[float]:
-    """Return the numbers as floats, refusing what is not above 0 and finite."""
+    """Return the numbers as floats; they must be above 0 and finite."""
     for (name, given), number in zip(numbers.items(), check_reals(**numbers), strict=True):
         if number <= 0:
             raise ValueError(f"`{name}={given!r}`: must be above 0 and finite.")
@@ -269,6 +276,6 @@ def check_positive(**numbers: Any) -> list[float]:
 
 
 def check_choice(name: str, choice: Any, choices: tuple[str, ...]) -> None:
-    """Refuse what is none of the choices."""
+    """Raise ValueError if a value is not one of the choices."""
     if not isinstance(choice, str) or choice not in choices:
         raise ValueError(f"`{name}={choice!r}`: must be one of {', '.join(map(repr, choices))}.")

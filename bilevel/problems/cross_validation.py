@@ -1,19 +1,20 @@
-"""Selection of penalties by cross-validation: K models side by side, each fitted to the rows of all folds but one.
+"""Selection of penalties by cross-validation of K models, each fitted to the rows of all folds except one.
 
     G = mean over rows i of sum over k ≠ f_i of l_i(z_k)  +  ½ sum_k sum_j exp(x_g(j)) z_kj²
     F = mean over rows i of l_i(z_f_i)  +  sum_g (x_g - mean x)² / 2 s² n
 
 with f_i the fold of row i, l_i its logistic, squared or softmax loss, and s the scale of a prior. Both levels read the
-same rows d_i, and one batch serves both: with slopes l' and curvatures l'' of row i in model k, the parts of the
+same rows d_i, so that one batch serves both: with slopes l' and curvatures l'' of row i in model k, the parts of the
 direction that belong to model k are
 
     D_z = mean_i d_i (l' if k ≠ f_i, else 0) + exp(x) z_k
     D_v = mean_i d_i (l'' d_i'v_k if k ≠ f_i, else l') + exp(x) v_k
 
-so that D costs no more products than ∇z G and (∇²zz G) v. These are the products of one fit, in
-:mod:`bilevel.problems.linear` or :mod:`bilevel.problems.softmax_selection`, taken of K models at once.
+and D needs no more products than ∇z G and (∇²zz G) v. These are the products of one fit, in
+:mod:`bilevel.problems.linear` or :mod:`bilevel.problems.softmax`, for K models at once.
 
-Certificates. As there in the metric M = P: ∇²zz G has a block for each model, so a and b are the largest of the blocks.
+Certificates. The bounds of one fit in the metric M = P. ∇²zz G has a block for each model, so a and b are the largest
+ones of all blocks.
 """
 
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from bilevel._programs import compiled
 from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree, Rows, as_float
 from bilevel.oracles import RowwiseOracles, Samples
 from bilevel.oracles.base import estimate, join
-from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.certificate import Bounds, Metric, largest
+from bilevel.problems.base import BilevelProblem, documented, lay_out
+from bilevel.problems.certificate import Metric, largest
 from bilevel.problems.checks import (
     check_choice,
     check_data,
@@ -43,13 +44,11 @@ from bilevel.problems.checks import (
     make_rng,
 )
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import EVERY_WIDTH, LOG_PENALTIES
-from bilevel.problems.logistic import LogisticOracles
-from bilevel.problems.ridge import Regression, RidgeOracles
-from bilevel.problems.softmax import label_rows
-from bilevel.problems.softmax_selection import SoftmaxSelectionOracles
+from bilevel.problems.linear import EVERY_WIDTH, LOG_PENALTIES, LinearBounds, LogisticOracles, Regression, RidgeOracles
+from bilevel.problems.softmax import SoftmaxSelectionOracles, label_rows
 
 
+@documented
 def cross_validation(
     X: Any,
     y: Any,
@@ -73,15 +72,17 @@ def cross_validation(
 
     Parameters
     ----------
-    X : (samples, features)
+    X : features, (samples, features)
     y : labels -1 and 1 for the logistic loss, real targets for the squared one, classes 0, 1, 2, … for softmax
-    folds : the fold of each row, 0, 1, …; or their number, to which rows are then dealt out at random
+    folds : the fold of each row, 0, 1, …, or the number of folds, to which rows are then assigned at random
     loss : "logistic", "squared" (½ (d'z - y)²) or "softmax"
-    groups : the group of each feature, 0, 1, …; features of a group share a penalty; one each by default, and zeros
-        for a single penalty
-    prior_scale : s, how far the logarithms of the penalties may spread around their mean; no prior by default
+    %(groups)s
+    prior_scale : s, the standard deviation of the logarithms of the penalties around their mean. Set it if there are
+        many penalties, whose validation errors would otherwise be overfitted; no prior by default
     inner_var, outer_var : the start; z = 0, (folds, features) or (folds, classes, features), and x = -2 by default
-    outer_bounds, dtype, seed : as for `logistic_selection`; the seed deals out folds too
+    %(outer_bounds)s
+    %(dtype)s
+    seed : seed of the random folds and of the shuffle of the rows
     """
     dtype, rng = resolve_dtype(dtype, X=X), make_rng(seed)
     check_choice("loss", loss, tuple(_MODELS))
@@ -102,13 +103,13 @@ def cross_validation(
 
 
 class Folded(NamedTuple):
-    """Rows as the model of one fit takes them, and the fold of each."""
+    """Rows in the form that the model of one fit takes, and the fold of each."""
 
     rows: PyTree
     fold: AnyArray
 
 
-# Of each loss: rows, the oracles of one fit without their rows, the shape of its variable, and what is a narrow row.
+# Rows, the oracles of one fit without rows, the shape of its variable, and the argument ``narrow`` of `lay_out`.
 Model: TypeAlias = tuple[PyTree, RowwiseOracles, tuple[int, ...], int]
 
 
@@ -132,24 +133,24 @@ NO_ROWS = Samples(leaves=None, n=0, axes=(), dtype=np.dtype(np.float32))
 _MODELS = {"logistic": _logistic, "squared": _squared, "softmax": _softmax}
 
 
-_EACH = Point(0, None, 0)  # of the points of all models: z and v along their first axis, x the same for all
+_EACH = Point(0, None, 0)  # the axes of models in a point: z and v have one, x is the same for all models
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class FoldsOracles(RowwiseOracles):
-    """Folded rows, the same on both levels; terms are models first.
+    """The same rows on both levels; the first axis of terms is that of the models.
 
     Attributes
     ----------
-    model : the oracles of one fit, their rows left out
+    model : the oracles of one fit, without their rows
     prior_scale : s, in the dtype of the rows
     """
 
     model: Any
     prior_scale: Array
 
-    diagonal_passes = 1
+    has_row_diagonals = True
     holds_only_rows = True
     shares_rows = True
     wide_bounds = LOG_PENALTIES
@@ -183,9 +184,6 @@ class FoldsOracles(RowwiseOracles):
     def _majorized_product(self, point: Point, data: Folded, weights: Array) -> Array:
         return _weighted(self.model._majorized_product, point, data, weights)
 
-    def _diagonal_regularization(self, point: Point) -> Array:
-        return jax.vmap(self.model._diagonal_regularization, in_axes=(_EACH,))(point)
-
     def _outer_terms(self, point: Point, data: Folded) -> Array:
         slopes = jax.vmap(self.model._outer_terms, in_axes=(_EACH, None))(point, data.rows)
         return _where_held_out(data, slopes, 0)
@@ -204,7 +202,7 @@ class FoldsOracles(RowwiseOracles):
         return jnp.sum(losses) + prior
 
     def direction(self, point: Point, rows: Rows = Rows()) -> Point:  # noqa: B008
-        # One draw serves both levels: `rows.outer` are the same.
+        # Both levels have the same draw, so `rows.outer` is not needed.
         total = estimate(self._sum_both, point, self.inner_samples, rows.inner)
         return trees.add(total, self._regularization(point))
 
@@ -217,7 +215,7 @@ class FoldsOracles(RowwiseOracles):
         return self._join(self._all_terms(point, data), data, weights, point)
 
     def _join(self, terms: tuple[Array, Array], data: Folded, weights: Array, like: Point) -> Point:
-        """Return what the rows give to both levels, from their terms in all models."""
+        """Return the sums over rows of both levels, from the terms of rows in all models."""
         both = self._inner_sum(_choose(data, terms, (0, terms[0])), data, weights, like)
         return Point(both.grad, both.cross, both.hvp)
 
@@ -225,7 +223,7 @@ class FoldsOracles(RowwiseOracles):
         return join(self.inner_regularization(point), self.outer_regularization(point))
 
     def _all_terms(self, point: Point, data: Folded) -> tuple[Array, Array]:
-        """Return slopes, and curvatures times tangents, of each row in each model."""
+        """Return slopes, and curvatures times tangents, of all rows in all models."""
         return jax.vmap(self.model._inner_terms, in_axes=(_EACH, None))(point, data.rows)
 
     def _all_changes(self, point: Point, previous: Point, data: Folded) -> tuple[Array, Array]:
@@ -233,62 +231,55 @@ class FoldsOracles(RowwiseOracles):
 
 
 def _where_held_out(data: Folded, held_out: Any, fitted: Any) -> Array:
-    """Return terms, (models, …, rows), of the one kind where the row is held out of the model, else of the other."""
+    """Return terms, (models, …, rows), that are ``held_out`` if the row is held out of the model, else ``fitted``."""
     like = fitted if jnp.ndim(fitted) else held_out
     model = jnp.arange(len(like), dtype=data.fold.dtype).reshape(-1, *[1] * (like.ndim - 1))
     return jnp.where(data.fold == model, held_out, fitted)
 
 
 def _choose(data: Folded, fitted: tuple[Array, Array], held_out: tuple[Any, Any]) -> tuple[Array, Array]:
-    slopes, bends = (_where_held_out(data, *pair) for pair in zip(held_out, fitted, strict=True))
-    return slopes, bends
+    slopes, products = (_where_held_out(data, *pair) for pair in zip(held_out, fitted, strict=True))
+    return slopes, products
 
 
 def _weighted(function: Any, point: Point, data: Folded, weights: Array, *, held_out: bool = False) -> Any:
-    """Return a function of one model for each, on the rows that it is fitted to, or on those held out of it."""
+    """Return a function of one model for each model, on the rows of its fit, or on those held out of it."""
     own = data.fold == jnp.arange(len(point.inner_var), dtype=data.fold.dtype)[:, None]
     of_model = jnp.where(own == held_out, weights, 0)
     return jax.vmap(function, in_axes=(_EACH, None, 0))(point, data.rows, of_model)
 
 
 def _sum_cross(models: InnerPass) -> InnerPass:
-    """Return the derivatives of all models together: x is the same for all."""
+    """Return the derivatives of all models together, as x is the same for all."""
     return models._replace(cross=jnp.sum(models.cross, axis=0))
 
 
-class FoldsBounds:
-    """Bounds at points of cross-validation."""
-
-    why = "Penalties and curvature of the rows are known."
+class FoldsBounds(LinearBounds):
+    """Bounds at points of cross-validation, in the metric M = P."""
 
     def __init__(self, problem: BilevelProblem) -> None:
         oracles, z = problem.oracles, problem.start.inner_var
         assert isinstance(oracles, FoldsOracles)
         groups = oracles.model.groups
-        # Which penalty each feature has, and each number of z.
+        # The penalty of each feature, and of each number of z.
         self._features = np.arange(z.shape[-1]) if groups is None else np.asarray(groups)
         self._groups = self._features[np.indices(z.shape)[-1].ravel()]
-        self._oracles = oracles.in_float64()
+        self._oracles, self._is_dense = oracles.in_float64(), False
 
-    def __call__(self, point: Point, direction: Point) -> Bounds:
-        penalties = np.exp(point.outer_var)[self._groups]
-        metric = Metric.diagonal(penalties)
-        delta, v_residual = (metric.dual_norm(part.ravel()) for part in (direction.inner_var, direction.v))
+    def _changes(self, metric: Metric, point: Point, delta: Any) -> list[float]:
         root = np.exp(-point.outer_var / 2)[self._features]
-        a, b = (
-            max(largest(matrix) for matrix in _bound_curvatures(self._oracles, point, root, np.float64(delta), kind))
-            for kind in ("bend", "slope")
-        )
-        c, e = (metric.grouped_norm(penalties * part.ravel(), self._groups) for part in (point.v, point.inner_var))
-        return Bounds(delta, 1.0, v_residual, a, b, c, e + delta, metric.least)
+        return [
+            max(largest(matrix) for matrix in _bound_curvatures(self._oracles, point, root, delta, kind))
+            for kind in ("a", "b")
+        ]
 
 
 @compiled("kind")
 def _bound_curvatures(oracles: FoldsOracles, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
-    """Return the matrix of each model whose largest eigenvalue is a ("bend") or b ("slope")."""
+    """Return the matrix of each model whose largest eigenvalue is a ("a") or b ("b")."""
     of_model = partial(oracles.model.bound_curvature, inverse_root=inverse_root, radius=radius, kind=kind)
 
     def of_piece(data: Folded, weights: Array) -> Array:
-        return _weighted(of_model, point, data, weights, held_out=kind == "slope")
+        return _weighted(of_model, point, data, weights, held_out=kind == "b")
 
     return oracles.inner_samples.mean(of_piece)

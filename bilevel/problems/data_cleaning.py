@@ -29,17 +29,28 @@ from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._programs import Compiled
 from bilevel._types import Array, InnerPass, Point
 from bilevel.problems import softmax
-from bilevel.problems.base import BilevelProblem, lay_out
-from bilevel.problems.certificate import Bounds, largest, norms, second_moment
+from bilevel.problems.base import BilevelProblem, documented, lay_out
+from bilevel.problems.certificate import (
+    Bounds,
+    Found,
+    Moments,
+    Region,
+    Values,
+    largest,
+    largest_on_circle,
+    norms,
+    radius_with_start,
+    second_moment,
+)
 from bilevel.problems.checks import as_array, check_classes, check_positive, check_same_features, check_table, make_rng
-from bilevel.problems.constants import Found, Moments, Region, Values, largest_on_circle, radius_with_start
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.losses import SIGMOID, sigmoid, sigmoid_and_slope
+from bilevel.problems.linear import SIGMOID, sigmoid, sigmoid_and_slope
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
-LOGITS = (-8.0, 8.0)  # bounds of the logit of a weight: beyond, a row counts fully or not at all
+LOGITS = (-8.0, 8.0)  # bounds of the logit of a weight, beyond which the weight is practically 0 or 1
 
 
+@documented
 def data_cleaning(
     X_train: Any,
     y_train: Any,
@@ -65,13 +76,16 @@ def data_cleaning(
 
     Parameters
     ----------
+    X_train, X_val : features of each level, (samples, features)
     y_train, y_val : classes 0, 1, 2, …
-    X_test, y_test : rows for the metric ``test_error`` at the solver's z, beside ``validation_error``; none by default
-    corrupted : which training rows are known to be wrong, one bool each, for the metric ``weight_auc``: the
-        probability that a clean row has a larger weight than a corrupted one; solvers never see it
+    X_test, y_test : rows for the metric ``test_error`` at the z of the solver, in addition to ``validation_error``
+    corrupted : whether the label of each training row is known to be wrong, for the metric ``weight_auc``: the
+        probability that a clean row has a larger weight than a corrupted one. Solvers do not see it
     regularization : C
     inner_var, outer_var : the start; z = 0, (classes, features), and x = -2, one per training row, by default
-    X_train, X_val, outer_bounds, dtype, seed : as for `logistic_selection`
+    %(outer_bounds)s
+    %(dtype)s
+    %(seed)s
     """
     dtype = resolve_dtype(dtype, X_train=X_train, X_val=X_val)
     (regularization,) = check_positive(regularization=regularization)
@@ -104,7 +118,7 @@ def _metrics(X: Any, X_test: Any, y_test: Any, corrupted: Any, start: Point, dty
             got = f"{marked.dtype} of shape {marked.shape}"
             raise ValueError(f"`corrupted` must hold one bool per training row ({n_rows}), got {got}.")
         if marked.all() or not marked.any():
-            raise ValueError("`corrupted` must mark some rows and leave others; leave it out where none is known.")
+            raise ValueError("`corrupted` must mark some rows but not all; leave it out if no wrong label is known.")
         clean, wrong = (trees.put(np.flatnonzero(mask).astype(np.int32)) for mask in (~marked, marked))
         metrics["weight_auc"] = Partial(_separation, clean, wrong)
     return metrics
@@ -118,7 +132,7 @@ def _error_rate(rows: Array, labels: Array, point: Point) -> Array:
 
 @Compiled
 def _separation(clean: Array, corrupted: Array, point: Point) -> Array:
-    """Return the area under the ROC curve of x as a sign of clean rows; ties count half."""
+    """Return the area under the ROC curve of x as a score for clean rows; ties count half."""
     weights = jnp.sort(point.outer_var[corrupted])
     below, not_above = (jnp.searchsorted(weights, point.outer_var[clean], side=side) for side in ("left", "right"))
     dtype = point.outer_var.dtype
@@ -135,9 +149,9 @@ class CleaningOracles(SoftmaxOracles):
     wide_bounds = LOGITS
 
     def _inner_terms_of(self, scores: Array, tangents: Array, point: Point, data: Labeled) -> tuple[Array, ...]:
-        residuals, bends = super()._inner_terms_of(scores, tangents, point, data)
+        residuals, products = super()._inner_terms_of(scores, tangents, point, data)
         s, slope = sigmoid_and_slope(point.outer_var[data.index])
-        return s * residuals, s * bends, slope * jnp.sum(residuals * tangents, axis=0)
+        return s * residuals, s * products, slope * jnp.sum(residuals * tangents, axis=0)
 
     def _inner_bundle(self, grad: Array, hvp: Array, terms: tuple[Array, ...], data: Labeled, like: Point) -> InnerPass:
         return InnerPass(grad, hvp, jnp.zeros_like(like.outer_var).at[data.index].add(terms[2]))
@@ -181,7 +195,7 @@ def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, 
         terms[0] += 2 * ridge if order == 2 else 0
         values[f"L{order - 1}_G"] = largest_on_circle(terms)
     values |= _constants_of_solution(2 * ridge, train, validation)
-    # Those of F are approached as z goes to infinity only.
+    # Those of F are attained only in the limit of infinite z.
     return values, dict.fromkeys(values, "bound") | {"mu_G": "exact"}, Region(radius)
 
 
@@ -190,7 +204,7 @@ def _cumulant(order: int, longest: float) -> float:
 
 
 def _constants_of_solution(mu: float, train: Moments, validation: Moments) -> Values:
-    """Bound z*, v* and ∇²h: x_i enters the mean G through row i alone, with the weight 1/n."""
+    """Bound z*, v* and ∇²h, given that x_i enters the mean G only through row i, with the weight 1/n."""
     R = sqrt(2) * validation.longest / mu
     spread = sqrt(train.second / train.n)  # the norm of the table of rows, over n
     L_z_star = SIGMOID[1] * sqrt(2) * spread / mu
@@ -213,31 +227,31 @@ class CleaningBounds:
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
         delta = float(np.linalg.norm(direction.inner_var)) / self._mu
-        a, b, c_sq, e_sq = (largest(matrix) for matrix in _moves(self._oracles, point, np.float64(delta)))
+        a, b, c_sq, e_sq = (largest(matrix) for matrix in _bound_changes(self._oracles, point, np.float64(delta)))
         return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), a, b, sqrt(c_sq), sqrt(e_sq))
 
 
 @Compiled
-def _moves(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array, ...]:
+def _bound_changes(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array, ...]:
     """Return the matrices whose largest eigenvalues are a, b, c² and e²."""
     z, x, v = point
 
     def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
         rows, tangents = data.features.T, v @ data.features.T
         reach, p = norms(rows) * delta, softmax.probabilities(z @ rows)
-        curvatures, (s, slope) = softmax.largest_curvatures(p, reach), sigmoid_and_slope(x[data.index])
+        curvatures, (s, slope) = softmax.curvature_bounds(p, reach), sigmoid_and_slope(x[data.index])
         sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=0))
         largest_residuals = jnp.minimum(sizes + curvatures * reach, sqrt(2))
         factors = slope**2 / oracles.n_inner
         return (
-            second_moment(rows, weights * s * softmax.largest_bends(tangents, curvatures)),
+            second_moment(rows, weights * s * softmax.third_derivative_bounds(tangents, curvatures)),
             second_moment(rows, weights * factors * (curvatures * softmax.centered_norms(tangents)) ** 2),
             second_moment(rows, weights * factors * largest_residuals**2),
         )
 
     def outer(data: Labeled, weights: Array) -> Array:
         rows, p = data.features.T, softmax.probabilities(z @ data.features.T)
-        return second_moment(rows, weights * softmax.largest_curvatures(p, norms(rows) * delta))
+        return second_moment(rows, weights * softmax.curvature_bounds(p, norms(rows) * delta))
 
     a, c_sq, e_sq = oracles.inner_samples.mean(inner)
     return a, oracles.outer_samples.mean(outer), c_sq, e_sq

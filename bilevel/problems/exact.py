@@ -1,11 +1,11 @@
-"""Exact solutions at a given outer variable, in float64, and the one place that decides whether they are exact.
+"""Exact solutions at a given outer variable in float64, and the decision whether they are exact.
 
-Lengths are in the metric of H = ∇²zz G, ||w||² = w'Hw, which does not depend on the scale of the columns:
+Norms are in the metric of H = ∇²zz G, ||w||² = w'Hw, which does not depend on the scale of the columns:
 
-    λ = ||H⁻¹ ∇z G||, the Newton decrement, is the distance from z to z*         λ ||v*|| bounds the error of h
+    λ = ||H⁻¹ ∇z G||, the Newton decrement, approximates the distance from z to z*      λ ||v*|| bounds the error of h
     ||H⁻¹ (H v + ∇z F)|| is the distance from v to v*
 
-`newton` and `solve_adjoint` reduce both to rounding, and `solve_adjoint` raises an error where they remain too large.
+`newton` and `solve_adjoint` reduce both to rounding errors. `solve_adjoint` raises an error if they remain too large.
 """
 
 from collections.abc import Callable
@@ -21,22 +21,33 @@ from jax.scipy.sparse.linalg import cg
 
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
-from bilevel._programs import Compiled
+from bilevel._programs import Compiled, compiled
 from bilevel._types import Array, Point, PyTree
 from bilevel.oracles import Oracles
+from bilevel.oracles.curvature import inner_diagonal
 from bilevel.problems.checks import check_outer
 
-TOLERANCE, ROUNDING = 1e-7, 1e-12  # largest relative errors of an exact solution, and where iterations may stop
+TOLERANCE = 1e-7  # largest relative error of an exact solution
+ROUNDING = 1e-12  # relative error at which iterations may stop
 _NEWTON_STEPS, _TRIALS, _REFINEMENTS = 200, 60, 12
-_FORCING = 1e-4  # relative residual of conjugate gradients; the iterations around them refine it
-DIRECT_SIZE, _DENSE_SIZE = 64, 2000  # numbers in z up to which H is a matrix, and where products fail to solve systems
+_FORCING = 1e-4  # relative residual of conjugate gradients, which Newton's method and refinements reduce further
+DIRECT_SIZE = 64  # up to this size of z, H is computed as a matrix
+_DENSE_SIZE = 2000  # the same if conjugate gradients have failed
 _MOST_PRODUCTS = 5000  # of one solve by conjugate gradients
-_COLUMNS, _COLUMN_ROWS = 64, 2**24  # columns of a Hessian at a time, and rows times columns
-_WAY_OUT = "scale the columns of the data, or bound the outer variable where the inner loss is hardly curved"
+_COLUMNS, _COLUMN_ROWS = 64, 2**24  # columns of a Hessian that are computed at a time, and rows times columns
+_WAY_OUT = "scale the columns of the data, or bound the outer variable where the inner loss has little curvature"
 
 
 class ExactSolution(NamedTuple):
-    """z*(x), v*(x), h(x) and ∇h(x), with the norms of D_z and D_v there."""
+    """z*(x), v*(x), h(x) and ∇h(x), with the norms of D_z and D_v there.
+
+    Attributes
+    ----------
+    inner_var, v : z*(x) and v*(x)
+    value, hypergrad : h(x) and ∇h(x)
+    inner_residual, v_residual : ||D_z|| and ||D_v||, which are rounding errors
+    value_gap : h(x) - inf h, or None if inf h is unknown
+    """
 
     inner_var: PyTree
     v: PyTree
@@ -47,12 +58,12 @@ class ExactSolution(NamedTuple):
     value_gap: float | None = None
 
 
-# From an outer variable in float64 and a guess (the last exact solution, or None) to the exact solution there.
+# A function of an outer variable in float64 and a guess (the previous exact solution, or None).
 ExactSolver: TypeAlias = Callable[[PyTree, ExactSolution | None], ExactSolution]
 
 
 def stationarity(oracles: Oracles, outer_var: PyTree, hypergrad: PyTree) -> float:
-    """Return ||∇h||² without what pushes against active bounds: the projection onto a cone of x, so nonexpansive."""
+    """Return ||∇h||² without components that point out of active bounds: the squared norm of a projection."""
     if oracles.outer_bounds is None:
         return norm_sq(hypergrad)
 
@@ -64,7 +75,7 @@ def stationarity(oracles: Oracles, outer_var: PyTree, hypergrad: PyTree) -> floa
 
 
 def norm_sq(tree: PyTree) -> float:
-    """Return the squared norm in NumPy's arithmetic: JAX's would be float32 where the user has x64 off."""
+    """Return the squared norm, computed by NumPy, since JAX would use float32 if x64 is disabled."""
     return float(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
@@ -81,7 +92,7 @@ def cholesky(matrix: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def lbfgs(value_and_grad: Callable, start: np.ndarray, callback: Callable | None = None, **options: Any) -> Any:
-    """Minimize a function of a flat vector by SciPy's L-BFGS, until its gradient is small whatever its values say."""
+    """Minimize a function of a flat vector by SciPy's L-BFGS until its gradient is small, whatever its values are."""
     from scipy.optimize import minimize
 
     options = {"ftol": 0.0} | options
@@ -89,7 +100,7 @@ def lbfgs(value_and_grad: Callable, start: np.ndarray, callback: Callable | None
 
 
 class System(NamedTuple):
-    """H at a point: solutions of its systems, from a right side and a relative residual, and its products."""
+    """H at a point: a function that solves systems to a relative residual, and its products with vectors."""
 
     solve: Callable[[np.ndarray, float], np.ndarray]
     product: Callable[[np.ndarray], np.ndarray]
@@ -101,7 +112,7 @@ class System(NamedTuple):
 
 
 class InnerSolution(NamedTuple):
-    """z, with ∇z G and H there, the Newton decrement, and the norm of z in the metric of H."""
+    """z, with ∇z G, H and the Newton decrement there, and the norm of z in the metric of H."""
 
     z: np.ndarray
     grad: np.ndarray
@@ -110,16 +121,16 @@ class InnerSolution(NamedTuple):
     size: float
 
 
-@np.errstate(all="ignore")  # numbers that are not finite are seen
+@np.errstate(all="ignore")  # numbers that are not finite are checked
 def newton(
     gradient: Callable[[np.ndarray], np.ndarray],
     system_at: Callable[[np.ndarray], System],
     z: np.ndarray,
     accuracy: float = 1e-15,
 ) -> InnerSolution:
-    """Minimize a strongly convex function by damped Newton steps, until λ <= accuracy ||z|| or rounding stops them."""
+    """Minimize a strongly convex function by damped Newton steps, until λ <= accuracy ||z|| or λ stops decreasing."""
     grad, last = gradient(z), inf
-    if not np.all(np.isfinite(grad)):  # at a guess that is far from here
+    if not np.all(np.isfinite(grad)):  # the guess is too far from the solution
         z, grad = 0 * z, gradient(0 * z)
     for _ in range(_NEWTON_STEPS):
         system = system_at(z)
@@ -136,10 +147,10 @@ def newton(
 def _search(
     gradient: Callable[[np.ndarray], np.ndarray], z: np.ndarray, grad: np.ndarray, move: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return z - t move with a slope of at most half of that at z, and the gradient there; None where none is found.
+    """Return z - t move with at most half of the slope at z, and the gradient there, or None if it is not found.
 
-    The slope rises with t, as the function is convex, so t is doubled or bisected. No values are needed: near the
-    minimizer they differ by less than rounding.
+    The slope increases with t, since the function is convex, so t is doubled or bisected. Function values are not used,
+    since near the minimizer they differ by less than rounding errors.
     """
     slope, low, high, length = grad @ move, 0.0, inf, 1.0
     for _ in range(_TRIALS if slope > 0 else 0):
@@ -169,24 +180,27 @@ def solve_adjoint(
         if not ROUNDING * v_size < change < last / 2:
             break
         last = change
-    # Below ROUNDING, z or h cannot be better in float64, even where the other is 0.
+    # Errors of z or h below ROUNDING cannot be reduced in float64, even if the other one is 0.
     solved = decrement <= tolerance * size and decrement * v_size <= tolerance * abs(value)
     solved |= decrement <= ROUNDING * size or decrement * v_size <= ROUNDING * abs(value)
     if not (solved and change <= tolerance * v_size and np.isfinite(value)):
         errors = np.array([decrement, change, decrement * v_size]) / [size, v_size, abs(value)]
-        told = "the inner level was not solved exactly in float64 at this outer variable: relative errors are about "
-        told += "{:.1e} of z*(x), {:.1e} of v*(x) and {:.1e} of h(x)".format(*errors)
-        raise np.linalg.LinAlgError(f"{told}; {_WAY_OUT}.")
+        problem = "the inner level was not solved exactly in float64 at this outer variable: relative errors are about "
+        problem += "{:.1e} of z*(x), {:.1e} of v*(x) and {:.1e} of h(x)".format(*errors)
+        raise np.linalg.LinAlgError(f"{problem}; {_WAY_OUT}.")
     return v, left
 
 
 class IterativeExactSolver:
-    """Exact solutions of any strongly convex inner problem, from its oracles, by Newton steps from the guess.
+    """Exact solutions of any strongly convex inner problem from its oracles, by Newton steps from the guess.
 
-    A small Hessian is a matrix. Systems of others are solved by conjugate gradients, in the dtype of the problem as
-    long as their residuals in float64 are small, then in float64, and then, up to some size, with a matrix too.
+    A small Hessian is computed as a matrix. Other systems are solved by conjugate gradients, in the dtype of the
+    problem as long as the residuals in float64 are small, then in float64, and finally, up to some size, by a matrix.
 
-    ``accuracy`` is where iterations may stop: the errors of z and of v relative to their sizes, in the metric of H.
+    Parameters
+    ----------
+    oracles, start : those of the problem
+    accuracy : relative error of z and of v, in the metric of H, at which iterations may stop
     """
 
     def __init__(self, oracles: Oracles, start: Point, accuracy: float = ROUNDING) -> None:
@@ -202,16 +216,16 @@ class IterativeExactSolver:
             start = trees.cast(Point(near.inner_var, x, near.v), np.float64)
             found = newton(partial(self._gradient, start), partial(self._system, start), z, self.accuracy)
             point = _at(start, found.z)
-            value, outer_grad = _outer(self._in_float64, point)
+            value, outer_grad = _outer_value_and_grad(self._in_float64, point)
             v, _ = solve_adjoint(found, float(value), trees.flat(outer_grad), v, tolerance)
             point = point._replace(v=_at(start, v).inner_var)
-            direction = trees.to_numpy(_direction(self._in_float64, point))
+            direction = trees.to_numpy(derivative(self._in_float64, "direction", point))
         residuals = sqrt(norm_sq(direction.inner_var)), sqrt(norm_sq(direction.v))
         z, v = trees.to_numpy((point.inner_var, point.v))
         return ExactSolution(z, v, float(value), direction.outer_var, *residuals)
 
     def _gradient(self, start: Point, z: np.ndarray) -> np.ndarray:
-        return trees.flat(_inner_grad(self._in_float64, _at(start, z)))
+        return trees.flat(derivative(self._in_float64, "inner_grad", _at(start, z)))
 
     def _system(self, start: Point, z: np.ndarray) -> System:
         point = _at(start, z)
@@ -219,18 +233,18 @@ class IterativeExactSolver:
             return System.dense(np.asarray(hessian(self._in_float64, point)))
 
         def product(w: np.ndarray) -> np.ndarray:
-            return trees.flat(_product(self._in_float64, point._replace(v=_at(start, w).inner_var)))
+            return trees.flat(derivative(self._in_float64, "hvp", point._replace(v=_at(start, w).inner_var)))
 
         return System(partial(self._solve, start, point, product), product)
 
     def _solve(
         self, start: Point, point: Point, product: Callable, right_side: np.ndarray, accuracy: float
     ) -> np.ndarray:
-        """Solve a system by conjugate gradients, and if they fail by a matrix, from then on."""
+        """Solve a system by conjugate gradients. If they fail, solve this system and all later ones by a matrix."""
         size = np.linalg.norm(right_side)
         if not size > 0:
             return 0 * right_side
-        # Scaled, because a float32 of a tiny residual may not be a normal number.
+        # Scaled, since a tiny residual may be below the range of float32.
         scaled, limit = _at(start, right_side / size).inner_var, min(right_side.size, _MOST_PRODUCTS)
         while True:
             w = size * trees.flat(_solve(self._oracles, point, scaled, np.float64(accuracy), np.int32(limit)))
@@ -240,8 +254,8 @@ class IterativeExactSolver:
                 break
             self._oracles = self._in_float64
         if right_side.size > _DENSE_SIZE:
-            told = f"conjugate gradients did not solve a system of the inner Hessian in {limit} products"
-            raise np.linalg.LinAlgError(f"{told}; {_WAY_OUT}.")
+            problem = f"conjugate gradients did not solve a system of the inner Hessian in {limit} products"
+            raise np.linalg.LinAlgError(f"{problem}; {_WAY_OUT}.")
         self._direct_size = _DENSE_SIZE
         return self._system(start, trees.flat(point.inner_var)).solve(right_side, accuracy)
 
@@ -252,46 +266,49 @@ def _at(like: Point, z: np.ndarray) -> Point:
 
 
 def unflatten(vector: np.ndarray, like: PyTree) -> PyTree:
-    """Return the numbers of a flat vector in the structure and the shapes of a tree."""
+    """Return a flat vector as a tree with the structure and shapes of another tree."""
     leaves, structure = jax.tree.flatten(like)
     parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
     return jax.tree.unflatten(structure, [p.reshape(np.shape(leaf)) for p, leaf in zip(parts, leaves, strict=True)])
 
 
-_inner_grad = Compiled(lambda oracles, point: oracles.inner_grad(point))
-_product = Compiled(lambda oracles, point: oracles.hvp(point))
-_outer = Compiled(lambda oracles, point: (oracles.outer_value(point), oracles.outer_grad(point)))
-_direction = Compiled(lambda oracles, point: oracles.direction(point))
+@compiled("name")
+def derivative(oracles: Oracles, name: str, point: Point, rows: Any = None) -> Any:
+    """Return the method of oracles with this name at a point, on all rows by default."""
+    return getattr(oracles, name)(point, *(() if rows is None else (rows,)))
+
+
+_outer_value_and_grad = Compiled(lambda oracles, point: (oracles.outer_value(point), oracles.outer_grad(point)))
 
 
 @Compiled
 def hessian(oracles: Oracles, point: Point) -> Array:
-    """Return the matrix ∇²zz G, in the order of the flat vector of z."""
+    """Return the matrix ∇²zz G, with rows and columns in the order of the flat vector of z."""
     vector, unravel = ravel_pytree(point.inner_var)
 
     def column(unit: Array) -> Array:
         return ravel_pytree(oracles.hvp(point._replace(v=unravel(unit))))[0]
 
     units = jnp.eye(vector.size, dtype=vector.dtype)
-    # Intermediate arrays stay a few times as large as the data.
+    # Intermediate arrays are at most a few times as large as the data.
     at_once = max(1, min(_COLUMNS, vector.size, _COLUMN_ROWS // oracles.n_inner))
     return jax.lax.map(column, units, batch_size=at_once)
 
 
 @Compiled
 def _solve(oracles: Oracles, point: Point, right_side: PyTree, accuracy: Array, limit: Array) -> PyTree:
-    """Return the solution of (∇²zz G) w = right side by conjugate gradients, in the arithmetic of the oracles."""
+    """Return the solution of (∇²zz G) w = right side by conjugate gradients, in the dtype of the oracles."""
     dtype = oracles.inner_samples.dtype
     z, x, v = trees.cast(point, dtype)
     if oracles.inner_samples.is_cast_when_taken:
-        # What a linearization would keep of each piece is as large as the rows.
+        # A linearization would store intermediate results of each piece, which are as large as all rows.
         def product(w: PyTree) -> PyTree:
             return oracles.hvp(Point(z, x, w))
     else:
         product = jax.linearize(lambda z: oracles.inner_grad(Point(z, x, v)), z)[1]
     precondition = None
-    if oracles.diagonal_passes == 1:
-        # In closed form the diagonal costs little, and penalties may be of many sizes.
-        precondition = partial(jax.tree.map, lambda d, r: r / d, oracles.inner_diagonal(Point(z, x, v)))
+    if oracles.has_row_diagonals:
+        # The diagonal is cheap in closed form, and it helps if penalties have very different sizes.
+        precondition = partial(jax.tree.map, lambda d, r: r / d, inner_diagonal(oracles, Point(z, x, v)))
     tolerance = jnp.asarray(accuracy, dtype)
     return cg(product, trees.cast(right_side, dtype), tol=tolerance, maxiter=limit, M=precondition)[0]

@@ -4,7 +4,7 @@ On both levels a sample is
 
     ½ (a'z)² + ½ (c'x)² + (e'x)(f'z) + d_z'z + d_x'x
 
-so that A_z = a a', A_x = c c', B = e f': of rank one, kept as factors. A row costs numbers like p + d instead of p².
+so that A_z = a a', A_x = c c', B = e f'. Only the factors are stored: 3 (p + d) numbers per row.
 
 Exact solutions. With the mean matrices, z*(x) = J x + z*(0) where J = -(A_z^G)^-1 (B^G)', and h is the quadratic with
 Hessian A_x^F + J'A_z^F J + B^F J + (B^F J)'. Constants are exact, everywhere.
@@ -29,12 +29,11 @@ from bilevel._types import Array, InnerPass, OuterPass, Point, Rows
 from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import Bounds, Metric
+from bilevel.problems.certificate import Bounds, Found, Metric, Region, Values, box_around
 from bilevel.problems.checks import check_memory, check_outer, check_positive, check_reals, check_sizes, make_rng
-from bilevel.problems.constants import Found, Region, Values, box_around
 from bilevel.problems.exact import ExactSolution, System, cholesky, newton, solve_adjoint
 
-_CHUNK = 1024  # rows made at a time, so that building a problem needs little more than the problem
+_CHUNK = 1024  # rows that are drawn at a time, so that building a problem needs little more memory than the problem
 
 
 def quadratic(
@@ -52,19 +51,20 @@ def quadratic(
 ) -> BilevelProblem:
     """Draw a quadratic problem.
 
-    Each sample is ½ z'A_z z + ½ x'A_x x + x'B z + d_z'z + d_x'x with random matrices of rank one. Their means tend to
-    matrices whose eigenvalues are evenly spaced on a log scale, and to a B whose singular values are all ``coupling``.
-    A draw that is not strongly convex on both levels is refused.
+    Each sample is ½ z'A_z z + ½ x'A_x x + x'B z + d_z'z + d_x'x with random matrices of rank one. Their means converge
+    to matrices whose eigenvalues are evenly spaced on a log scale, and to a B whose singular values are all
+    ``coupling``. A draw that is not strongly convex on both levels raises ValueError.
 
     Parameters
     ----------
-    n_inner, n_outer : samples of each level
+    n_inner, n_outer : number of samples of each level
     dim_inner, dim_outer : sizes of the two variables
-    seed : of the draw
-    smallest_eigenvalue, largest_eigenvalue : of the limits of A_z and A_x
+    seed : seed of the draw
+    smallest_eigenvalue, largest_eigenvalue : eigenvalues of the limits of A_z and A_x. Their ratio is the condition
+        number of the inner problem
     coupling : singular values of the limit of B
-    common_linear : linear terms are N(0, I) per sample, plus this times one N(0, I) common to all
-    dtype : "float32" or "float64"; by default what JAX makes of float64 data
+    common_linear : linear terms are N(0, I) for each sample, plus this factor times one N(0, I) common to all samples
+    dtype : "float32" or "float64", in which runs compute; by default the one that JAX gives to float64 data
     """
     rng = make_rng(seed)
     dtype = resolve_dtype(dtype, drawn=np.float64(0))  # as the drawn numbers
@@ -113,7 +113,7 @@ def _draw_factors(
             noise = rng.standard_normal((min(_CHUNK, n - begin), size))
             for image, matrix in zip(images, maps, strict=True):
                 image[begin : begin + len(noise)] = noise @ matrix.T + shift
-        return [trees.put(images.pop(0)) for _ in maps]  # one copy at a time lives twice
+        return [trees.put(images.pop(0)) for _ in maps]  # so that only one of them is in memory twice
 
     def linear(size: int) -> Array:
         return rows(size, np.eye(size), shift=common_linear * rng.standard_normal(size))[0]
@@ -140,7 +140,7 @@ class Factors(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """Weighted sums of the linear terms of rows, d_z and d_x: of some, or of each block along a first axis."""
+    """Weighted sums of the linear terms d_z and d_x over some rows, or over each block along a first axis."""
 
     inner: Array
     outer: Array
@@ -162,17 +162,20 @@ def _linear_of_blocks(samples: Samples) -> Linear:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuadraticOracles(Oracles):
-    """Factors on each level, rows first; ``largest_curvature`` is the top eigenvalue of the mean A_z of G, if known.
+    """Factors on each level, rows first.
 
-    ``inner_linear`` and ``outer_linear``, where batches are blocks, are the linear terms of each: a step reads a third
-    less.
+    Attributes
+    ----------
+    largest_curvature : largest eigenvalue of the mean A_z of G, or None if it is unknown
+    inner_linear, outer_linear : the sums of linear terms of each block if batches are blocks, so that a step reads a
+        third less
     """
 
     largest_curvature: float | None = field(default=None, metadata=STATIC)
     inner_linear: Linear | None = None
     outer_linear: Linear | None = None
 
-    diagonal_passes = 1
+    has_row_diagonals = True
 
     def with_batches(self, batch_size: int, sampling: str, outer_batch_size: int | None = None) -> Self:
         with arithmetic(self.inner_samples.dtype):
@@ -230,7 +233,7 @@ def _derivatives(point: Point, data: Factors, weights: Array, linear: Linear) ->
 
 
 def _products(point: Point, data: Factors, weights: Array) -> tuple[InnerPass, OuterPass]:
-    """Return A_z z + B'x, A_z v and B v, and A_z z + B'x again with A_x x + B z; one of them is left uncomputed."""
+    """Return A_z z + B'x, A_z v and B v, and A_z z + B'x with A_x x + B z; under ``jit`` only one is computed."""
     z, x, v = point
     grad = (weights * (data.a @ z)) @ data.a + (weights * (data.e @ x)) @ data.f
     inner = InnerPass(grad, hvp=(weights * (data.a @ v)) @ data.a, cross=(weights * (data.f @ v)) @ data.e)
@@ -299,7 +302,7 @@ def _require_positive(matrix: np.ndarray, what: str) -> None:
 
 
 def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
-    """All derivatives above the second are 0; Hessians are those of the rows and of the mean."""
+    """Return exact constants from the Hessians of the rows and of the mean; higher derivatives are 0."""
     levels = problem.oracles.inner_samples, problem.oracles.outer_samples
     inner, outer = (Factors(*trees.to_numpy(level.leaves, np.float64)) for level in levels)
     exact = QuadraticExactSolver(Means.of(inner), Means.of(outer))
@@ -335,7 +338,7 @@ def _hessian_norms(rows: Factors) -> np.ndarray:
 
 
 class QuadraticBounds:
-    """Bounds at points of a quadratic; the matrices are those of all rows, computed once."""
+    """Bounds at points of a quadratic, from the mean matrices, which are computed once."""
 
     why = "The mean Hessians are known."
 

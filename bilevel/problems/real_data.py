@@ -1,4 +1,4 @@
-"""The problems of the literature on real data, ready to run."""
+"""Problems of the literature on real data, ready to run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,33 +9,38 @@ from numpy.typing import DTypeLike
 
 from bilevel._precision import resolve_dtype
 from bilevel.datasets import Dataset, load
-from bilevel.problems.base import BilevelProblem
+from bilevel.problems.base import BilevelProblem, documented
 from bilevel.problems.checks import check_reals, check_sizes, make_rng
 from bilevel.problems.cross_validation import cross_validation
 from bilevel.problems.data_cleaning import data_cleaning
-from bilevel.problems.logistic import logistic_selection
-from bilevel.problems.softmax_selection import softmax_selection
+from bilevel.problems.linear import logistic_selection
+from bilevel.problems.softmax import softmax_selection
 
-_PIXEL_FLOOR = 0.1  # of the full range; below it a pixel is nearly constant and would be blown up
+_PIXEL_FLOOR = 0.1  # of the full range; the smallest standard deviation that a pixel is divided by
 _CHUNK = 4096
 
 
+@documented
 def ijcnn1(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build logistic penalty selection on IJCNN1: 49 990 training and 91 701 validation rows, 22 features.
 
     Parameters
     ----------
-    dtype : "float32" or "float64"; by default what JAX makes of the data
-    seed : of the start and the shuffle, and in the other problems of the choice of rows
+    %(dtype)s
+    seed : seed of the start and of the shuffle of the rows
     """
     data = load("ijcnn1")
     return logistic_selection(data.X_train, data.y_train, data.X_test, data.y_test, dtype=dtype, seed=seed)
 
 
+@documented
 def breast_cancer(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build logistic penalty selection on the breast-cancer set of scikit-learn: 341 training, 228 validation rows.
 
-    Parameters as for `ijcnn1`.
+    Parameters
+    ----------
+    %(dtype)s
+    seed : seed of the split into levels and of the shuffle of the rows
     """
     data = load("breast_cancer")
     train, val = _split(len(data.X_train), (0.6, 0.4), seed)
@@ -44,6 +49,7 @@ def breast_cancer(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelPr
     return logistic_selection(X_train, signs[train], X_val, signs[val], dtype=dtype, seed=seed)
 
 
+@documented
 def breast_cancer_folds(
     *, folds: int = 5, prior_scale: float = 0.5, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
@@ -51,15 +57,17 @@ def breast_cancer_folds(
 
     Parameters
     ----------
-    folds : how many
-    prior_scale : how far the logarithms of the penalties may spread around their mean
-    dtype, seed : as for `ijcnn1`
+    folds : number of folds
+    prior_scale : standard deviation of the logarithms of the penalties around their mean
+    %(dtype)s
+    seed : seed of the folds and of the shuffle of the rows
     """
     data = load("breast_cancer")
     (X,), signs = _standardize(dtype, data.X_train), np.where(data.y_train == 1, 1, -1)
     return cross_validation(X, signs, folds, prior_scale=prior_scale, dtype=dtype, seed=seed)
 
 
+@documented
 def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build softmax penalty selection on Covertype: 348 607 training and 116 203 validation rows, 54 features.
 
@@ -67,8 +75,9 @@ def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0
 
     Parameters
     ----------
-    per : "class" or "feature"; what shares a penalty
-    dtype, seed : as for `ijcnn1`
+    per : "class" or "feature": the axis of z along which penalties differ
+    %(dtype)s
+    seed : seed of the split into levels and of the shuffle of the rows
     """
     data = load("covtype")
     train, val, _ = _split(len(data.X_train), (0.6, 0.2, 0.2), seed)
@@ -77,12 +86,20 @@ def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0
     return softmax_selection(X_train, labels[train], X_val, labels[val], per=per, dtype=dtype, seed=seed)
 
 
+@documented
 def covtype_folds(
     *, folds: int = 5, prior_scale: float = 0.5, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
     """Build softmax penalty selection by cross-validation on Covertype: 464 810 rows, 54 features.
 
-    The other rows are left for tests, those of `covtype` with the same seed. Parameters as for `breast_cancer_folds`.
+    The other rows are left for tests, and are those of `covtype` with the same seed.
+
+    Parameters
+    ----------
+    folds : number of folds
+    prior_scale : standard deviation of the logarithms of the penalties around their mean
+    %(dtype)s
+    seed : seed of the choice of rows, of the folds and of the shuffle
     """
     data = load("covtype")
     used, _ = _split(len(data.X_train), (0.8, 0.2), seed)
@@ -90,6 +107,7 @@ def covtype_folds(
     return cross_validation(X, labels, folds, loss="softmax", prior_scale=prior_scale, dtype=dtype, seed=seed)
 
 
+@documented
 def mnist_cleaning(
     *, corruption: float = 0.5, n_train: int = 20_000, n_val: int = 5_000, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
@@ -97,19 +115,26 @@ def mnist_cleaning(
 
     Parameters
     ----------
-    corruption : the probability that a training label is redrawn, uniformly among the ten; 0 leaves them clean
-    n_train, n_val : rows of the training file on each level
-    dtype, seed : as for `ijcnn1`; the seed corrupts labels too
+    corruption : probability with which a training label is replaced by a random one; 0 leaves all labels clean
+    n_train, n_val : number of rows of the training file on each level
+    %(dtype)s
+    seed : seed of the corrupted labels, of the choice of rows and of the shuffle
     """
     return _cleaning(load("mnist"), 255, corruption, (n_train, n_val), dtype, seed)
 
 
+@documented
 def digits_cleaning(
     *, corruption: float = 0.5, n_train: int = 1_000, n_val: int = 300, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
-    """Build data cleaning on the 1797 digits of scikit-learn; the rows of neither level are the test rows.
+    """Build data cleaning on the 1797 digits of scikit-learn; the test rows are on neither level.
 
-    Parameters as for `mnist_cleaning`.
+    Parameters
+    ----------
+    corruption : probability with which a training label is replaced by a random one; 0 leaves all labels clean
+    n_train, n_val : number of rows on each level
+    %(dtype)s
+    seed : seed of the corrupted labels, of the choice of rows and of the shuffle
     """
     data = load("digits")
     used, test = _split(len(data.X_train), (0.8, 0.2), seed)
@@ -119,7 +144,7 @@ def digits_cleaning(
 
 
 def corrupted_labels(labels: np.ndarray, n_classes: int, probability: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the labels, each redrawn uniformly with this probability; some redrawn ones stay as they were."""
+    """Return the labels, each replaced with a given probability by a random label, which may be the same one."""
     redrawn = rng.integers(0, n_classes, len(labels)).astype(labels.dtype)
     return np.where(rng.random(len(labels)) < probability, redrawn, labels)
 
@@ -138,7 +163,7 @@ def _cleaning(
     labels = data.y_train.astype(np.int32)
     noisy = corrupted_labels(labels[train], 10, corruption, rng)
     if noisy.max() < labels[val].max():
-        raise ValueError(f"`n_train={len(train)}`: these rows have not every class; take more.")
+        raise ValueError(f"`n_train={len(train)}`: these rows do not contain all classes; take more.")
     flat = [part.reshape(len(part), -1) for part in (data.X_train[train], data.X_train[val], data.X_test)]
     X_train, X_val, X_test = _standardize(dtype, *flat, floor=_PIXEL_FLOOR * full_range)
     corrupted = noisy != labels[train] if corruption > 0 else None
@@ -147,13 +172,13 @@ def _cleaning(
 
 
 def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:
-    """Return a random partition of n rows, in these shares."""
+    """Return a random partition of n rows into parts with the given shares."""
     ends = np.rint(np.cumsum(shares) * n).astype(int)[:-1]
     return np.split(make_rng(seed).permutation(n), ends)
 
 
 def _standardize(dtype: DTypeLike | None, *tables: np.ndarray, floor: float = 0.0) -> list[np.ndarray]:
-    """Center and scale columns by the first table, without a float64 copy of any; a constant column becomes 0."""
+    """Center and scale columns by the first table, without a float64 copy of a table; constant columns become 0."""
     train, dtype = tables[0], resolve_dtype(dtype, X=tables[0])
     mean = train.mean(0, dtype=np.float64)
     squares = sum(np.square(train[i : i + _CHUNK] - mean).sum(0) for i in range(0, len(train), _CHUNK))

@@ -1,17 +1,17 @@
-"""A problem whose h is not strongly convex, with valleys of every width: ||∇h||² falls no faster than 1/t.
+"""A problem whose h is not strongly convex, with valleys of many widths: ||∇h||² decreases no faster than 1/t.
 
     G_i = ½ (z - x)'A(z - x) + b_G s_i cos(ω_i'z + η_i'x + θ_i)        A diagonal, eigenvalues log-spaced in [μ, 1]
     F_j = sum_k ψ(z_k / r_k)  + b_F s_j cos(ω_j'z + η_j'x + θ_j)       ψ(t) = √(1 + t²) - 1
 
-Rows come in pairs with opposite signs s, so that the ripples cancel in the means exactly, while single rows are not
-convex and differ everywhere as much as at the start. Hence z*(x) = x, h(x) = sum_k ψ(x_k / r_k), v* = -A^-1 ∇h,
-whatever n and m. With unit vectors (ω, η) every assumption of the theory holds in the whole space, and each G_i is
-strongly convex.
+Rows come in pairs with opposite signs s, so that the cosines cancel exactly in the means, while single rows are not
+convex and differ everywhere as much as at the start. Hence z*(x) = x, h(x) = sum_k ψ(x_k / r_k), v* = -A^-1 ∇h, for any
+n and m. With unit vectors (ω, η), all assumptions of the theory hold in the whole space, and each G_i is strongly
+convex.
 
-Valley k has curvature λ_k = 1 / r_k² at its bottom, log-spaced in [λ_min, 1], and none far out. Runs start at
-x_k = r_k. Gradient flow empties valley k within a time like 1/λ_k, and each holds the same share of h: -dh/dt = ||∇h||²
-is like 1/t until 1/λ_min. On a strongly convex h it falls like exp(-t) instead. ∇h does not vanish far out, so that
-noise which carries x away does not pass for progress.
+Valley k has the curvature λ_k = 1 / r_k² at its bottom, log-spaced in [λ_min, 1], and almost none far from it. Runs
+start at x_k = r_k. Gradient flow reaches the bottom of valley k within a time of about 1/λ_k, and all valleys have the
+same share of h: -dh/dt = ||∇h||² behaves like 1/t until t = 1/λ_min. For a strongly convex h it would decrease like
+exp(-t). ∇h does not vanish far from the minimum, so that noise that carries x away does not look like progress.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from bilevel._precision import arithmetic, resolve_dtype
 from bilevel._types import Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems.base import BilevelProblem
+from bilevel.problems.certificate import Found, Region, Values
 from bilevel.problems.checks import check_memory, check_outer, check_positive, check_reals, check_sizes, make_rng
-from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
 SHARPEST = 1.5 * 0.8**2.5  # the maximum of |ψ'''|, at ½; those of |ψ'| and |ψ''| are 1
@@ -51,14 +51,15 @@ def valleys(
 
     Parameters
     ----------
-    n_inner, n_outer : samples of each level; even, for rows come in pairs
+    n_inner, n_outer : number of samples of each level; even, since rows come in pairs
     dim : size of both variables, and number of valleys
-    seed : of the rows
+    seed : seed of the rows
     flattest : the smallest curvature of a valley; the largest is 1
     inner_curvature : μ, the smallest eigenvalue of A; the largest is 1
-    inner_ripple : b_G, by how much inner rows differ; below ``inner_curvature``, so that each is strongly convex
-    outer_ripple : b_F
-    dtype : "float32" or "float64"; by default what JAX makes of float64 data
+    inner_ripple : b_G, the height of the cosines in G. It must be below ``inner_curvature``, so that all rows are
+        strongly convex; larger values increase the variance of gradients
+    outer_ripple : b_F, the height of the cosines in F
+    dtype : "float32" or "float64", in which runs compute; by default the one that JAX gives to float64 data
     """
     dtype, rng = resolve_dtype(dtype, drawn=np.float64(0)), make_rng(seed)
     n_inner, n_outer, dim = check_sizes(n_inner=n_inner, n_outer=n_outer, dim=dim)
@@ -66,10 +67,10 @@ def valleys(
     flattest, inner_curvature = check_positive(flattest=flattest, inner_curvature=inner_curvature)
     inner_ripple, outer_ripple = check_reals(inner_ripple=inner_ripple, outer_ripple=outer_ripple)
     _check_shape(n_inner, n_outer, flattest, inner_curvature, inner_ripple, outer_ripple)
-    curvatures = np.geomspace(inner_curvature, 1.0, dim)[::-1]  # wide valleys meet the small eigenvalues
+    curvatures = np.geomspace(inner_curvature, 1.0, dim)[::-1]  # wide valleys get the small eigenvalues
     widths = np.geomspace(1.0, flattest, dim) ** -0.5
     with arithmetic(dtype):
-        rows = [_draw_ripples(rng, n, dim, b, dtype) for n, b in ((n_inner, inner_ripple), (n_outer, outer_ripple))]
+        rows = [_draw_cosines(rng, n, dim, b, dtype) for n, b in ((n_inner, inner_ripple), (n_outer, outer_ripple))]
         inner, outer = (Samples(level, len(level.phase), axes=(0,) * 4, dtype=dtype) for level in rows)
         shape = trees.put(curvatures, dtype), trees.put(widths, dtype)
     oracles = ValleyOracles(inner, outer, curvatures=shape[0], widths=shape[1])
@@ -91,8 +92,8 @@ def _check_shape(n: int, m: int, flattest: float, curvature: float, inner_ripple
         raise ValueError(f"`outer_ripple={outer_ripple!r}`: must be at least 0 and finite.")
 
 
-class Ripples(NamedTuple):
-    """Per-sample b s (n,), ω and η (n, dim), θ (n,)."""
+class Cosines(NamedTuple):
+    """The cosines of the rows: b s (n,), ω and η (n, dim), θ (n,)."""
 
     height: Array
     inner: Array
@@ -100,13 +101,13 @@ class Ripples(NamedTuple):
     phase: Array
 
 
-def _draw_ripples(rng: np.random.Generator, n: int, dim: int, height: float, dtype: np.dtype) -> Ripples:
+def _draw_cosines(rng: np.random.Generator, n: int, dim: int, height: float, dtype: np.dtype) -> Cosines:
     waves = rng.standard_normal((n // 2, 2 * dim))
     waves /= np.linalg.norm(waves, axis=1, keepdims=True)
-    phases, order = rng.uniform(0, 2 * np.pi, n // 2), rng.permutation(n)  # or blocks would hold whole pairs
+    phases, order = rng.uniform(0, 2 * np.pi, n // 2), rng.permutation(n)  # otherwise blocks would contain whole pairs
     waves, phases = (np.concatenate([half, half])[order] for half in (waves, phases))
     heights = np.repeat([height, -height], n // 2)[order]
-    return Ripples(*(trees.put(part, dtype) for part in (heights, waves[:, :dim], waves[:, dim:], phases)))
+    return Cosines(*(trees.put(part, dtype) for part in (heights, waves[:, :dim], waves[:, dim:], phases)))
 
 
 @jax.tree_util.register_dataclass
@@ -117,45 +118,45 @@ class ValleyOracles(Oracles):
     curvatures: Array
     widths: Array
 
-    def _inner(self, point: Point, data: Ripples, weights: Array) -> InnerPass:
+    def _inner(self, point: Point, data: Cosines, weights: Array) -> InnerPass:
         z, x, v = point
         total, slopes = jnp.sum(weights), _slopes(point, data, weights)
-        bends = weights * data.height * jnp.cos(_angles(point, data)) * (data.inner @ v)
+        products = weights * data.height * jnp.cos(_angles(point, data)) * (data.inner @ v)
         grad, hvp = total * self.curvatures * (z - x), total * self.curvatures * v
-        return InnerPass(grad - slopes @ data.inner, hvp - bends @ data.inner, -hvp - bends @ data.outer)
+        return InnerPass(grad - slopes @ data.inner, hvp - products @ data.inner, -hvp - products @ data.outer)
 
-    def _inner_grad_outer(self, point: Point, data: Ripples, weights: Array) -> Array:
-        pull = jnp.sum(weights) * self.curvatures * (point.outer_var - point.inner_var)
-        return pull - _slopes(point, data, weights) @ data.outer
+    def _inner_grad_outer(self, point: Point, data: Cosines, weights: Array) -> Array:
+        mean = jnp.sum(weights) * self.curvatures * (point.outer_var - point.inner_var)
+        return mean - _slopes(point, data, weights) @ data.outer
 
-    def _outer(self, point: Point, data: Ripples, weights: Array) -> OuterPass:
+    def _outer(self, point: Point, data: Cosines, weights: Array) -> OuterPass:
         slopes = _slopes(point, data, weights)
-        fall = jnp.sum(weights) * valley_slope(point.inner_var / self.widths) / self.widths
-        return OuterPass(fall - slopes @ data.inner, -slopes @ data.outer)
+        mean = jnp.sum(weights) * pseudo_huber_slope(point.inner_var / self.widths) / self.widths
+        return OuterPass(mean - slopes @ data.inner, -slopes @ data.outer)
 
-    def _inner_value(self, point: Point, data: Ripples, weights: Array) -> Array:
+    def _inner_value(self, point: Point, data: Cosines, weights: Array) -> Array:
         z, x, _ = point
         return weights @ (jnp.sum(self.curvatures * (z - x) ** 2) / 2 + data.height * jnp.cos(_angles(point, data)))
 
-    def _outer_value(self, point: Point, data: Ripples, weights: Array) -> Array:
-        depth = jnp.sum(valley(point.inner_var / self.widths))
+    def _outer_value(self, point: Point, data: Cosines, weights: Array) -> Array:
+        depth = jnp.sum(pseudo_huber(point.inner_var / self.widths))
         return weights @ (depth + data.height * jnp.cos(_angles(point, data)))
 
 
-def _angles(point: Point, data: Ripples) -> Array:
+def _angles(point: Point, data: Cosines) -> Array:
     return data.inner @ point.inner_var + data.outer @ point.outer_var + data.phase
 
 
-def _slopes(point: Point, data: Ripples, weights: Array) -> Array:
+def _slopes(point: Point, data: Cosines, weights: Array) -> Array:
     return weights * data.height * jnp.sin(_angles(point, data))
 
 
-def valley(t: Any) -> Any:
+def pseudo_huber(t: Any) -> Any:
     """Return ψ."""
-    return t**2 / (1 + (1 + t**2) ** 0.5)  # without the cancellation at 0
+    return t**2 / (1 + (1 + t**2) ** 0.5)  # without cancellation at 0
 
 
-def valley_slope(t: Any) -> Any:
+def pseudo_huber_slope(t: Any) -> Any:
     """Return ψ'."""
     return t / (1 + t**2) ** 0.5
 
@@ -169,7 +170,7 @@ class ValleyExactSolver:
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         x = check_outer(outer_var)
         t = x / self.widths
-        length = np.hypot(1, t)  # of a point beyond all bounds too, whose gradient must not seem to vanish
+        length = np.hypot(1, t)  # does not overflow, so that the gradient far from the minimum is not 0
         value, grad = float(np.sum(t * (t / (1 + length)))), t / length / self.widths
         v = -grad / self.curvatures
         v_residual = float(np.linalg.norm(self.curvatures * v + grad))
@@ -177,7 +178,7 @@ class ValleyExactSolver:
 
 
 def valley_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
-    """They hold for all z and x. A ripple adds at most its height to each: its wave is a unit vector."""
+    """Return constants for all z and x; a cosine adds at most its height, as (ω, η) is a unit vector."""
     oracles = problem.oracles
     assert isinstance(oracles, ValleyOracles)
     a, r = trees.to_numpy((oracles.curvatures, oracles.widths), np.float64)

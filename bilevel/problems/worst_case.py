@@ -1,14 +1,14 @@
-"""The problem of the lower bound: no method that follows gradients from 0 makes it stationary with fewer queries.
+"""The problem of the lower bound: no method in the span of gradients finds a stationary point with fewer queries.
 
     G_i = μ/2 ||z - x||²        F_j = λ f(U_j z / β)
 
-with orthonormal rows in all U_j together and a chain f of T + 1 coordinates, of which Γ sees the first T:
+with orthonormal rows in all U_j together and a chain f of T + 1 coordinates:
 
     f(y) = √α/2 (y_1 - 1)² + ½ sum_k (y_k+1 - y_k)² + α sum_k Γ(y_k)
     Γ(t) = 120 ∫ from 1 to t of s² (s - 1) / (1 + s²) ds
 
-A gradient of f sees a coordinate only after its predecessor has left 0. z*(x) = x, so that h = F and v* = -∇F(x) / μ; h
-is at least 0, and 0 where U x = β. Constants are exact, everywhere.
+A gradient of f is nonzero in a coordinate only if the previous coordinate is nonzero. z*(x) = x, so that h = F and
+v* = -∇F(x) / μ. h is at least 0, and it is 0 if U x = β. Constants are exact, everywhere.
 
 Certificates. M = I, δ = ||D_z||/μ, a = c = 0, b = L1_F, e = μ.
 """
@@ -31,15 +31,14 @@ from bilevel._types import INT32_MAX, Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import Bounds
+from bilevel.problems.certificate import Bounds, Found, Region, Values
 from bilevel.problems.checks import check_choice, check_memory, check_outer, check_positive, check_sizes, make_rng
-from bilevel.problems.constants import Found, Region, Values
 from bilevel.problems.exact import ExactSolution
 
 GAMMA_CURVATURE = 180  # the maximum of |Γ''|, at -1
 GAMMA_AT_0 = 60 * (1 + log(2)) - 30 * pi
 ALPHA = 1 / GAMMA_CURVATURE
-SHORTEST_CHAIN = 14  # the first integer of at least 1/√α: h(0) - inf h <= gap is proved from there on
+SHORTEST_CHAIN = 14  # the first integer of at least 1/√α, from which h(0) - inf h <= gap is proved
 
 
 def worst_case(
@@ -55,32 +54,33 @@ def worst_case(
     dtype: DTypeLike | None = None,
     seed: int = 0,
 ) -> BilevelProblem:
-    """Build the instance on which ||∇h||² <= epsilon takes a method at least ``query_bound`` rows of F.
+    """Build the instance on which ||∇h||² <= epsilon requires at least ``query_bound`` queries of rows of F.
 
-    Variables have m (T + 1) dimensions. A query of F_j, at any point reached so far, brings at most one more coordinate
-    of chain j into reach, and ||∇h||² exceeds epsilon as long as half of the chains are not reached to the end. Queries
-    are calls of ``outer_grad``. The bound is for methods that start at 0 and stay in the span of gradients seen.
+    The variables have m (T + 1) dimensions. A query of F_j at any point reached so far reveals at most one more
+    coordinate of chain j, and ||∇h||² exceeds epsilon until more than half of the chains are revealed to the end.
+    Queries are calls of ``outer_grad``. The bound holds for methods that start at 0 and stay in the span of all
+    gradients that they have computed.
 
-    The ``info`` of the problem holds ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G``, ``epsilon``;
-    ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness``, ``value_smoothness`` (of h), each the smallest that
-    holds; ``initial_gap``, h(0) - inf h exactly; ``query_bound`` = m T / 2.
+    The ``info`` of the problem contains ``alpha``, ``lambda``, ``beta``, ``T``, ``L``, ``Delta``, ``mu_G`` and
+    ``epsilon``; the smallest valid ``outer_smoothness`` (of each F_j), ``mean_squared_smoothness`` and
+    ``value_smoothness`` (of h); ``initial_gap``, which is h(0) - inf h exactly; and ``query_bound`` = m T / 2.
 
     Parameters
     ----------
-    n_outer : m, outer samples
-    epsilon : the squared norm of ∇h below which a point is stationary; it sets T, and one that leaves T < 14 is
-        refused: h(0) - inf h <= gap is then not proved
+    n_outer : m, number of outer samples
+    epsilon : the squared norm of ∇h below which a point is stationary. It determines T; if T < 14, ValueError is
+        raised, since h(0) - inf h <= gap is then not proved
     normalization : "individual": each F_j is L-smooth, and the bound does not depend on m. "mean_squared":
-        mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the bound grows as √m
-    n_inner : n, inner samples, all alike; as many as outer ones by default
+        mean_j ||∇F_j(a) - ∇F_j(b)||² <= L² ||a - b||², each F_j is √m L-smooth, and the bound increases as √m
+    n_inner : n, number of inner samples, which are all equal; by default that of outer samples
     smoothness : L
     gap : Δ, an upper bound of h(0) - inf h
     inner_curvature : μ
-    rotation : where the chains lie. "coordinates": one after the other along the axes; coordinates out of reach stay
-        exactly 0. "random": along a random basis of p² numbers, for methods that treat coordinates apart; rounding
-        then reaches every coordinate a little. The bound is the same
-    dtype : "float32" or "float64"; by default what JAX makes of float64 data
-    seed : of the random basis
+    rotation : directions of the chains. "coordinates": along the axes, one after the other; coordinates that are not
+        revealed stay exactly 0. "random": along a random basis of p² numbers, for methods that treat coordinates
+        separately; rounding errors then change all coordinates. The bound is the same
+    dtype : "float32" or "float64", in which runs compute; by default the one that JAX gives to float64 data
+    seed : seed of the random basis
     """
     dtype = resolve_dtype(dtype, drawn=np.float64(0))  # as the numbers below
     n_inner = n_outer if n_inner is None else n_inner
@@ -110,19 +110,19 @@ def _scales(m: int, epsilon: float, each: float, gap: float) -> tuple[float, flo
     """Return λ, β and T for F_j that are ``each``-smooth."""
     budget = gap * each * sqrt(ALPHA) / (1760 * m)
     if not budget / epsilon >= SHORTEST_CHAIN:
-        largest = f"{0.9995 * budget / SHORTEST_CHAIN:.3e}"  # rounded down: what the message names must be accepted
+        largest = f"{0.9995 * budget / SHORTEST_CHAIN:.3e}"  # rounded down, so that this value is accepted
         found = f"`epsilon={epsilon!r}` leaves chains of T = {floor(budget / epsilon)} < {SHORTEST_CHAIN}"
         raise ValueError(f"{found}; take `epsilon` <= {largest}, or a larger `gap` or `smoothness`.")
     if not m * (budget / epsilon + 1) <= INT32_MAX:
-        raise ValueError(f"`epsilon={epsilon!r}` asks for more than {INT32_MAX} coordinates; take a larger one.")
+        raise ValueError(f"`epsilon={epsilon!r}` needs more than {INT32_MAX} coordinates; take a larger one.")
     amplitude = 160 * m * epsilon / (each * ALPHA**1.5)
     return amplitude, sqrt(5 * amplitude / each), floor(budget / epsilon)
 
 
 def _numbers(m: int, amplitude: float, width: float, length: int) -> dict[str, float]:
-    """Return what is known in closed form of m chains with these scales.
+    """Return the numbers that are known in closed form for m chains with these scales.
 
-    max ||∇²f|| is the top eigenvalue at y = (-1, ..., -1), where each Γ'' is at its maximum.
+    max ||∇²f|| is the largest eigenvalue at y = (-1, ..., -1), where each Γ'' has its maximum.
     """
     from scipy.linalg import eigh_tridiagonal
 
@@ -159,25 +159,31 @@ def gamma_slope(t: Array) -> Array:
 
 def chain(y: Array, alpha: float) -> Array:
     """Return f along the last axis."""
-    quadratic = alpha**0.5 * (y[..., 0] - 1) ** 2 + jnp.sum(jnp.diff(y) ** 2, axis=-1)
-    return quadratic / 2 + alpha * jnp.sum(gamma(y[..., :-1]), axis=-1)
+    squares = alpha**0.5 * (y[..., 0] - 1) ** 2 + jnp.sum(jnp.diff(y) ** 2, axis=-1)
+    return squares / 2 + alpha * jnp.sum(gamma(y[..., :-1]), axis=-1)
 
 
 def chain_slope(y: Array, alpha: float) -> Array:
-    """Return ∇f along the last axis, exactly 0 beyond the first coordinate that is 0 with all after it."""
+    """Return ∇f along the last axis. It is exactly 0 after the first of the zeros at the end of y."""
     steps = jnp.diff(y)
-    pulled_back = jnp.concatenate([alpha**0.5 * (y[..., :1] - 1), steps], axis=-1)
-    pulled_ahead = jnp.concatenate([alpha * gamma_slope(y[..., :-1]) - steps, jnp.zeros_like(y[..., :1])], axis=-1)
-    return pulled_back + pulled_ahead
+    from_previous = jnp.concatenate([alpha**0.5 * (y[..., :1] - 1), steps], axis=-1)
+    to_next = jnp.concatenate([alpha * gamma_slope(y[..., :-1]) - steps, jnp.zeros_like(y[..., :1])], axis=-1)
+    return from_previous + to_next
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCaseOracles(Oracles):
-    """Inner rows hold their curvature μ; what outer rows hold is up to the subclass."""
+    """Derivatives; an inner row contains its curvature μ, and a subclass defines the outer rows.
 
-    amplitude: float = field(metadata=STATIC)  # λ
-    width: float = field(metadata=STATIC)  # β
-    curvature: float = field(metadata=STATIC)  # μ
+    Attributes
+    ----------
+    amplitude, width : λ and β
+    curvature : μ
+    """
+
+    amplitude: float = field(metadata=STATIC)
+    width: float = field(metadata=STATIC)
+    curvature: float = field(metadata=STATIC)
 
     @abstractmethod
     def _parts(self, z: Array, rows: Array) -> Array:
@@ -211,7 +217,7 @@ class WorstCaseOracles(Oracles):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class CoordinateChains(WorstCaseOracles):
-    """U_j picks the j-th of m equal parts of z; outer rows hold their number j."""
+    """U_j selects the j-th of m equal parts of z; an outer row contains its number j."""
 
     def _parts(self, z: Array, rows: Array) -> Array:
         return jnp.take(z.reshape(self.n_outer, -1), rows, axis=0)
@@ -220,7 +226,7 @@ class CoordinateChains(WorstCaseOracles):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RotatedChains(WorstCaseOracles):
-    """Outer rows hold U_j, (T + 1, p)."""
+    """An outer row contains U_j, (T + 1, p)."""
 
     def _parts(self, z: Array, rows: Array) -> Array:
         return rows @ z
@@ -234,7 +240,7 @@ class WorstCaseExactSolver:
 
     def __init__(self, oracles: WorstCaseOracles) -> None:
         self._oracles = oracles
-        self._in_float64 = cache(partial(oracles.astype, np.float64))  # made when first asked for
+        self._in_float64 = cache(partial(oracles.astype, np.float64))  # computed once, at the first use
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         x = check_outer(outer_var)
@@ -247,7 +253,7 @@ class WorstCaseExactSolver:
 
 
 def worst_case_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
-    """z* = x and v* = -∇F / μ; the Hessian of each G_i is μ [[I, -I], [-I, I]]."""
+    """Return exact constants; z* = x, v* = -∇F / μ, and the Hessian of each G_i is μ [[I, -I], [-I, I]]."""
     oracles = problem.oracles
     assert isinstance(oracles, WorstCaseOracles)
     mu, smoothness = oracles.curvature, problem.info["outer_smoothness"]

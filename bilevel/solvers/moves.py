@@ -23,6 +23,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
+from bilevel.problems.checks import check_bounds
 from bilevel.solvers.fields import bounds_text
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class Moves:
         """Raise ValueError if bounds or transformations do not fit the start of a run."""
         if self.outer_bounds is not None:
             named = f"`{solver}(outer_bounds={bounds_text(self.outer_bounds)})`"
-            _check_bounds(named, self.outer_bounds, start.outer_var)
+            check_bounds(self.outer_bounds, start.outer_var, named)
         _check_transformation(f"`{solver}(outer_optimizer=…)`", as_outer(self.outer_optimizer), start.outer_var)
         _check_transformation(f"`{solver}(inner_optimizer=…)`", as_inner(self.inner_optimizer), start.inner_var)
 
@@ -304,17 +305,3 @@ def _broadcast(bound: PyTree, like: PyTree) -> PyTree:
     """Return a bound with the structure of another tree; a single number is used for all leaves."""
     is_number = jax.tree_util.treedef_is_leaf(jax.tree.structure(bound)) and jnp.ndim(bound) == 0
     return jax.tree.map(lambda _: bound, like) if is_number else bound
-
-
-def _check_bounds(named: str, bounds: Any, outer_var: PyTree) -> None:
-    sides = [_broadcast(bound, outer_var) for bound in bounds]
-    for side in sides:
-        alike = jax.tree.map(lambda _: 0, side) == jax.tree.map(lambda _: 0, outer_var)
-        pairs = zip(jax.tree.leaves(side), jax.tree.leaves(outer_var), strict=False)
-        if not alike or any(np.shape(bound) not in ((), np.shape(leaf)) for bound, leaf in pairs):
-            raise ValueError(f"{named}: a bound does not have the shape of the outer variable.")
-    for start, lower, upper in zip(*map(jax.tree.leaves, (outer_var, *sides)), strict=True):
-        if not np.all(lower <= upper):
-            raise ValueError(f"{named}: a lower bound exceeds its upper bound.")
-        if not np.all((lower <= np.asarray(start)) & (np.asarray(start) <= upper)):
-            raise ValueError(f"{named}: the outer variable starts outside; move the start or widen the bounds.")

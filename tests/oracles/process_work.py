@@ -1,6 +1,6 @@
-"""What one of two processes does, with two devices of its own: runs over all four beside runs of its own alone.
+"""What one of two processes does, with two devices of its own: runs over all four, compared with runs on its own.
 
-Started by `tests/test_two_processes.py`; the exit status tells whether all comparisons held.
+Started by `tests/test_two_processes.py`; the exit status is 0 if all comparisons hold.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""One device beside several: run in a process of its own, which is given simulated devices.
+"""One device compared with several, in a process of its own with simulated devices.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracles.sharded_runs CASE…
 
 A case is "problem devices sampling" for all oracles, "problem devices sampling solver" for a run, "problem devices
 evaluate" for exact metrics from the shards, or "gathered" for a program that does what a step must not do. The largest
-relative differences come out as JSON, beside what the compiled program communicates.
+relative differences are printed as JSON, with the communication of the compiled program.
 """
 
 import json
@@ -22,6 +22,7 @@ from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
+from bilevel.oracles.curvature import inner_diagonal
 from bilevel.solvers import HostSolver
 from tests import cases
 from tests.problems import small
@@ -75,7 +76,7 @@ def every_estimate(oracles, point, previous, key):
         rows = oracles.draw(key, index)
         return on(rows), rows, oracles.count_inner(rows.inner), oracles.count_outer(rows.outer)
 
-    return on(Rows()), oracles.inner_diagonal(point), jax.lax.map(drawn, jax.numpy.arange(STEPS, dtype=np.int32))
+    return on(Rows()), inner_diagonal(oracles, point), jax.lax.map(drawn, jax.numpy.arange(STEPS, dtype=np.int32))
 
 
 def oracles_case(problem, sharded, sampling):
@@ -123,7 +124,7 @@ def solver_case(problem, sharded, sampling, name):
 
 
 def evaluation_case(problem, devices):
-    """Exact solutions by the problem's own way and from shards, beside a whole run, and one resumed half-way."""
+    """Exact solutions by the solver of the problem and from shards, a whole run, and a run that is resumed half-way."""
     sharded = problem.sharded(devices, own_rows=True)
     solver = cases.short(bilevel.SRBA, 0.05, 20.0, cases.BATCH)
     solutions = [level.exact_solver(level.start.outer_var, None) for level in (problem, sharded)]

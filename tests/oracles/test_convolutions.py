@@ -9,10 +9,10 @@ import pytest
 
 import bilevel
 from bilevel._precision import arithmetic
-from bilevel.oracles.convolutions import channels_last, has_convolutions
+from bilevel.oracles.autodiff import channels_last, has_convolutions
 
 N_ROWS = 12
-# Of images and kernels: sizes, order of the axes, and what else a convolution takes.
+# Of images and kernels: sizes, order of the axes, and other parameters of a convolution.
 KINDS = {
     "channels last": ((6, 5, 2), (3, 3, 2, 4), ("NHWC", "HWIO", "NHWC"), {"window_strides": (2, 2), "padding": "SAME"}),
     "channels first": (

@@ -1,4 +1,4 @@
-"""Small versions of the problems on real data, each beside its losses of one sample."""
+"""Small versions of the problems on real data, each with its losses of one sample."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 
 from bilevel import problems
 from bilevel.oracles import AutodiffOracles
-from bilevel.problems.losses import logistic
+from bilevel.problems.linear import logistic
 from tests.cases import N_INNER, N_OUTER, logistic_data
 
 FEATURES, CLASSES, FOLDS = 4, 3, 3

@@ -1,4 +1,4 @@
-"""Certificates, inequality by inequality: each number of the proof against the truth, written anew in NumPy."""
+"""Certificates, inequality by inequality: each number of the proof against the truth, computed in NumPy."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,8 +10,7 @@ from scipy.linalg import eigh
 from bilevel import problems
 from bilevel._precision import arithmetic
 from bilevel._types import Point
-from bilevel.problems.certificate import Bounds, Certifier, Metric, ball
-from bilevel.problems.constants import SampledBounds
+from bilevel.problems.certificate import Bounds, Certifier, Metric, SampledBounds, ball
 from bilevel.problems.quadratic import Factors, QuadraticBounds
 from tests import cases
 from tests.theory.enumeration import from_factors

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bilevel._types import Point
-from bilevel.problems.constants import (
+from bilevel.problems.certificate import (
     ASSUMED,
     DERIVED,
     Constants,
@@ -69,7 +69,7 @@ def test_the_box_is_the_given_one_or_that_of_the_problem_or_one_around_the_start
     [
         (([0.0, 1.0], [1.0, 0.0]), "a lower limit exceeds its upper one"),
         (([0.0, np.nan], 9.0), "or one is NaN"),
-        ((np.zeros(3), None), "a limit has 3 numbers; give one, or 2 like the outer variable"),
+        ((np.zeros(3), None), "a limit has 3 numbers; give 1, or 2 like the outer variable"),
     ],
 )
 def test_a_box_that_is_none_is_refused(box, message):

@@ -14,7 +14,7 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Point
-from bilevel.problems.constants import ASSUMED, DERIVED, implied
+from bilevel.problems.certificate import ASSUMED, DERIVED, implied
 from bilevel.problems.worst_case import worst_case
 from tests import cases
 from tests.problems import small
@@ -71,7 +71,7 @@ def repeated_derivative(function, order):
 
 
 class Samples:
-    """F_j or G_i as functions of (z, x) in one array, and the region they are looked at in."""
+    """F_j or G_i as functions of (z, x) in one array, and the region of the comparison."""
 
     def __init__(self, problem, region, level):
         self.oracles = problem.oracles.with_batches(1, "iid")

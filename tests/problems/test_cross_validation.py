@@ -1,4 +1,4 @@
-"""Penalties chosen over folds: K models beside each other equal K fits by themselves, and solvers find the optimum."""
+"""Penalties chosen over folds: K models at once equal K separate fits, and solvers find the optimum."""
 
 from functools import cache
 
@@ -138,7 +138,7 @@ def test_hypergradient_is_the_gradient_of_h(name):
 
 
 def test_value_and_hypergradient_equal_dense_numpy():
-    """The logistic problem written anew: fits by SciPy, and a dense system for each fold."""
+    """An independent version of the logistic problem: fits by SciPy, and a dense system for each fold."""
     x, (X, y), fold = X_AT["logistic_folds"], table("logistic_folds"), small.folds()
     penalty, n = penalties("logistic_folds", x), len(X)
     value, gradient = prior(x), (x - x.mean()) / (small.PRIOR_SCALE**2 * n)

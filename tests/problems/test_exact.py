@@ -59,7 +59,7 @@ def test_ridge_equals_the_normal_equations():
 
 
 def scipy_softmax(X, labels, row_weights, penalty):
-    """The minimizer of mean w CE + ½ sum penalty z², written anew."""
+    """The minimizer of mean w CE + ½ sum penalty z², computed independently."""
     onehot = np.eye(small.CLASSES)[labels]
 
     def objective(flat):
@@ -137,7 +137,7 @@ BAD = [
     ("softmax_selection", {"outer_var": np.zeros(4)}, r"`outer_var` has shape \(4,\); this problem needs \(3,\)"),
     ("data_cleaning", {"regularization": 0.0}, "regularization=0.0"),
     ("data_cleaning", {"corrupted": np.ones(3, bool)}, r"one bool per training row \(53\)"),
-    ("data_cleaning", {"corrupted": np.ones(53, bool)}, "must mark some rows and leave others"),
+    ("data_cleaning", {"corrupted": np.ones(53, bool)}, "must mark some rows but not all"),
     ("data_cleaning", {"corrupted": np.arange(53)}, "one bool per training row"),
     ("data_cleaning", {"X_test": X_VAL}, "given together"),
     ("data_cleaning", {"X_test": X_VAL[:, :3], "y_test": Y_VAL}, "`X_train` has 4 features and `X_test` 3"),

@@ -1,4 +1,4 @@
-"""What no problem can be made of is refused in a sentence that names the argument."""
+"""Invalid input of problems raises an error that names the argument."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.problems.constants import implied
+from bilevel.problems.certificate import implied
 from tests import cases
 from tests.problems import small
 
@@ -41,28 +41,28 @@ def own(**changes):
         (lambda: cleaning(seed=np.nan), "`seed=nan`: must be an integer of at least 0."),
         (lambda: own(seed=True), "`seed=True`: must be an integer of at least 0."),
         (lambda: bilevel.problems.quadratic(10, 10, 2, 2, seed=1.5), "`seed=1.5`: must be an integer of at least 0."),
-        (lambda: cleaning(outer_bounds=("a", "b")), "`outer_bounds=('a', 'b')`: bounds are numbers"),
-        (lambda: own(outer_bounds=(None, "b")), "`outer_bounds=(None, 'b')`: bounds are numbers"),
+        (lambda: cleaning(outer_bounds=("a", "b")), "`outer_bounds`: bounds are numbers"),
+        (lambda: own(outer_bounds=(None, "b")), "`outer_bounds`: bounds are numbers"),
         (lambda: cleaning(X_train=X[:, :0], X_val=X_VAL[:, :0]), "`X_train` has no column; at least one feature"),
         (lambda: cleaning(X_train=X * 1e20, dtype="float32"), "whose square overflows float32; scale its columns."),
         (lambda: cleaning(X_val=X_VAL * 1e200, dtype="float64"), "whose square overflows float64; scale its columns."),
         (lambda: own(outer_data=X * 1e200), "`outer_data` holds "),
         (lambda: cleaning(inner_var=np.full((3, 4), 1e39), dtype="float32"), "`inner_var` overflows float32"),
-        (lambda: cleaning(y_val=[[4], [18, 20]]), "`y_val` is no array of numbers: "),
+        (lambda: cleaning(y_val=[[4], [18, 20]]), "`y_val` is not an array of numbers: "),
         (lambda: cleaning(X_train=np.ma.masked_greater(X, 0)), "`X_train` has masked values; remove or impute"),
         (lambda: cleaning(regularization=np.ones(3)), "`regularization=array([1., 1., 1.])`: must be a finite number."),
         (lambda: cleaning(dtype=np.ones(2)), "`dtype=array([1., 1.])`: must be 'float32' or 'float64'."),
         (lambda: quadratic(n_inner=True), "`n_inner=True`: must be an integer of at least 1."),
         (lambda: quadratic(n_inner=2**31), "`n_inner=2147483648`: must be below 2**31."),
-        (lambda: quadratic(n_inner=2**31 - 1, dim_inner=2**20), " GiB are asked for, and this machine has "),
+        (lambda: quadratic(n_inner=2**31 - 1, dim_inner=2**20), " GiB are needed, and this machine has "),
         (lambda: quadratic(coupling="a"), "`coupling='a'`: must be a finite number."),
         (lambda: quadratic(largest_eigenvalue=0.0), "`largest_eigenvalue=0.0`: must be above 0 and finite."),
         (lambda: bilevel.problems.valleys(inner_ripple=...), "`inner_ripple=Ellipsis`: must be a finite number."),
         (lambda: bilevel.problems.worst_case(2, [1e-6]), "`epsilon=[1e-06]`: must be a finite number."),
         (lambda: bilevel.problems.worst_case(2, 1e-6, rotation=[]), "`rotation=[]`: must be one of"),
-        (lambda: bilevel.problems.digits_cleaning(n_train=5), "`n_train=5`: these rows have not every class"),
+        (lambda: bilevel.problems.digits_cleaning(n_train=5), "`n_train=5`: these rows do not contain all classes"),
         (lambda: cleaning(y_train=[None, *Y[1:]]), "`y_train` must hold classes 0, 1, 2, …, got [None, "),
-        (lambda: cleaning(inner_var=[[0.0], [0.0, 1.0]]), "`inner_var` is no array of numbers: "),
+        (lambda: cleaning(inner_var=[[0.0], [0.0, 1.0]]), "`inner_var` is not an array of numbers: "),
         (lambda: own(metrics="x"), "`metrics='x'`: must be a dict, name -> function of the point."),
         (lambda: own(metrics={"x": 3}), "`metrics={'x': 3}`: must be a dict, name -> function of the point."),
     ],
@@ -96,7 +96,7 @@ def test_constants_of_nonsense_are_refused():
         problem.constants(radius=-1.0)
     with pytest.raises(ValueError, match="lower limit exceeds"):
         problem.constants(radius=1.0, box=(1.0, -1.0))
-    with pytest.raises(ValueError, match="a limit has 2 numbers; give one, or 3"):
+    with pytest.raises(ValueError, match="a limit has 2 numbers; give 1, or 3"):
         problem.constants(radius=1.0, box=(np.zeros(2), None))
     with pytest.raises(ValueError, match=r"`mu_G=0\.0`"):
         implied(0.0, 1.0, 1.0, 1.0, 1.0)

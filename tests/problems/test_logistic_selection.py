@@ -10,7 +10,7 @@ from tests import cases
 
 
 def scipy_solution(x):
-    """z*, h and their derivatives written anew: SciPy's minimizer, a dense solve."""
+    """z*, h and their derivatives, computed independently by SciPy's minimizer and a dense solve."""
     X, y, X_val, y_val = cases.logistic_data()
 
     def inner(z):

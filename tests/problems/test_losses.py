@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel.problems.losses import logistic, sigmoid, softplus
+from bilevel.problems.linear import logistic, sigmoid, softplus
 
 MARGINS = np.linspace(-40, 40, 161, dtype=np.float32)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.problems.losses import logistic
+from bilevel.problems.linear import logistic
 from tests import cases
 
 X, Y, X_VAL, Y_VAL = cases.logistic_data(dim=6)
@@ -193,9 +193,9 @@ def test_a_loss_that_changes_its_answer_is_named_by_a_run():
             "`outer_loss` must return one real scalar for one sample, got a dict",
         ),
         ({"outer_loss": calls_back}, "`outer_loss`: JAX cannot take its derivatives over many samples: "),
-        ({"inner_loss": keeping()}, "`inner_loss` keeps an array that JAX has traced"),
+        ({"inner_loss": keeping()}, "`inner_loss` uses an array that JAX traced"),
         ({"inner_loss": fickle(1)}, "`inner_loss` must return one real scalar for one sample, got float"),
-        ({"outer_bounds": (np.zeros(3), None)}, "does not have the shape of `outer_var`"),
+        ({"outer_bounds": (np.zeros(3), None)}, "does not have the shape of the outer variable"),
         ({"dtype": "complex64"}, "dtype='complex64'"),
     ],
 )

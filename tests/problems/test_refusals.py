@@ -36,7 +36,7 @@ def own(inner_loss=loss, rows=(X, 1.0 * Y), z=X[0], x=X[0], **more):
     ],
 )
 def test_an_auxiliary_output_of_a_loss_is_named(answer, kind):
-    due = rf"must return one real scalar for one sample, got a {kind}; return the loss alone, without auxiliary outputs"
+    due = rf"must return one real scalar for one sample, got a {kind}; return only the loss, without auxiliary outputs"
     with pytest.raises(ValueError, match=f"`inner_loss` {due}"):
         own(lambda z, x, row: answer(loss(z, x, row)))
 

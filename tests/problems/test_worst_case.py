@@ -35,7 +35,7 @@ def basis_of(problem):
 
 
 class InNumPy:
-    """The definitions written anew, with integrals left to SciPy and U as a matrix."""
+    """An independent version of the definitions, with integrals by SciPy and U as a matrix."""
 
     def __init__(self, problem):
         known = problem.info

@@ -137,7 +137,7 @@ def test_defaults_make_as_many_inner_rows_as_outer_ones():
         ({"epsilon": 0.0}, "`epsilon=0.0`: must be above 0"),
         ({"epsilon": np.nan}, "`epsilon=nan`: must be a finite number"),
         ({"epsilon": 1e-3}, "`epsilon=0.001` leaves chains of T = 0 < 14; take `epsilon` <= 6.047e-07"),
-        ({"epsilon": 1e-15}, "`epsilon=1e-15` asks for more than 2147483647 coordinates"),
+        ({"epsilon": 1e-15}, "`epsilon=1e-15` needs more than 2147483647 coordinates"),
         ({"smoothness": -1.0}, "`smoothness=-1.0`: must be above 0"),
         ({"gap": np.inf}, "`gap=inf`: must be a finite number"),
         ({"inner_curvature": 0}, "`inner_curvature=0`: must be above 0"),

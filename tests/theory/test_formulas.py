@@ -7,7 +7,7 @@ from math import inf, sqrt
 import numpy as np
 import pytest
 
-from bilevel.problems.constants import Constants, Region
+from bilevel.problems.certificate import Constants, Region
 from bilevel.theory import (
     DescentConstants,
     StepSizes,

@@ -42,7 +42,14 @@ from bilevel import _threefry
 from bilevel import _tree as trees
 from bilevel._types import Array, Calls, Count, Point, PyTree
 from bilevel.oracles import Oracles
-from bilevel.oracles.diagonal import N_PROBES, probe_signs
+from bilevel.oracles.curvature import (
+    N_PROBES,
+    diagonal_majorizer,
+    diagonal_passes,
+    majorized_hvp,
+    probe_signs,
+    squared_diagonals,
+)
 
 DIAGONAL, LOW_RANK, NORM = KINDS = ("diagonal", "low_rank", "norm")
 N_NORM_PROBES = 2  # enough, since step sizes of 0.1 are far below the stability limit
@@ -122,7 +129,7 @@ def init_calls(kind: str, oracles: Oracles) -> Calls:
     """Return the cost of `init_metric`."""
     if kind != LOW_RANK:
         return Calls()
-    n, probes = oracles.n_inner, 0 if oracles.diagonal_passes == 1 else (1 + _PROBE_ROUNDS) * N_PROBES
+    n, probes = oracles.n_inner, 0 if diagonal_passes(oracles) == 1 else (1 + _PROBE_ROUNDS) * N_PROBES
     rounds, lengths = _searches(oracles)
     hvp = probes * n + rounds * metric_calls(kind, oracles).hvp
     return Calls(inner_grad=rounds * n, hvp=hvp, inner_value=rounds * len(lengths) * n)
@@ -130,9 +137,9 @@ def init_calls(kind: str, oracles: Oracles) -> Calls:
 
 def metric_calls(kind: str, oracles: Oracles) -> Calls:
     """Return the cost of `update_metric`."""
-    closed_form = oracles.diagonal_passes == 1
+    closed_form = diagonal_passes(oracles) == 1
     products = {
-        DIAGONAL: oracles.diagonal_passes,
+        DIAGONAL: diagonal_passes(oracles),
         NORM: N_NORM_PROBES,
         LOW_RANK: (1 if closed_form else N_PROBES) + RANK,
     }
@@ -145,16 +152,16 @@ def metric_calls(kind: str, oracles: Oracles) -> Calls:
 def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
     """Return d, with a floor under entries too small to divide by."""
     # Estimated entries may be negative, and so may those of a Hessian that is not positive semidefinite.
-    diagonal = jax.tree.map(jnp.abs, oracles.diagonal_majorizer(point, index))
+    diagonal = jax.tree.map(jnp.abs, diagonal_majorizer(oracles, point, index))
     leaves = jax.tree.leaves(diagonal)
-    if oracles.diagonal_passes == 1:
+    if diagonal_passes(oracles) == 1:
         floor = _DIAGONAL_FLOOR * functools.reduce(jnp.maximum, [jnp.max(leaf) for leaf in leaves])
     else:
         floor = _PROBED_FLOOR * sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
     tiny = np.finfo(leaves[0].dtype).tiny
     diagonal = jax.tree.map(lambda leaf: jnp.maximum(leaf, jnp.maximum(floor, tiny)), diagonal)
     batch = _inner_batch_size(oracles)
-    return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, oracles.squared_diagonals(point))
+    return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, squared_diagonals(oracles, point))
 
 
 def metric_norm(oracles: Oracles, point: Point, index: Count) -> PyTree:
@@ -198,7 +205,7 @@ def init_low_rank(oracles: Oracles, start: Point) -> tuple[Point, LowRank]:
     signs = 2 * _threefry.integers(jax.random.key(0, impl="threefry2x32"), (RANK, flat.size), 2) - 1
     subspace = _orthonormal(signs.astype(flat.dtype))
     scales: Any = ()
-    probed = oracles.diagonal_passes > 1
+    probed = diagonal_passes(oracles) > 1
     if probed:
         first = trees.largest(
             _products(oracles, start, jnp.ones_like(flat), probe_signs(flat.size, 0).astype(flat.dtype))
@@ -225,7 +232,7 @@ def init_low_rank(oracles: Oracles, start: Point) -> tuple[Point, LowRank]:
 
 def _searches(oracles: Oracles) -> tuple[int, tuple[float, ...]]:
     """Return the number of line searches at the start, and the lengths that each of them tries."""
-    if oracles.diagonal_passes == 1:
+    if diagonal_passes(oracles) == 1:
         return _ROUNDS, _LENGTHS
     return _PROBED_ROUNDS, _LENGTHS + _SHORT_LENGTHS
 
@@ -248,7 +255,7 @@ def _search(oracles: Oracles, point: Point, direction: PyTree, shrink: Array) ->
 
 def update_low_rank(oracles: Oracles, point: Point, index: Count, old: LowRank) -> tuple[PyTree, LowRank]:
     """Return R and the low-rank part at a point."""
-    probed = oracles.diagonal_passes > 1
+    probed = diagonal_passes(oracles) > 1
     flat, unravel = ravel_pytree(point.inner_var)
     scales = old.scales if probed else _diagonal(oracles, point)
     products = _products(oracles, point, scales, old.subspace)
@@ -305,13 +312,13 @@ def _products(oracles: Oracles, point: Point, scales: Array, vectors: Array) -> 
     roots = jnp.sqrt(scales)
 
     def one(vector: Array) -> Array:
-        return ravel_pytree(oracles.majorized_hvp(point._replace(v=unravel(vector / roots))))[0] / roots
+        return ravel_pytree(majorized_hvp(oracles, point._replace(v=unravel(vector / roots))))[0] / roots
 
     return jax.lax.map(one, vectors)
 
 
 def _diagonal(oracles: Oracles, point: Point) -> Array:
-    diagonal = ravel_pytree(oracles.diagonal_majorizer(point))[0]
+    diagonal = ravel_pytree(diagonal_majorizer(oracles, point))[0]
     tiny = jnp.finfo(diagonal.dtype).tiny
     return jnp.maximum(diagonal, jnp.maximum(_DIAGONAL_FLOOR * jnp.max(diagonal), tiny))
 

@@ -143,7 +143,7 @@ class AutoSRBA(Solver[AutoState, Rows]):
     def _choose_preconditioner(self, problem: BilevelProblem) -> Self:
         if self.preconditioner is not None:
             return self
-        may_be_nonconvex = problem.exact_solver is None and problem.oracles.diagonal_passes > 1
+        may_be_nonconvex = problem.exact_solver is None and not problem.oracles.has_row_diagonals
         if may_be_nonconvex and has_negative_curvature(problem.oracles, problem.start):
             return replace(self, preconditioner=NORM, inner_optimizer=self.inner_optimizer or "adam")
         return replace(self, preconditioner=LOW_RANK)

@@ -19,7 +19,7 @@ from bilevel._precision import arithmetic
 from bilevel._programs import Compiled
 from bilevel._types import Array, Point
 from bilevel.oracles import Oracles
-from bilevel.oracles.diagonal import probe_signs
+from bilevel.oracles.curvature import probe_signs
 
 N_PRODUCTS = 12
 _MARGIN = 16.0  # sums of a few numbers of the size of a loss must not overflow

@@ -11,7 +11,7 @@ import bilevel
 from bilevel import _tree as trees
 from bilevel._precision import arithmetic
 from bilevel._types import Calls
-from bilevel.oracles.diagonal import probe_signs
+from bilevel.oracles.curvature import diagonal_majorizer, majorized_hvp, probe_signs
 from bilevel.problems import cross_validation, softmax_selection
 from bilevel.solvers.auto.metric import (
     LOW_RANK,
@@ -114,11 +114,12 @@ def test_iterates_with_the_low_rank_metric_equal_the_transcription():
 
 @pytest.mark.parametrize(("passes", "floor"), [(1, 1e-6), (8, 0.1 * (1e6 + 2.0 + 1e-8) / 3)])
 @pytest.mark.parametrize(("sampling", "batch"), [("blocks", 5), ("full", 40)])
-def test_the_diagonal_is_positive_and_includes_the_variance_of_batches(passes, floor, sampling, batch):
+def test_the_diagonal_is_positive_and_includes_the_variance_of_batches(passes, floor, sampling, batch, monkeypatch):
     diagonal, squares = np.array([1e6, -2.0, 1e-8]), np.array([1.0, 3.0, 0.0])
     samples = SimpleNamespace(sampling=sampling, batch_size=5)
-    oracles = SimpleNamespace(inner_samples=samples, n_inner=40, diagonal_passes=passes)
-    oracles.diagonal_majorizer, oracles.squared_diagonals = lambda *_: diagonal, lambda _: squares
+    oracles = SimpleNamespace(inner_samples=samples, n_inner=40, has_row_diagonals=passes == 1)
+    monkeypatch.setattr("bilevel.solvers.auto.metric.diagonal_majorizer", lambda *_: diagonal)
+    monkeypatch.setattr("bilevel.solvers.auto.metric.squared_diagonals", lambda *_: squares)
     with arithmetic("float64"):
         found = metric_diagonal(oracles, None, 0)
     lifted = np.maximum(abs(diagonal), floor)
@@ -201,8 +202,11 @@ def test_majorized_products_have_the_majorizer_as_their_diagonal_and_exceed_the_
         return np.stack([np.ravel(product(point._replace(v=unit.reshape(shape)))) for unit in np.eye(size)])
 
     with arithmetic("float64"):
-        majorized, hessian = dense(jax.jit(problem.oracles.majorized_hvp)), dense(jax.jit(problem.oracles.hvp))
-        diagonal = np.ravel(problem.oracles.diagonal_majorizer(point))
+        majorized, hessian = (
+            dense(jax.jit(partial(majorized_hvp, problem.oracles))),
+            dense(jax.jit(problem.oracles.hvp)),
+        )
+        diagonal = np.ravel(diagonal_majorizer(problem.oracles, point))
     np.testing.assert_allclose(np.diag(majorized), diagonal, rtol=1e-10)
     assert np.linalg.eigvalsh(majorized - hessian).min() > -1e-10
 
