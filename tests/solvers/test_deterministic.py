@@ -184,13 +184,13 @@ def test_hoag_stays_as_near_to_its_exact_sequence_as_its_tolerances_say():
     mu, norm = np.linalg.eigvalsh(inner.a_inner)[0], lambda matrix: np.linalg.norm(matrix, 2)
     # What errors of eps in z and in the residual of v do to g; Lanczos gives mu to a hundredth.
     growth = 1.05 * (norm(inner.b) * (1 + norm(outer.a_inner)) / mu + norm(outer.b))
-    first = states[0].step / expected[0]["step"]
+    first = states[0].outer.size / expected[0]["step"]
     assert expected[-1]["step"] * norm(problem.exact_solver.hessian) < 2, "else an error could grow from step to step"
     bound, x = 0.0, start[1]
     for k, (ours, exact_step) in enumerate(zip(states, expected, strict=True), start=1):
-        np.testing.assert_allclose(ours.step / exact_step["step"], first, rtol=1e-12)
+        np.testing.assert_allclose(ours.outer.size / exact_step["step"], first, rtol=1e-12)
         grad = np.linalg.norm(problem.exact_solver(x).hypergrad)
-        bound += float(ours.step) * growth * exponential(k) + abs(ours.step - exact_step["step"]) * grad
+        bound += float(ours.outer.size) * growth * exponential(k) + abs(ours.outer.size - exact_step["step"]) * grad
         x = exact_step["outer_var"]
         assert np.linalg.norm(ours.point.outer_var - x) <= bound
     assert bound < np.linalg.norm(start[1] - problem.exact_solver.minimizer), "a bound that says something"
@@ -206,7 +206,7 @@ def test_hoag_with_tight_tolerances_is_its_transcription(name, decrease, monkeyp
     numpy_problem = cases.in_numpy(name, problem)
     expected = transcribed_hoag(numpy_problem, *start, range(steps), tolerance=lambda k: 1e-12, **settings)
     states = path(problem, HOAG(**settings), steps)
-    np.testing.assert_allclose([state.step for state in states], [row["step"] for row in expected], rtol=1e-7)
+    np.testing.assert_allclose([state.outer.size for state in states], [row["step"] for row in expected], rtol=1e-7)
     for state, row in zip(states, expected, strict=True):
         np.testing.assert_allclose(state.point.outer_var, row["outer_var"], rtol=1e-7, atol=1e-7)
 
@@ -218,7 +218,7 @@ def test_hoag_estimates_the_lipschitz_constant_by_the_largest_gradient():
     for state in path(problem, HOAG(), 5):
         z = state.point.inner_var
         seen = max(seen, np.hypot(np.linalg.norm(numpy_problem.fz(z, x)), np.linalg.norm(numpy_problem.fx(z, x))))
-        np.testing.assert_allclose(state.lipschitz, seen, rtol=1e-10)
+        np.testing.assert_allclose(state.outer.lipschitz, seen, rtol=1e-10)
         x = state.point.outer_var
 
 
@@ -228,8 +228,8 @@ def test_hoag_as_printed_stalls_and_with_half_the_decrease_does_not():
         return bilevel.run(tiny(0), solver, max_steps=60)
 
     printed, corrected = final(1.0), final(0.5)
-    assert printed.history["hypergrad_norm_sq"][-1] > 0.1 and float(printed.state.step) < 1e-2
-    assert corrected.history["hypergrad_norm_sq"][-1] < 1e-8 and float(corrected.state.step) > 1e-2
+    assert printed.history["hypergrad_norm_sq"][-1] > 0.1 and float(printed.state.outer.size) < 1e-2
+    assert corrected.history["hypergrad_norm_sq"][-1] < 1e-8 and float(corrected.state.outer.size) > 1e-2
 
 
 @pytest.mark.parametrize("name", EACH)
