@@ -25,8 +25,7 @@ from bilevel.solvers.fields import one_of
 
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # of the current step, by `time.perf_counter`
 OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
-# Defaults of the parameters that have no effect on solvers which choose their own steps. These solvers reset them, so
-# that settings which differ in nothing else count as one setting.
+# Solvers that choose their own steps reset these parameters, so that settings which differ only in them are equal.
 UNUSED: dict[str, Any] = {"step_size": 0.1, "outer_ratio": 1.0, "batch_size": 64}
 
 T = TypeVar("T")

@@ -368,7 +368,7 @@ def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
         (lambda: bilevel.F2SAp(order=0), "order=0"),
         (lambda: bilevel.F2SAp(perturbation=-0.1), "perturbation=-0.1"),
         (lambda: bilevel.PnPBO(inner_estimator="adam"), "inner_estimator='adam'.*'sgd', 'saga'"),
-        (lambda: bilevel.PnPBO(sampling="iid"), "sampling='iid'.*take sampling='blocks'"),
+        (lambda: bilevel.PnPBO(sampling="iid"), "sampling='iid'.*use sampling='blocks'"),
         (lambda: bilevel.PnPBO(mixing=1.5), "mixing=1.5"),
         (lambda: bilevel.FdeHBO(perturbation=0.0), "perturbation=0.0"),
         (lambda: bilevel.LancBiO(period=0), "period=0"),
