@@ -24,9 +24,9 @@ def test_iterates_and_costs_with_two_sizes_equal_the_transcription(name):
     assert run.oracles.inner_samples.batch_size == cases.BATCH and run.oracles.outer_samples.batch_size == OUTER
     assert_same_path(run, expected)
     initial = run.solver.init_calls(run.oracles)._asdict()
-    for kind, asked in KIND_NAMES.items():
+    for kind, name in KIND_NAMES.items():
         declared = int(np.sum(getattr(run.page.calls, kind)[: steps(solver)]))
-        assert declared + initial[kind] == counted.calls[asked], kind
+        assert declared + initial[kind] == counted.calls[name], kind
 
 
 @pytest.mark.parametrize("sampling", ["iid", "reshuffle", "full"])
