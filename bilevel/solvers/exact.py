@@ -68,7 +68,7 @@ class Exact(HostSolver[ExactState]):
     the squared residuals of z* and v*. If rounding errors prevent any further decrease of h, x does not move.
     """
 
-    asks = ("inner_grad",), OUTER, ("cross",)
+    derivative_groups = ("inner_grad",), OUTER, ("cross",)
     complexity = Complexity("none")
 
     def configure(self, problem: BilevelProblem) -> Self:
@@ -188,14 +188,16 @@ class _ValueFunction:
 
     def __call__(self, x: np.ndarray) -> Evaluation:
         try:
-            found = newton(lambda z: self.full.ask(("inner_grad",), z, x)[0], partial(self._system, x), self.z, _SMALL)
+            found = newton(
+                lambda z: self.full.evaluate(("inner_grad",), z, x)[0], partial(self._system, x), self.z, _SMALL
+            )
             z = found.z
-            value, outer_grad, outer_grad_outer = self.full.ask(OUTER, z, x)
+            value, outer_grad, outer_grad_outer = self.full.evaluate(OUTER, z, x)
             v, _ = solve_adjoint(found, value.item(), outer_grad, self.v)
         except (np.linalg.LinAlgError, ValueError):
             unsolved = np.full_like(self.z, np.nan)
             return Evaluation(x, unsolved, unsolved, np.inf, np.full_like(x, np.nan))
-        (cross,) = self.full.ask(("cross",), z, x, v)
+        (cross,) = self.full.evaluate(("cross",), z, x, v)
         self.z, self.v = z, v
         return Evaluation(x, z, v, value.item(), cross + outer_grad_outer)
 

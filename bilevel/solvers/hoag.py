@@ -38,7 +38,7 @@ _SLACK, _GROWTH, _SHRINKAGE = 1.0, 1.05, 0.5  # the slack is M of the paper
 
 
 class OuterStep(NamedTuple):
-    """The step s of x, F and the length of the move of x in the last step, and C: NaN before the first step."""
+    """The step s of x, F and the length of the move of x in the last step, NaN before the first one; and C."""
 
     size: np.ndarray
     value: np.ndarray
@@ -48,25 +48,36 @@ class OuterStep(NamedTuple):
     @classmethod
     def unknown(cls, lipschitz: float = 0.0) -> Self:
         """Return the record before the first step."""
-        return cls(*[np.array(np.nan)] * 3, np.array(lipschitz))
+        nan = np.array(np.nan)
+        return cls(nan, nan, nan, np.array(lipschitz))
 
     def observe(self, outer_grad: np.ndarray, outer_grad_outer: np.ndarray) -> Self:
         """Return the record with C at least the norm of this gradient of F."""
         norm = float(np.hypot(np.linalg.norm(outer_grad), np.linalg.norm(outer_grad_outer)))
         return self._replace(lipschitz=np.array(max(float(self.lipschitz), norm)))
 
-    def next_size(self, value: float, grad: np.ndarray, tolerances: tuple[float, float], decrease: float) -> float:
-        """Return the next s, from F and g now and the tolerances of this step and of the last one."""
+    def move(
+        self,
+        full: FullBatch,
+        x: np.ndarray,
+        grad: np.ndarray,
+        value: float,
+        tolerances: tuple[float, float],
+        ratio: float,
+    ) -> tuple[np.ndarray, Self]:
+        """Return x - s g within its bounds, and the new record, from F and the tolerances of this and the last step."""
+        size = self._next_size(value, grad, tolerances, ratio)
+        x_new = full.project(x - size * grad)
+        length = np.array(np.linalg.norm(x_new - x))
+        return x_new, self._replace(size=np.array(size), value=np.array(value), length=length)
+
+    def _next_size(self, value: float, grad: np.ndarray, tolerances: tuple[float, float], ratio: float) -> float:
         size, last_value, length, lipschitz = map(float, self)
         if np.isnan(size):
             norm = float(np.linalg.norm(grad))
             return 1 / norm if norm > 0 else 1.0
         errors = lipschitz * tolerances[0] + tolerances[1] * (lipschitz + _SLACK) * length
-        return size * (_GROWTH if value <= last_value + errors - decrease * length**2 / size else _SHRINKAGE)
-
-    def record(self, size: float, value: float, length: float) -> Self:
-        """Return the record after a step."""
-        return self._replace(size=np.array(size), value=np.array(value), length=np.array(length))
+        return size * (_GROWTH if value <= last_value + errors - ratio * length**2 / size else _SHRINKAGE)
 
 
 class HOAGState(NamedTuple):
@@ -98,7 +109,7 @@ class HOAG(HostSolver[HOAGState]):
     decrease: float = fraction(default=0.5)
     lipschitz: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
-    asks = _INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)
+    derivative_groups = _INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)
     complexity = Complexity("converges, no rate", "full batches, summable tolerances", "C^{1,1}", "C^{2,2}")
 
     def configure(self, problem: BilevelProblem) -> Self:
@@ -114,15 +125,13 @@ class HOAG(HostSolver[HOAGState]):
         z, x, v = full.vectors()
         tolerances = self._tolerance(index + 1), self._tolerance(max(index, 1))
         z = self._solve_inner(full, z, x, tolerances[0])
-        value, outer_grad, outer_grad_outer = full.ask(OUTER, z, x)
+        value, outer_grad, outer_grad_outer = full.evaluate(OUTER, z, x)
         if not np.all(np.isfinite(outer_grad)):
             return state._replace(point=full.point(z, np.full_like(x, np.nan), v), calls=full.calls)
         v = full.conjugate_gradients(z, x, -outer_grad, v, rtol=0.0, atol=tolerances[0])
-        grad = full.ask(("cross",), z, x, v)[0] + outer_grad_outer
+        grad = full.evaluate(("cross",), z, x, v)[0] + outer_grad_outer
         outer = state.outer if self.lipschitz is not None else state.outer.observe(outer_grad, outer_grad_outer)
-        size = outer.next_size(value.item(), grad, tolerances, float(self.decrease))
-        x_new = full.project(x - size * grad)
-        outer = outer.record(size, value.item(), float(np.linalg.norm(x_new - x)))
+        x_new, outer = outer.move(full, x, grad, value.item(), tolerances, float(self.decrease))
         return HOAGState(full.point(z, x_new, v), outer, full.calls)
 
     def _tolerance(self, k: int) -> float:
@@ -130,7 +139,7 @@ class HOAG(HostSolver[HOAGState]):
 
     def _solve_inner(self, full: FullBatch, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
         """Return z with ||∇z G|| <= μ tolerance, or as close to it as rounding permits."""
-        evaluate = remember_last(lambda z: full.ask(_INNER, z, x))
+        evaluate = remember_last(lambda z: full.evaluate(_INNER, z, x))
         if not np.all(np.isfinite(evaluate(z)[1])):
             return np.full_like(z, np.nan)
         given = self.strong_convexity
@@ -172,7 +181,7 @@ def _refine_by_newton(full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.nd
         if np.linalg.norm(grad) <= bound:
             break
         trial = z - full.conjugate_gradients(z, x, grad, np.zeros_like(z), rtol=1e-12, atol=bound / 2)
-        (trial_grad,) = full.ask(("inner_grad",), trial, x)
+        (trial_grad,) = full.evaluate(("inner_grad",), trial, x)
         if not np.linalg.norm(trial_grad) < 0.5 * np.linalg.norm(grad):
             break
         z, grad = trial, trial_grad

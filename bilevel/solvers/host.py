@@ -58,7 +58,7 @@ class HostSolver(SolverBase[State], Generic[State]):
 
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
-    asks: ClassVar[tuple[tuple[str, ...], ...]] = ()  # each group of derivatives that a step requests together
+    derivative_groups: ClassVar[tuple[tuple[str, ...], ...]] = ()  # the derivatives that steps evaluate together
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
         """Compile and import everything that steps call, before the clock starts."""
@@ -67,8 +67,8 @@ class HostSolver(SolverBase[State], Generic[State]):
 
         full = FullBatch(oracles, start)
         z, x, v = full.vectors()
-        for kinds in self.asks:
-            full.ask(kinds, z, x, v)
+        for kinds in self.derivative_groups:
+            full.evaluate(kinds, z, x, v)
 
     @abstractmethod
     def step(self, oracles: Oracles, state: State, index: int) -> State:
@@ -102,7 +102,7 @@ class FullBatch:
         """Return x clipped to the bounds of the problem."""
         return flat(self.oracles.project(unflatten(x, self.like.outer_var)))
 
-    def ask(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
+    def evaluate(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
         """Return the derivatives of these kinds, each as a flat vector. The kinds "hvp" and "cross" require v."""
         for kind in kinds:
             self.count(kind)
@@ -115,7 +115,7 @@ class FullBatch:
 
     def product(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Return (∇²zz G) v."""
-        return self.ask(("hvp",), z, x, v)[0]
+        return self.evaluate(("hvp",), z, x, v)[0]
 
     def conjugate_gradients(
         self,

@@ -82,7 +82,7 @@ class SHINE(HostSolver[SHINEState]):
     opa_period: int | None = whole(default=None, optional=True, hint="; use None for no pairs along v")
     refine: bool = flag(default=False)
     decrease: float = fraction(default=0.5)
-    asks = _INNER, ("inner_grad",), ("outer_grad",), ("hvp",), OUTER, ("cross",)
+    derivative_groups = _INNER, ("inner_grad",), ("outer_grad",), ("hvp",), OUTER, ("cross",)
     complexity = Complexity("converges, no rate", "full batches")
 
     def configure(self, problem: BilevelProblem) -> Self:
@@ -105,7 +105,7 @@ class SHINE(HostSolver[SHINEState]):
         z, x, v = full.vectors()
         tolerance = self._tolerance(index)
         z, grad, first_norm = self._solve_inner(full, inverse, z, x, float(state.first_norm), tolerance)
-        value, outer_grad, outer_grad_outer = full.ask(OUTER, z, x)
+        value, outer_grad, outer_grad_outer = full.evaluate(OUTER, z, x)
         if not np.all(np.isfinite(np.r_[grad, outer_grad])):
             return state._replace(point=full.point(z, np.full_like(x, np.nan), v), calls=full.calls)
         if self.opa_period is not None:
@@ -114,12 +114,10 @@ class SHINE(HostSolver[SHINEState]):
         if self.refine:
             limit = int(0.01 / np.sqrt(tolerance))
             v = full.conjugate_gradients(z, x, -outer_grad, v, rtol=tolerance, atol=0.0, limit=limit) if limit else v
-        hypergrad = full.ask(("cross",), z, x, v)[0] + outer_grad_outer
+        hypergrad = full.evaluate(("cross",), z, x, v)[0] + outer_grad_outer
         tolerances = tolerance, self._tolerance(index - 1)
         outer = state.outer.observe(outer_grad, outer_grad_outer)
-        size = outer.next_size(value.item(), hypergrad, tolerances, float(self.decrease))
-        x_new = full.project(x - size * hypergrad)
-        outer = outer.record(size, value.item(), float(np.linalg.norm(x_new - x)))
+        x_new, outer = outer.move(full, x, hypergrad, value.item(), tolerances, float(self.decrease))
         return SHINEState(full.point(z, x_new, v), inverse.pairs, np.array(first_norm), outer, full.calls)
 
     def _tolerance(self, index: int) -> float:
@@ -129,13 +127,13 @@ class SHINE(HostSolver[SHINEState]):
         self, full: FullBatch, inverse: "_Inverse", z: np.ndarray, x: np.ndarray, first_norm: float, tolerance: float
     ) -> tuple[np.ndarray, np.ndarray, float]:
         """Return z with ||∇z G|| <= tolerance * first_norm, or as close as rounding permits; ∇z G; and first_norm."""
-        value, grad = full.ask(_INNER, z, x)
+        value, grad = full.evaluate(_INNER, z, x)
         first_norm = float(np.linalg.norm(grad)) if np.isnan(first_norm) else first_norm
         for taken in range(_INNER_STEPS):
             if not np.linalg.norm(grad) > tolerance * first_norm:
                 break
             if self.opa_period is not None and taken > 0 and taken % self.opa_period == 0:
-                inverse.add_outer_pair(full, z, x, grad, full.ask(("outer_grad",), z, x)[0])
+                inverse.add_outer_pair(full, z, x, grad, full.evaluate(("outer_grad",), z, x)[0])
             found = _backtrack(full, z, x, -inverse.product(grad), value.item(), grad)
             if found is None:
                 break
@@ -165,7 +163,7 @@ class _Inverse:
             return
         length = max(self.length, _SHORTEST * (1 + float(np.linalg.norm(z))))
         move = length / np.linalg.norm(v) * v
-        self.add_pair(z, move, full.ask(("inner_grad",), z + move, x)[0] - grad)
+        self.add_pair(z, move, full.evaluate(("inner_grad",), z + move, x)[0] - grad)
 
 
 def _backtrack(
@@ -175,7 +173,7 @@ def _backtrack(
     slope, length = float(grad @ direction), 1.0
     for _ in range(_HALVINGS):
         trial = z + length * direction
-        trial_value, trial_grad = full.ask(_INNER, trial, x)
+        trial_value, trial_grad = full.evaluate(_INNER, trial, x)
         decreases = trial_value.item() <= value + _DECREASE * length * slope
         is_level = trial_value.item() <= value + _ROUNDING * abs(value)
         if decreases or (is_level and trial_grad @ direction <= (2 * _DECREASE - 1) * slope):

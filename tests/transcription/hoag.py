@@ -26,8 +26,8 @@ def hoag(
 ) -> list[dict[str, Any]]:
     """Take one step per element of ``draws``. The elements and the start z are not used.
 
-    `lipschitz` is C, by default the largest norm of the whole gradient of F seen so far; `slack` is M; the
-    decrease asked of h is `decrease` * D² / s, with 1/2 for the corrected rule and 1 for the printed one.
+    `lipschitz` is C, by default the largest norm of the gradient of F so far; `slack` is M; the required decrease
+    of h is `decrease` * D² / s, with 1/2 for the corrected rule and 1 for the printed one.
     """
     c, step, last_value, move = lipschitz or 0.0, 0.0, 0.0, 0.0
     history = []
