@@ -4,9 +4,9 @@ H starts at α I. A pair (s, g) of a move and the change of the gradient along i
 
     H ← (I - ρ s gᵀ) H (I - ρ g sᵀ) + ρ s sᵀ,  ρ = 1/(s·g);      H ← H + w wᵀ/(w·g),  w = s - H g
 
-Matrices are never formed: BFGS multiplies by two loops over the pairs, and SR1 stores w instead of s. Pairs that would
-make H indefinite or inaccurate are rejected: those without positive curvature (BFGS), with a vanishing w·g (SR1), or
-with a move so short that g consists mostly of rounding errors.
+Matrices are never formed: BFGS multiplies by two loops over the pairs, and SR1 stores w instead of s. A pair is
+rejected if it has no positive curvature (BFGS), if w·g vanishes (SR1), or if the move is so short that g consists
+mostly of rounding errors.
 """
 
 from dataclasses import dataclass

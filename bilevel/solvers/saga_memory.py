@@ -22,7 +22,7 @@ class Level(NamedTuple):
 
     samples: Samples
     estimate: Callable[[Point, Array], PyTree]  # the derivatives on a block
-    terms: Callable[[Point, Array], PyTree]  # of the rows of a block
+    terms: Callable[[Point, Array], PyTree]  # the terms of the rows of a block
     sum: Callable[[PyTree, Array, Point], PyTree]  # the derivatives that consist of such terms
     regularization: Callable[[Point], PyTree]  # the derivatives that are not sums over rows
 

@@ -5,7 +5,7 @@ medium; the method is well known, the paper's text was not compared.
 
 Estimates d_z of ∇z G and d_x of the hypergradient (truncated Neumann series) belong to the current (z, x):
 
-    each q steps:  d_z, d_x by a full-batch pass
+    every q steps:  d_z, d_x by a full-batch pass
     (z', x') = (z, x);   x ← x - (α/r) d_x
     for k = 0, …, T:  draw batches;  d ← d + g(z, x) - g(z', x');  (z', x') = (z, x);  if k < T:  z ← z - α d_z
 
