@@ -35,7 +35,6 @@ _OF_EXTRAS = ("benchmark",)  # not imported by `from bilevel import *`, which mu
 _MODULES = ("datasets", "problems")
 _ROOMS = (*_MODULES, "engine", "estimators", "oracles", "solvers", "theory")
 
-
 def __getattr__(name: str) -> Any:
     """Import a public name, or a solver, when it is first asked for."""
     if name in _ROOMS:
