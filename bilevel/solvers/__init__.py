@@ -1,4 +1,4 @@
-"""One file per algorithm. A new solver is a file of this folder, and its name in this module."""
+"""One file per algorithm. To add a solver, write a file in this folder and list its class in this module."""
 
 from bilevel.solvers.ada_bio import AdaBiO
 from bilevel.solvers.alset import ALSET

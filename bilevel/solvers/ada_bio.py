@@ -1,16 +1,17 @@
-"""Ada-BiO: normalized steps of x with a momentum that measures the noise, AdaGrad's steps of z.
+"""Ada-BiO: normalized steps of x with a momentum adapted to the measured noise, and AdaGrad steps of z.
 
 Gong, Hao, Liu. Adaptive Algorithms with Sharp Convergence Rates for Stochastic Hierarchical Optimization. NeurIPS 2025,
-arXiv 2509.15399. Confidence: medium. The text was read without its displayed formulas; two of the three below are from
-a note on the paper, and the step of x is printed in its text.
+arXiv 2509.15399. Confidence: medium; the text was read without its displayed formulas. The step of x is printed in the
+text; the other two formulas below are taken from a note on the paper.
 
-With g, g' two hypergradients on independent batches, Neumann series of Q products as in StocBiO, and sums to step t,
+Let g and g' be two hypergradients on independent batches, by Neumann series of Q products as in StocBiO. All sums run
+over the steps 1, …, t.
 
-    s = Σ ||g - g'||²;   w = Σ ||∇z G_B||²;   θ = a/√(a² + s), at first 1;   m ← (1 - θ) m + θ g
+    s = Σ ||g - g'||²;   w = Σ ||∇z G_B||²;   θ = a/√(a² + s), and 1 in the first step;   m ← (1 - θ) m + θ g
     x ← x - (α/r) t^-½ (a/√(a² + s + w))^½ m/||m||;   z ← z - α ∇z G_B/√(c² + w),   both at the old point
 
-The paper's series needs its step 1/L and a length like log t; which of its kinds is not in what could be read, and here
-it is one running product. The authors' experiments take the g of the last step as g'.
+The paper's series requires the step 1/L and a length that grows like log t. The available text does not state which
+kind of series it is; here it is the truncated one. The authors' experiments use the g of the previous step as g'.
 Cost (2Q + 7) b. Memory p + 2d. Adaptive: all steps, by sums of squared norms and of the noise; the momentum.
 """
 
@@ -29,16 +30,16 @@ from bilevel.solvers.neumann import NeumannDraw, NeumannSolver, hypergradient, h
 
 
 class AdaBiOState(NamedTuple):
-    """The iterate, m, s and w."""
+    """The iterate, the average m, and the sums s and w."""
 
     point: Point
     average: PyTree
     noise: Array
-    slopes: Array
+    squares: Array
 
 
 class AdaBiODraw(NamedTuple):
-    """A batch for z, and those of both hypergradients."""
+    """A batch for the step of z, and the batches of both hypergradients."""
 
     inner: Any
     first: NeumannDraw
@@ -51,16 +52,16 @@ class AdaBiO(NeumannSolver[AdaBiOState, AdaBiODraw]):
 
     Parameters
     ----------
-    step_size : scale of the steps of z, which are AdaGrad's
+    step_size : α, scale of the AdaGrad steps of z
     outer_ratio : the outer variable moves by at most ``step_size / outer_ratio`` t^-1/2
-    noise_scale : a, below which noise leaves momentum and outer step as they are
-    slope_scale : c, what the sum of squared gradients starts from, as a root
+    noise_scale : a; noise well below a changes neither the momentum nor the outer step
+    slope_scale : c; the sum of squared gradients starts at c²
     """
 
     step_size: float = positive(default=1.0)
     noise_scale: float = positive(default=1.0)
     slope_scale: float = positive(default=1.0)
-    needs_plain_step = "its steps of z adapt by themselves"
+    needs_plain_step = "its steps of z are adaptive"
     complexity = Complexity("Õ(ε^-2); without noise Õ(ε^-1)", "general expectation")
 
     def init(self, oracles: Oracles, start: Point) -> AdaBiOState:
@@ -78,17 +79,17 @@ class AdaBiO(NeumannSolver[AdaBiOState, AdaBiODraw]):
         series = self.n_neumann, self.neumann_step
         _, grad, v = hypergradient(oracles, point, draw.first, *series)
         other = hypergradient(oracles, point, draw.second, *series).outer_var
-        slope = oracles.inner_grad(point, draw.inner)
+        inner_grad = oracles.inner_grad(point, draw.inner)
         noise = state.noise + trees.norm_sq(trees.subtract(grad, other))
-        slopes = state.slopes + trees.norm_sq(slope)
+        squares = state.squares + trees.norm_sq(inner_grad)
         share = jnp.where(index == 0, 1, self.noise_scale / jnp.sqrt(scale_sq + noise))
         average = jax.tree.map(lambda old, new: (1 - share) * old + share * new, state.average, grad)
         norm = jnp.maximum(jnp.sqrt(trees.norm_sq(average)), jnp.finfo(share.dtype).tiny)
-        damped = jnp.sqrt(self.noise_scale / jnp.sqrt(scale_sq + noise + slopes))
-        z = move(point.inner_var, slope, self.step_size / jnp.sqrt(self.slope_scale**2 + slopes))
-        step = decay(self.step_size / self.outer_ratio, index, 0.5) * damped / norm
+        damping = jnp.sqrt(self.noise_scale / jnp.sqrt(scale_sq + noise + squares))
+        z = move(point.inner_var, inner_grad, self.step_size / jnp.sqrt(self.slope_scale**2 + squares))
+        step = decay(self.step_size / self.outer_ratio, index, 0.5) * damping / norm
         point = move_outer(oracles, Point(z, point.outer_var, v), average, step)
-        return AdaBiOState(point, average, noise, slopes)
+        return AdaBiOState(point, average, noise, squares)
 
     def calls(self, oracles: Oracles, draw: AdaBiODraw, refresh: bool) -> Calls:
         both = (hypergradient_calls(oracles, series, self.n_neumann) for series in (draw.first, draw.second))

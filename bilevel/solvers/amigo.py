@@ -1,4 +1,4 @@
-"""AmIGO: amortized implicit gradient optimization, two inner loops, both warm.
+"""AmIGO: amortized implicit gradient optimization, with warm-started inner loops for z and for v.
 
 Arbel, Mairal. Amortized Implicit Differentiation for Stochastic Bilevel Optimization. ICLR 2022, arXiv 2111.14580.
 Confidence: medium; the method is well known, the paper's text was not compared.
@@ -7,7 +7,7 @@ Confidence: medium; the method is well known, the paper's text was not compared.
     draw C;   T times:  draw B;  v ← v - α ((∇²zz G_B) v + ∇z F_C)      at the new z, ∇z F_C computed once
     draw B;   x ← x - (α/r)((∇²xz G_B) v + ∇x F_C)
 
-Cost (2T + 3) b. Memory 2p + d. Adaptive: nothing. With constant steps it stops at a floor of noise.
+Cost (2T + 3) b. Memory 2p + d. Adaptive: nothing. With constant steps the error levels off at the noise of the batches.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class AmIGO(Solver[PointState, LoopDraw]):
 
     Parameters
     ----------
-    step_size : step of both inner loops
+    step_size : α, step of both inner loops
     n_inner_steps : T, steps of each loop per outer step
     """
 
@@ -44,14 +44,14 @@ class AmIGO(Solver[PointState, LoopDraw]):
         return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        rows, times = draw.inner_loop, self.n_inner_steps
-        point, moves = self.moves.inner_steps(oracles, *state, rows, times, self.step_size)
+        times = self.n_inner_steps
+        point, moves = self.moves.inner_steps(oracles, *state, draw.inner_loop, times, self.step_size)
         outer = oracles.outer(point, draw.neumann.outer)
 
-        def follow_system(v: PyTree, rows: Any) -> PyTree:
+        def step_v(v: PyTree, rows: Any) -> PyTree:
             return move(v, trees.add(oracles.hvp(point._replace(v=v), rows), outer.grad), self.step_size)
 
-        point = point._replace(v=repeat(self.n_inner_steps, draw.neumann.products, follow_system, point.v))
+        point = point._replace(v=repeat(times, draw.neumann.products, step_v, point.v))
         grad = trees.add(oracles.cross(point, draw.neumann.cross), outer.grad_outer)
         return PointState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio), moves)
 

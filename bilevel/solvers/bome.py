@@ -1,11 +1,13 @@
-"""BOME: bilevel optimization made easy, a dynamic barrier on the value of the inner problem.
+"""BOME: bilevel optimization made easy, with a dynamic barrier on the value of the inner problem.
 
 Liu, Ye, Wright, Stone, Liu. BOME! Bilevel Optimization Made Easy: A Simple First-Order Approach. NeurIPS 2022, arXiv
 2209.08709. Confidence: medium; the method is well known, the paper's text was not compared.
 
-Full-batch. From w = z, T times w ← w - α ∇z G(w, x). With q = (∇z G(z, x), ∇x G(z, x) - ∇x G(w, x)), w held fixed,
+Every step is a full-batch pass:
 
-    λ = max(0, κ - <∇F, q> / ||q||²), 0 where q = 0;   (z, x) ← (z, x) - (α/r)(∇F + λ q)   together
+    w = z;   T times:  w ← w - α ∇z G(w, x)
+    q = (∇z G(z, x), ∇x G(z, x) - ∇x G(w, x));   λ = max(0, κ - <∇F, q> / ||q||²),  or 0 if q = 0
+    (z, x) ← (z, x) - (α/r)(∇F + λ q),   both at the old point
 
 z is not replaced by w. Cost (T + 1) n + 2n + 2m. Memory 2p + d. Adaptive: the weight λ of the inner problem. The bias
 is of the order of (1 - α mu_G)^T.
@@ -27,10 +29,10 @@ class BOME(Solver[PointState, object]):
 
     Parameters
     ----------
-    step_size : step of the inner loop
+    step_size : α, step of the inner loop
     outer_ratio : both variables move with ``step_size / outer_ratio``
-    batch_size : not used: every step is a full-batch pass
-    barrier : κ, how strongly the inner problem is enforced
+    batch_size : has no effect, since every step is a full-batch pass
+    barrier : κ; larger values enforce the inner problem more strongly
     sampling : "full" only
     """
 
@@ -44,19 +46,18 @@ class BOME(Solver[PointState, object]):
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: object) -> PointState:
         point = state.point
-        ahead = inner_descent(oracles, point, None, self.n_inner_steps, self.step_size)
+        lower = inner_descent(oracles, point, None, self.n_inner_steps, self.step_size)
         outer = oracles.outer(point)
-        inner_slope = oracles.inner_grad(point)
-        outer_slope = trees.subtract(oracles.inner_grad_outer(point), oracles.inner_grad_outer(ahead))
-        size = trees.norm_sq((inner_slope, outer_slope))
-        overlap = trees.dot(outer.grad, inner_slope) + trees.dot(outer.grad_outer, outer_slope)
-        ratio = overlap / jnp.where(size > 0, size, 1)
-        penalty = jnp.where(size > 0, jnp.maximum(self.barrier - ratio, 0), 0)
+        q_z = oracles.inner_grad(point)
+        q_x = trees.subtract(oracles.inner_grad_outer(point), oracles.inner_grad_outer(lower))
+        norm_sq = trees.norm_sq((q_z, q_x))
+        overlap = trees.dot(outer.grad, q_z) + trees.dot(outer.grad_outer, q_x)
+        ratio = overlap / jnp.where(norm_sq > 0, norm_sq, 1)
+        weight = jnp.where(norm_sq > 0, jnp.maximum(self.barrier - ratio, 0), 0)
         step = self.step_size / self.outer_ratio
-        inner_move = trees.add(outer.grad, trees.scale(penalty, inner_slope))
-        outer_move = trees.add(outer.grad_outer, trees.scale(penalty, outer_slope))
-        moved_z = point._replace(inner_var=move(point.inner_var, inner_move, step))
-        return PointState(move_outer(oracles, moved_z, outer_move, step))
+        z = move(point.inner_var, trees.add(outer.grad, trees.scale(weight, q_z)), step)
+        direction = trees.add(outer.grad_outer, trees.scale(weight, q_x))
+        return PointState(move_outer(oracles, point._replace(inner_var=z), direction, step))
 
     def calls(self, oracles: Oracles, draw: object, refresh: bool) -> Calls:
         n, m = oracles.n_inner, oracles.n_outer

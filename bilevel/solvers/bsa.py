@@ -1,13 +1,13 @@
 """BSA: bilevel stochastic approximation.
 
-Ghadimi, Wang. Approximation Methods for Bilevel Programming. 2018, arXiv 1802.02246. Confidence: low; the text could
-not be had, and the outer schedule is reconstructed.
+Ghadimi, Wang. Approximation Methods for Bilevel Programming. 2018, arXiv 1802.02246. Confidence: low; the text was not
+available, and the outer schedule is reconstructed.
 
     T times:  draw B;  z ← z - α t^-½ ∇z G_B
     x ← x - (α/r) t^-½ ((∇²xz G_B') v + ∇x F_C),   v by a Neumann series of random length
 
-The original restarts z at its first value in every outer step, with steps α/s inside: ``warm_start=False``. Keeping z
-is what is done in practice; it is then the same algorithm as ALSET.
+The original restarts z from its first value in every outer step, with inner steps α/s, s = 1, …, T: this is
+``warm_start=False``. In practice z is kept, and the algorithm is then the same as ALSET.
 Cost (T + P + 3) b, P of mean (Q - 1)/2. Memory p + d. Adaptive: nothing.
 """
 
@@ -24,7 +24,7 @@ from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
 
 
 class BSAState(NamedTuple):
-    """The iterate, the states of transformations, and the first inner variable, where a cold start begins."""
+    """The iterate, the states of transformations, and the first inner variable, for cold starts."""
 
     point: Point
     moves: Any
@@ -38,7 +38,7 @@ class BSA(AlternatingSolver):
     Parameters
     ----------
     step_size : first step of the inner variable; steps decrease like t^-1/2
-    warm_start : go on from the last inner variable; False restarts from the first, with steps step_size / s
+    warm_start : continue from the last inner variable; False restarts from the first one, with steps step_size / s
     """
 
     n_inner_steps: int = whole(default=10)
@@ -49,20 +49,21 @@ class BSA(AlternatingSolver):
         super().__post_init__()
         if self.inner_optimizer is not None and not self.warm_start:
             raise ValueError(
-                "`BSA(inner_optimizer=…, warm_start=False)`: a cold start has steps step_size / s; leave one out."
+                "`BSA(inner_optimizer=…, warm_start=False)`: a cold start takes steps step_size / s; leave out "
+                "one of the two."
             )
 
     def init(self, oracles: Oracles, start: Point) -> BSAState:  # type: ignore[override]
         return BSAState(start, self.moves.init(start), start.inner_var)
 
     def step(self, oracles: Oracles, state: BSAState, index: Array, draw: LoopDraw) -> BSAState:  # type: ignore[override]
-        def cold(i: Array, point: Point) -> Point:
-            grad = oracles.inner_grad(point, batch(draw.inner_loop, i))
-            return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, i, 1.0)))
+        def cold_step(s: Array, point: Point) -> Point:
+            grad = oracles.inner_grad(point, batch(draw.inner_loop, s))
+            return point._replace(inner_var=move(point.inner_var, grad, decay(self.step_size, s, 1.0)))
 
         if self.warm_start:
             warm = AlternatingSolver.step(self, oracles, PointState(state.point, state.moves), index, draw)
             return BSAState(*warm, state.first_inner_var)
         first = state.point._replace(inner_var=state.first_inner_var)
-        point = jax.lax.fori_loop(0, self.n_inner_steps, cold, first)
+        point = jax.lax.fori_loop(0, self.n_inner_steps, cold_step, first)
         return state._replace(point=self.outer_move(oracles, point, index, draw))

@@ -1,20 +1,21 @@
-"""D-TFBO: the double-loop tuning-free method, steps divided by the norms of all gradients so far.
+"""D-TFBO: the double-loop tuning-free method, whose steps are divided by the norm of all gradients so far.
 
 Yang, Ban, Huang, Ma, Ji. Tuning-Free Bilevel Optimization: New Algorithms and Convergence Analysis. ICLR 2025, arXiv
-2410.05140. Confidence: medium. Of the text only the abstract could be had; the algorithm is that of a later paper which
-carries it over to manifolds and prints it (AdaRHD, Algorithm 1 with gradient descent), on a flat space.
+2410.05140. Confidence: medium; only the abstract of the text was available. The algorithm is taken from a later paper
+that extends it to manifolds and prints it (AdaRHD, Algorithm 1 with gradient descent), in the case of a flat space.
 
-By full-batch passes, from the last z and v, with b = c = 1/α at the start of each loop and a = r/α at that of the run,
+All derivatives are full-batch. Both loops continue from the last z and v. At the start of each loop b = c = 1/α, and at
+the start of the run a = r/α.
 
     while ||∇z G||² > ε:   b² ← b² + ||∇z G||²;   z ← z - ∇z G / b
     while ||D_v||² > ε:    c² ← c² + ||D_v||²;    v ← v - D_v / c
     a² ← a² + ||D_x||²;    x ← x - D_x / a
 
-ε is 1/K for K steps planned; the bias of ||∇h||² is of the order of ε. The first step of a loop may be too long for G:
-then the gradient grows until b has, and falls in the same loop. The authors' code takes 10 steps in each loop, however
-large the gradients are, and lets b and c go on through the run.
-Cost: n per gradient of G and per product, each loop one more than it has steps, n cross products, m of each gradient of
-F. Memory 2p + d. Adaptive: all steps, by sums of squared norms; the length of both loops.
+In the paper ε is 1/K, where K is the planned number of steps; the bias of ||∇h||² is of the order of ε. If the first
+steps of a loop are too long for G, the gradient grows until b is large enough, and then falls in the same loop. The
+authors' code takes 10 steps in each loop regardless of the gradients, and does not reset b and c between loops.
+Cost: n per gradient of G and per product, where a loop of k steps takes k + 1 of them; n for the cross product; m for
+each gradient of F. Memory 2p + d. Adaptive: all steps, by sums of squared norms; the length of both loops.
 """
 
 from dataclasses import replace
@@ -33,8 +34,8 @@ from bilevel.solvers.fields import positive, whole
 from bilevel.solvers.host import FullBatch, HostSolver
 from bilevel.solvers.moves import move, move_outer
 
-_PIECE = 100  # steps of a loop between two looks at the clock
-_PARTS = {"inner_grad": "inner_var", "hvp": "v"}  # what descends along which kind of derivative
+_CHUNK = 100  # steps of a loop between two checks of the time limit
+_VARIABLES = {"inner_grad": "inner_var", "hvp": "v"}  # the variable that descends along each kind of derivative
 
 
 class DTFBOState(NamedTuple):
@@ -49,15 +50,15 @@ class DTFBOState(NamedTuple):
 class DTFBO(HostSolver[DTFBOState]):
     """Double-loop tuning-free bilevel optimizer.
 
-    It works in float64 whatever the dtype of the problem, by full-batch passes; `batch_size` has no effect. What a step
-    costs is known only once it is taken, so a run ends with the first step that reaches `max_calls`.
+    It takes full-batch passes in float64, whatever the dtype of the problem; `batch_size` has no effect. The cost of a
+    step is known only after the step, so a run ends with the first step that reaches `max_calls`.
 
     Parameters
     ----------
-    step_size : the steps of z and v are below it, in each loop from its start
+    step_size : α, upper bound of the steps of z and v
     outer_ratio : the steps of the outer variable are below ``step_size / outer_ratio``
-    inner_tolerance : ε, loops end when a squared gradient is below it; in the paper 1 / (steps planned)
-    max_inner_steps : of each loop
+    inner_tolerance : ε; a loop ends when its squared gradient is at most ε. The paper uses 1 / (planned steps)
+    max_inner_steps : largest number of steps of each loop
     """
 
     step_size: float = positive(default=1.0)
@@ -84,51 +85,53 @@ class DTFBO(HostSolver[DTFBOState]):
         return DTFBOState(moved, outer_sum, full.calls)
 
     def _descend(self, full: FullBatch, point: Point, kind: str, shift: PyTree) -> Point:
-        """Go down to a small gradient: that of a kind and a shift."""
-        walk = _Walk(point, _slope(full.oracles, point, kind, shift), jnp.asarray(float(self.step_size) ** -2))
+        """Run one loop: descend along a kind of derivative plus a constant ``shift`` until their sum is small."""
+        loop = _Loop(point, _gradient(full.oracles, point, kind, shift), jnp.asarray(float(self.step_size) ** -2))
         full.count(kind)
         left, tolerance = self.max_inner_steps, np.array(float(self.inner_tolerance))
-        while left > 0 and _square(walk.slope) > tolerance:
-            walk, taken = _walk(full.oracles, walk, kind, shift, tolerance, min(left, _PIECE))
+        while left > 0 and _norm_sq(loop.grad) > tolerance:
+            loop, taken = _advance(full.oracles, loop, kind, shift, tolerance, min(left, _CHUNK))
             full.count(kind, times=int(taken))
             left -= int(taken)
-        if np.isfinite(_square(walk.slope)):
-            return walk.point
-        return trees.scale(np.nan, walk.point)  # a loop that went nowhere ends the run
+        if np.isfinite(_norm_sq(loop.grad)):
+            return loop.point
+        return trees.scale(np.nan, loop.point)  # ends the run
 
 
-class _Walk(NamedTuple):
-    """Where a loop is, the gradient there, and the sum of squares so far."""
+class _Loop(NamedTuple):
+    """The point that a loop has reached, the gradient there, and the sum of squares so far."""
 
     point: Point
-    slope: PyTree
+    grad: PyTree
     total: Array
 
 
 @compiled("kind")
-def _slope(oracles: Oracles, point: Point, kind: str, shift: PyTree) -> PyTree:
+def _gradient(oracles: Oracles, point: Point, kind: str, shift: PyTree) -> PyTree:
     return trees.add(getattr(oracles, kind)(point), shift)
 
 
 @compiled("kind")
-def _walk(oracles: Oracles, walk: _Walk, kind: str, shift: PyTree, tolerance: Array, limit: int) -> tuple[_Walk, Array]:
-    """Take steps until the gradient is small, so many at most; return how many, too."""
+def _advance(
+    oracles: Oracles, loop: _Loop, kind: str, shift: PyTree, tolerance: Array, limit: int
+) -> tuple[_Loop, Array]:
+    """Take at most ``limit`` steps, until the gradient is small, and return their number as well."""
 
-    def goes_on(state: tuple[_Walk, Array]) -> Array:
-        return (trees.norm_sq(state[0].slope) > tolerance) & (state[1] < limit)
+    def continues(state: tuple[_Loop, Array]) -> Array:
+        return (trees.norm_sq(state[0].grad) > tolerance) & (state[1] < limit)
 
-    def once(state: tuple[_Walk, Array]) -> tuple[_Walk, Array]:
-        (point, slope, total), taken = state
-        total = total + trees.norm_sq(slope)
-        point = point._replace(**{_PARTS[kind]: move(getattr(point, _PARTS[kind]), slope, 1 / jnp.sqrt(total))})
-        return _Walk(point, _slope(oracles, point, kind, shift), total), taken + 1
+    def step(state: tuple[_Loop, Array]) -> tuple[_Loop, Array]:
+        (point, grad, total), taken = state
+        total, name = total + trees.norm_sq(grad), _VARIABLES[kind]
+        point = point._replace(**{name: move(getattr(point, name), grad, 1 / jnp.sqrt(total))})
+        return _Loop(point, _gradient(oracles, point, kind, shift), total), taken + 1
 
-    return jax.lax.while_loop(goes_on, once, (walk, jnp.int32(0)))
+    return jax.lax.while_loop(continues, step, (loop, jnp.int32(0)))
 
 
 @Compiled
-def _square(slope: PyTree) -> Array:
-    return trees.norm_sq(slope)
+def _norm_sq(grad: PyTree) -> Array:
+    return trees.norm_sq(grad)
 
 
 @Compiled

@@ -1,20 +1,23 @@
-"""Exact: quasi-Newton steps on h with exact hypergradients, the baseline without any sampling.
+"""Exact: quasi-Newton steps on h with exact hypergradients, the baseline without sampling.
 
 Liu, Nocedal. On the limited memory BFGS method for large scale optimization. Mathematical Programming, 1989.
-Confidence: high; it is no transcription, and its results are compared with closed forms.
+Confidence: high; it is not a transcription, and its results are compared with closed forms.
 
-    z* : z ← z - t w,  w = (∇²zz G)⁻¹ ∇z G,  until w'∇z G <= 1e-24 z'(∇²zz G) z      from the last z
-    v* = -(∇²zz G)⁻¹ ∇z F;   h = F;   ∇h = (∇²xz G) v* + ∇x F                      one evaluation
-    x ← x - t B ∇h,   B from the last 10 moves, t by the strong Wolfe conditions   one step
+One evaluation of h at x, from the last z:
 
-Within bounds, where P projects: coordinates that ∇h pushes against a bound stay, B is that of the others, and
-x ← P(x - t B ∇h), t by the weak Wolfe conditions along this bent path.
-Cost: n ∇z G per trial of a Newton step, p n products per matrix (one at each Newton iterate), and per evaluation
-n cross products, m of each gradient of F and m values. Above p = 2000 conjugate gradients solve the systems, for n
+    z* : z ← z - t w,  w = (∇²zz G)⁻¹ ∇z G,  until w'∇z G <= 1e-24 z'(∇²zz G) z
+    v* = -(∇²zz G)⁻¹ ∇z F;   h = F;   ∇h = (∇²xz G) v* + ∇x F
+
+One step: x ← x - t B ∇h, with B from the last 10 moves, and t by the strong Wolfe conditions. If x has bounds, with
+projection P, coordinates that ∇h pushes against a bound are fixed, B is that of the free coordinates, and
+x ← P(x - t B ∇h), with t by the weak Wolfe conditions along this projected path.
+Cost: n per trial of a Newton step, p n products per matrix (one at each Newton iterate), and per evaluation n for the
+cross product, m for each gradient of F and m for its value. Above p = 2000 conjugate gradients solve the systems, for n
 per product. Memory: p² + 20 d. Adaptive: the steps of all variables.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -27,16 +30,16 @@ from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.exact import System, newton, solve_adjoint
 from bilevel.solvers.base import Complexity, solver
-from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver
+from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver, remember_last
 
 _PAIRS, _LARGEST_MATRIX = 10, 2000
 _SMALL, _ROUNDING = 1e-12, float(np.finfo(np.float64).eps)
 _SEARCH_STEPS = 20
-_DECREASE, _CURVATURE = 1e-4, 0.9  # of Wolfe's conditions
+_DECREASE, _CURVATURE = 1e-4, 0.9  # constants of the Wolfe conditions
 
 
 class ExactState(NamedTuple):
-    """(z*, x, v*) with h and ∇h there, pairs of a move of x and the change of ∇h, newest last, and the oracle calls."""
+    """(z*, x, v*), h and ∇h there, pairs of a move of x and the change of ∇h (newest last), and the oracle calls."""
 
     point: Point
     value: np.ndarray
@@ -46,7 +49,7 @@ class ExactState(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """h and ∇h at x, with what gave them."""
+    """h and ∇h at x, with the z* and v* that they were computed from."""
 
     x: np.ndarray
     z: np.ndarray
@@ -59,13 +62,13 @@ class Evaluation(NamedTuple):
 class Exact(HostSolver[ExactState]):
     """L-BFGS with exact hypergradients.
 
-    It works in float64 whatever the dtype of the problem, by full-batch passes: `step_size`, `outer_ratio` and
-    `batch_size` have no effect. A step is one iteration with its line search. What it costs is known only once it is
-    taken, so a run ends with the first step that reaches `max_calls`. In the history, `inner_residual_sq` and
-    `v_residual_sq` are the squared residuals of z* and v*. At the floor of its arithmetic it stays where it is.
+    It takes full-batch passes in float64, whatever the dtype of the problem: `step_size`, `outer_ratio` and
+    `batch_size` have no effect. A step is one iteration with its line search. Its cost is known only after the step, so
+    a run ends with the first step that reaches `max_calls`. In the history, `inner_residual_sq` and `v_residual_sq` are
+    the squared residuals of z* and v*. If rounding errors prevent any further decrease of h, x does not move.
     """
 
-    asks = ("inner_grad",), OUTER, ("cross",)
+    derivative_groups = ("inner_grad",), OUTER, ("cross",)
     complexity = Complexity("none")
 
     def configure(self, problem: BilevelProblem) -> Self:
@@ -74,7 +77,7 @@ class Exact(HostSolver[ExactState]):
                 "`Exact` needs a strongly convex inner level; if the inner loss is, build the problem with "
                 "`strongly_convex=True`."
             )
-        return replace(self, **UNUSED)  # settings that do the same are one
+        return replace(self, **UNUSED)
 
     def init(self, oracles: Oracles, start: Point) -> ExactState:
         d = flat(start.outer_var).size
@@ -87,19 +90,20 @@ class Exact(HostSolver[ExactState]):
         z, x, v = full.vectors()
         full.product(z, x, v) if z.size > _LARGEST_MATRIX else full.hessian(z, x)
 
-    @np.errstate(all="ignore")  # what overflows is seen in the result
+    @np.errstate(all="ignore")  # an overflow is detected in the result
     def step(self, oracles: Oracles, state: ExactState, index: int) -> ExactState:
         full = FullBatch(oracles, state.point, state.calls)
-        h, x = _ValueFunction(full), full.vectors()[1]
-        here = h(x) if index == 0 else Evaluation(x, h.z, h.v, float(state.value), np.asarray(state.grad))
+        evaluate = _ValueFunction(full)
+        h, (z, x, v) = remember_last(evaluate), full.vectors()
+        here = h(x) if index == 0 else Evaluation(x, z, v, float(state.value), np.asarray(state.grad))
         box = (-np.inf, np.inf) if oracles.outer_bounds is None else tuple(map(flat, oracles.outer_bounds))
         free, pairs = _free(here, box), np.asarray(state.pairs)
-        curved = [pair for pair in pairs * free if _is_curved(*pair)]  # empty places are not
+        curved = [pair for pair in pairs * free if _is_curved(*pair)]  # unused rows of `pairs` are 0
         direction = np.where(free, _direction(here.grad * free, curved), 0.0)
-        search = _search if oracles.outer_bounds is None else partial(_search_inside, box)
+        search = _search_line if oracles.outer_bounds is None else partial(_search_projected, box)
         found = search(h, here, direction) if here.grad @ direction < 0 else None
         if found is None:
-            found, pairs = h.evaluate(x), np.zeros_like(pairs)
+            found, pairs = evaluate(x), np.zeros_like(pairs)
         elif _is_curved(found.x - here.x, found.grad - here.grad):
             pairs = np.concatenate([pairs[1:], [[found.x - here.x, found.grad - here.grad]]])
         point = full.point(found.z, found.x, found.v)
@@ -107,12 +111,12 @@ class Exact(HostSolver[ExactState]):
 
 
 def _is_curved(move: np.ndarray, change: np.ndarray) -> bool:
-    """Tell whether a pair has positive curvature; without it, it would spoil the descent."""
+    """Return True if a pair has positive curvature, as a descent direction requires."""
     return bool(move @ change > _ROUNDING * (change @ change))
 
 
 def _direction(grad: np.ndarray, pairs: list[np.ndarray]) -> np.ndarray:
-    """Return -B ∇h by the two loops of L-BFGS; without a pair, a gradient step of length at most 1."""
+    """Return -B ∇h by the two-loop recursion of L-BFGS; without pairs, a gradient step of length at most 1."""
     if not pairs:
         return -grad / max(1.0, float(np.linalg.norm(grad)))
     ahead, weights = grad, []
@@ -133,12 +137,14 @@ def _free(here: Evaluation, box: tuple) -> np.ndarray:
 
 
 def _is_level(ahead: Evaluation, here: Evaluation) -> bool:
-    """Tell whether rounding makes the values equal: they cannot guide a search then; gradients still can."""
+    """Return True if two values are equal to rounding; a search then compares gradients instead."""
     return bool(abs(ahead.value - here.value) <= 10 * _ROUNDING * abs(here.value))
 
 
-def _search_inside(box: tuple, h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:
-    """Return a better point on the ray bent by the bounds, or None; too short a step is doubled, too long halved."""
+def _search_projected(
+    box: tuple, h: Callable[[np.ndarray], Evaluation], here: Evaluation, direction: np.ndarray
+) -> Evaluation | None:
+    """Return a better point on the projected ray, or None; steps that are too short are doubled, others halved."""
     best: Evaluation | None = None
     length, halved = 1.0, False
     for _ in range(_SEARCH_STEPS):
@@ -159,7 +165,7 @@ def _search_inside(box: tuple, h: "_ValueFunction", here: Evaluation, direction:
     return best
 
 
-def _search(h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Evaluation | None:
+def _search_line(h: Callable[[np.ndarray], Evaluation], here: Evaluation, direction: np.ndarray) -> Evaluation | None:
     """Return a better point on the ray, or None."""
     from scipy.optimize import line_search
 
@@ -168,40 +174,35 @@ def _search(h: "_ValueFunction", here: Evaluation, direction: np.ndarray) -> Eva
         return ahead if np.linalg.norm(ahead.grad) < np.linalg.norm(here.grad) else None
     value, grad, start = lambda x: h(x).value, lambda x: h(x).grad, (here.x, direction, here.grad, here.value)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a search that fails says so by its result as well
+        warnings.simplefilter("ignore", RuntimeWarning)  # a failed search also returns None
         length = line_search(value, grad, *start, maxiter=_SEARCH_STEPS)[0]
     return None if length is None else h(here.x + length * direction)
 
 
 class _ValueFunction:
-    """h and ∇h; an evaluation starts from z and v of the one before it, and the last one is remembered."""
+    """h and ∇h. Each evaluation starts at the z and v of the previous one; h is inf if the inner solve fails."""
 
     def __init__(self, full: FullBatch) -> None:
         self.full = full
         self.z, _, self.v = full.vectors()
-        self.last: Evaluation | None = None
 
     def __call__(self, x: np.ndarray) -> Evaluation:
-        if self.last is None or not np.array_equal(x, self.last.x):
-            self.last = self.evaluate(x)
-        return self.last
-
-    def evaluate(self, x: np.ndarray) -> Evaluation:
-        """Evaluate; h is infinite where the inner problem cannot be solved."""
         try:
-            found = newton(lambda z: self.full.ask(("inner_grad",), z, x)[0], partial(self._system, x), self.z, _SMALL)
+            found = newton(
+                lambda z: self.full.evaluate(("inner_grad",), z, x)[0], partial(self._system, x), self.z, _SMALL
+            )
             z = found.z
-            value, outer_grad, outer_grad_outer = self.full.ask(OUTER, z, x)
+            value, outer_grad, outer_grad_outer = self.full.evaluate(OUTER, z, x)
             v, _ = solve_adjoint(found, value.item(), outer_grad, self.v)
         except (np.linalg.LinAlgError, ValueError):
-            nothing = np.full_like(self.z, np.nan)
-            return Evaluation(x, nothing, nothing, np.inf, np.full_like(x, np.nan))
-        (cross,) = self.full.ask(("cross",), z, x, v)
+            unsolved = np.full_like(self.z, np.nan)
+            return Evaluation(x, unsolved, unsolved, np.inf, np.full_like(x, np.nan))
+        (cross,) = self.full.evaluate(("cross",), z, x, v)
         self.z, self.v = z, v
         return Evaluation(x, z, v, value.item(), cross + outer_grad_outer)
 
     def _system(self, x: np.ndarray, z: np.ndarray) -> System:
-        """Return ∇²zz G, as a matrix or by its products."""
+        """Return ∇²zz G, as a matrix if it is small enough, otherwise by its products."""
         if z.size <= _LARGEST_MATRIX:
             return System.dense(self.full.hessian(z, x))
 

@@ -1,15 +1,15 @@
-"""F²SA: fully first-order stochastic approximation, a penalty in the place of second derivatives.
+"""F²SA: fully first-order stochastic approximation, with a penalty instead of second derivatives.
 
 Kwon, Kwon, Wright, Nowak. A Fully First-Order Method for Stochastic Bilevel Optimization. ICML 2023, arXiv 2301.10945.
 Confidence: high; the paper's text was compared.
 
-z follows the minimizer of G, y that of F/λ + G. With g = α t^-4/7,
+z tracks the minimizer of G, and y that of F/λ + G. With g = α t^-4/7,
 
     T times:  draw B;  z ← z - g ∇z G_B(z, x);   draw B', C;  y ← y - (g/2)(∇z F_C(y, x)/λ + ∇z G_B'(y, x))
     draw B, C;  x ← x - (α/r) t^-5/7 (∇x F_C(y, x) + λ(∇x G_B(y, x) - ∇x G_B(z, x)));   λ ← λ + δ_0 t^-6/7
 
-so that λ grows like t^1/7. ``schedule="printed"`` is what the experiments of the SRBA paper print, for comparisons:
-λ ← λ + δ_0 t^-1/7, with the y step as published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B').
+so that λ grows like t^1/7. For comparisons, ``schedule="printed"`` is the schedule printed in the experiments of the
+SRBA paper, λ ← λ + δ_0 t^-1/7, with the y step as published, y ← y - (α t^-5/7 / 2λ_0)(∇z F_C + λ ∇z G_B').
 Cost (3T + 3) b, no second derivatives. Memory 2p + d. Adaptive: nothing.
 """
 
@@ -35,7 +35,7 @@ class F2SAState(NamedTuple):
 
 
 class F2SADraw(NamedTuple):
-    """Batches of the loops over z and y, and of the outer move: inner rows at y and at z, outer rows."""
+    """Batches of the loops over z and y, and of the outer move: inner rows for y and for z, and outer rows."""
 
     inner_loop: Any
     y_inner_loop: Any
@@ -54,10 +54,10 @@ class F2SA(Solver[F2SAState, F2SADraw]):
     step_size : first step of the inner loops; steps decrease like t^-4/7
     outer_ratio : the outer variable moves with ``step_size / outer_ratio``, decreasing like t^-5/7
     n_inner_steps : T, steps of z and of y per outer step
-    lambda_0 : first penalty; the bias is of the order of 1/λ, and theory asks for at least 2 L_F / mu_G
-    delta_0 : growth of the penalty; 0 keeps it constant
-    shared_batch : one inner batch for both gradients of the outer move; False draws two, as published, about λ times
-        noisier
+    lambda_0 : first λ; the bias is of the order of 1/λ, and the theory requires at least 2 L_F / mu_G
+    delta_0 : growth of λ; 0 keeps it constant
+    shared_batch : use one inner batch for both gradients of the outer move; False draws two, as published, which makes
+        the move about λ times as noisy
     schedule : "corrected", or "printed" for comparisons
     """
 
@@ -83,9 +83,9 @@ class F2SA(Solver[F2SAState, F2SADraw]):
     def step(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> F2SAState:
         point, y = self._inner_loops(oracles, state, index, draw)
         at_y = point._replace(inner_var=y)
-        slope_y = oracles.inner_grad_outer(at_y, draw.inner)
-        slope = trees.subtract(slope_y, oracles.inner_grad_outer(point, draw.inner_at_z))
-        grad = trees.add(oracles.outer_grad_outer(at_y, draw.outer), trees.scale(state.penalty, slope))
+        grad_y = oracles.inner_grad_outer(at_y, draw.inner)
+        change = trees.subtract(grad_y, oracles.inner_grad_outer(point, draw.inner_at_z))
+        grad = trees.add(oracles.outer_grad_outer(at_y, draw.outer), trees.scale(state.penalty, change))
         point = move_outer(oracles, point, grad, self.outer_step(index))
         return F2SAState(point, y, state.penalty + self.growth(index))
 
@@ -94,7 +94,7 @@ class F2SA(Solver[F2SAState, F2SADraw]):
         return decay(self.step_size / self.outer_ratio, index, 5 / 7)
 
     def growth(self, index: Array) -> Array:
-        """Return what λ grows by."""
+        """Return the increase of λ."""
         return decay(self.delta_0, index, 6 / 7 if self.schedule == "corrected" else 1 / 7)
 
     def y_step(self, penalty: Array, index: Array) -> Array:
@@ -104,18 +104,19 @@ class F2SA(Solver[F2SAState, F2SADraw]):
         return decay(self.step_size, index, 4 / 7) / 2
 
     def _inner_loops(self, oracles: Oracles, state: F2SAState, index: Array, draw: F2SADraw) -> tuple[Point, PyTree]:
+        """Return the point with the new z, and the new y."""
         step = decay(self.step_size, index, 4 / 7)
         weight, y_step = 1 / state.penalty, self.y_step(state.penalty, index)
 
-        def once(i: Array, carry: tuple[Point, Point]) -> tuple[Point, Point]:
+        def update(i: Array, carry: tuple[Point, Point]) -> tuple[Point, Point]:
             at_z, at_y = carry
             z = move(at_z.inner_var, oracles.inner_grad(at_z, batch(draw.inner_loop, i)), step)
-            pull = trees.scale(weight, oracles.outer_grad(at_y, batch(draw.y_outer_loop, i)))
-            slope = trees.add(pull, oracles.inner_grad(at_y, batch(draw.y_inner_loop, i)))
-            return at_z._replace(inner_var=z), at_y._replace(inner_var=move(at_y.inner_var, slope, y_step))
+            outer_grad = trees.scale(weight, oracles.outer_grad(at_y, batch(draw.y_outer_loop, i)))
+            grad = trees.add(outer_grad, oracles.inner_grad(at_y, batch(draw.y_inner_loop, i)))
+            return at_z._replace(inner_var=z), at_y._replace(inner_var=move(at_y.inner_var, grad, y_step))
 
         start = state.point, state.point._replace(inner_var=state.y)
-        at_z, at_y = jax.lax.fori_loop(0, self.n_inner_steps, once, start)
+        at_z, at_y = jax.lax.fori_loop(0, self.n_inner_steps, update, start)
         return at_z, at_y.inner_var
 
     def calls(self, oracles: Oracles, draw: F2SADraw, refresh: bool) -> Calls:

@@ -1,20 +1,20 @@
-"""FdeHBO: one loop of STORM estimates, products as differences of gradients.
+"""FdeHBO: a single loop of STORM estimates, with products replaced by differences of gradients.
 
 Yang, Xiao, Ji. Achieving O(ε^-1.5) Complexity in Hessian/Jacobian-free Stochastic Bilevel Optimization. NeurIPS 2023,
-arXiv 2312.03807. Confidence: low. Only abstract and summaries could be had, and no code of the authors: they name
-the single loop, the differences, the projection of v and the recursive momentum of all three estimates. That the
-differences are central is as in HJFBiO (ICML 2024), a later method of this kind.
+arXiv 2312.03807. Confidence: low; only the abstract and summaries were available, and no code of the authors. They name
+the single loop, the differences, the projection of v and the recursive momentum of all three estimates. The central
+differences are taken from HJFBiO (ICML 2024), a later method of this kind.
 
 With D of :mod:`bilevel.solvers.srba`, its products replaced by central differences at z ± δ v on the same rows,
 
     (∇²zz G) v ≈ (∇z G(z + δ v, x) - ∇z G(z - δ v, x)) / 2δ;   (∇²xz G) v ≈ (∇x G(z + δ v, x) - ∇x G(z - δ v, x)) / 2δ
     draw S;  d ← D_S(u) + (1 - a)(d - D_S(u_previous)),  d = D_S(u) at first,  a = min(1, c (t - 1)^-⅔) for t >= 2
-    (z, v) ← (z, v) - α t^-⅓ d;   x ← x - (α/r) t^-⅓ d;   v into a ball of radius R
+    (z, v) ← (z, v) - α t^-⅓ d;   x ← x - (α/r) t^-⅓ d;   v is projected onto a ball of radius R
 
-Chosen here: each of z, v, x has batches of its own; all move at once from the old point; the schedules are those of
-MRBO, whose estimates are STORM's too; δ is 1e-3, since much less drowns in the rounding of float32; no ball unless a
-radius is given, since the paper's, a bound of the solution, is not known. A difference is off by the order of δ², by
-nothing on quadratics.
+Choices made here: z, v and x have separate batches; all move together from the old point; the schedules are those of
+MRBO, which uses STORM estimates as well; δ is 1e-3, since differences over much shorter distances are dominated by
+rounding in float32; v is not projected unless a radius is given, since the paper's radius, a bound of the solution, is
+unknown. The error of a difference is of order δ², and 0 on quadratics.
 Cost 14b, half at the first step, all of them gradients. Memory 6p + 3d. Adaptive: nothing.
 """
 
@@ -54,7 +54,7 @@ class FdeHBO(Solver[FdeHBOState, FdeHBODraw]):
     ----------
     step_size : first step of the inner variable and of v; steps decrease like t^-1/3
     momentum : c; the share of the new sample in an estimate is min(1, c (t - 1)^-2/3)
-    perturbation : δ, gradients are taken at z ± δ v
+    perturbation : δ; gradients are taken at z ± δ v
     """
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
@@ -84,14 +84,14 @@ class FdeHBO(Solver[FdeHBOState, FdeHBODraw]):
     ) -> FdeHBOState:
         estimate = self._directions(oracles, state.point, draw)
         if not first:
-            there = self._directions(oracles, state.previous, draw)
-            estimate = storm(decay_share(self.momentum, index - 1, 2 / 3), estimate, state.estimate, there)
+            previous = self._directions(oracles, state.previous, draw)
+            estimate = storm(decay_share(self.momentum, index - 1, 2 / 3), estimate, state.estimate, previous)
         step = decay(self.step_size, index, 1 / 3)
         point, moves = self.moves.apply(oracles, state.point, state.moves, estimate, step, step / self.outer_ratio)
         return FdeHBOState(point, state.point, estimate, moves)
 
     def _directions(self, oracles: Oracles, point: Point, draw: FdeHBODraw) -> Point:
-        """Return D from gradients alone."""
+        """Return D, computed from gradients only."""
         shift = trees.scale(self.perturbation, point.v)
         ahead = point._replace(inner_var=trees.add(point.inner_var, shift))
         behind = point._replace(inner_var=trees.subtract(point.inner_var, shift))

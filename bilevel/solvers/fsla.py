@@ -1,14 +1,14 @@
-"""FSLA: fully single-loop algorithm, momentum on the outer direction alone.
+"""FSLA: fully single-loop algorithm, with momentum only in the outer direction.
 
 Li, Gu, Huang. A Fully Single Loop Algorithm for Bilevel Optimization without Hessian Inverse. AAAI 2022, arXiv
-2112.04660. Confidence: low; the text could not be had, and the schedules are reconstructed.
+2112.04660. Confidence: low; the text was not available, and the schedules are reconstructed.
 
     draw B;     z ← z - α t^-½ ∇z G_B
     draw B, C;  v ← v - α t^-½ ((∇²zz G_B) v + ∇z F_C)                                  at the new z
     draw B, C;  h ← D_x(u) + (1 - a)(h - D_x(u_previous)),   h = D_x(u) at first;   x ← x - (α/r) t^-½ h
 
-u_previous is where D_x was taken last, a = min(1, c t^-½). Cost 7b, 5b at the first step. Memory 4p + 3d. Adaptive:
-nothing.
+D_x was last evaluated at u_previous, and a = min(1, c t^-½).
+Cost 7b, 5b at the first step. Memory 4p + 3d. Adaptive: nothing.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from bilevel.solvers.moves import decay, decay_share, move, move_outer, split, s
 
 
 class FSLAState(NamedTuple):
-    """The iterate, the point of the last D_x, and the estimate of D_x."""
+    """The iterate, the point at which D_x was last evaluated, and the estimate of D_x."""
 
     point: Point
     previous: Point
@@ -75,8 +75,8 @@ class FSLA(Solver[FSLAState, FSLADraw]):
         point = point._replace(v=move(point.v, residual, step))
         estimate = outer_direction(point)
         if not first:
-            there, momentum = outer_direction(state.previous), decay_share(self.momentum, index, 0.5)
-            estimate = storm(momentum, estimate, state.estimate, there)
+            previous, momentum = outer_direction(state.previous), decay_share(self.momentum, index, 0.5)
+            estimate = storm(momentum, estimate, state.estimate, previous)
         outer_step = decay(self.step_size / self.outer_ratio, index, 0.5)
         return FSLAState(move_outer(oracles, point, estimate, outer_step), point, estimate)
 

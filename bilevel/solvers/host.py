@@ -1,17 +1,17 @@
-"""Solvers that are not compiled: their work depends on their iterates.
+"""Solvers that are stepped from Python, because the number of derivatives in a step depends on its iterates.
 
-`run` steps a `HostSolver` from Python. SciPy does the work, on full-batch derivatives at flat float64 vectors.
+Their steps call SciPy on flat float64 vectors, with compiled full-batch derivatives.
 """
 
 import dataclasses
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -23,30 +23,33 @@ from bilevel.problems.exact import hessian, unflatten
 from bilevel.solvers.base import SolverBase, State
 from bilevel.solvers.fields import one_of
 
-_END: ContextVar[float] = ContextVar("end", default=math.inf)  # of the step being taken, by the clock
+_DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # of the current step, by `time.perf_counter`
 OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
-UNUSED: dict[str, Any] = {"step_size": 0.1, "outer_ratio": 1.0, "batch_size": 64}  # by solvers that find their steps
+# Solvers that choose their own steps reset these parameters, so that settings which differ only in them are equal.
+UNUSED: dict[str, Any] = {"step_size": 0.1, "outer_ratio": 1.0, "batch_size": 64}
+
+T = TypeVar("T")
 
 
 class OutOfTime(Exception):
-    """A step is given up."""
+    """The time limit was reached within a step, which is then discarded."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` where a derivative is asked for after so many seconds."""
-    token = _END.set(time.perf_counter() + seconds)
+    """Raise `OutOfTime` when a derivative is requested later than ``seconds`` from now."""
+    token = _DEADLINE.set(time.perf_counter() + seconds)
     try:
         yield
     finally:
-        _END.reset(token)
+        _DEADLINE.reset(token)
 
 
 @dataclasses.dataclass(frozen=True)
 class HostSolver(SolverBase[State], Generic[State]):
     """A solver that `run` steps from Python, with oracles and start in float64 whatever the dtype of the problem.
 
-    Its state is of NumPy arrays and has a field ``calls``: the oracle calls so far, by kind.
+    Its state consists of NumPy arrays. The field ``calls`` of the state contains the oracle calls so far, by kind.
 
     Parameters
     ----------
@@ -55,17 +58,17 @@ class HostSolver(SolverBase[State], Generic[State]):
 
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
-    asks: ClassVar[tuple[tuple[str, ...], ...]] = ()  # kinds of derivatives that steps ask for, together
+    derivative_groups: ClassVar[tuple[tuple[str, ...], ...]] = ()  # the derivatives that steps evaluate together
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
-        """Compile and import what steps will call, off the clock."""
+        """Compile and import everything that steps call, before the clock starts."""
         import scipy.optimize
         import scipy.sparse.linalg  # noqa: F401
 
         full = FullBatch(oracles, start)
         z, x, v = full.vectors()
-        for kinds in self.asks:
-            full.ask(kinds, z, x, v)
+        for kinds in self.derivative_groups:
+            full.evaluate(kinds, z, x, v)
 
     @abstractmethod
     def step(self, oracles: Oracles, state: State, index: int) -> State:
@@ -73,9 +76,13 @@ class HostSolver(SolverBase[State], Generic[State]):
 
 
 class FullBatch:
-    """A problem seen through flat vectors z, x and v, which adds its full-batch passes to ``calls``, by kind.
+    """Full-batch derivatives of a problem at flat vectors z, x and v.
 
-    ``like`` is a point with the structure and shapes of the variables, in float64 as the oracles are.
+    Parameters
+    ----------
+    oracles : derivatives of the problem, in float64
+    like : a point with the structure and shapes of the variables, in float64
+    calls : oracle calls so far, by kind; None means none. Every request is added to the attribute ``calls``
     """
 
     def __init__(self, oracles: Oracles, like: Point, calls: np.ndarray | None = None) -> None:
@@ -83,25 +90,32 @@ class FullBatch:
         self.calls = np.zeros(len(Calls._fields), np.int64) if calls is None else np.array(calls, np.int64)
 
     def vectors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return z, x and v of the point that this object was created with."""
         return flat(self.like.inner_var), flat(self.like.outer_var), flat(self.like.v)
 
     def point(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> Point:
+        """Return the point with these flat variables."""
         like = self.like
         return Point(unflatten(z, like.inner_var), unflatten(x, like.outer_var), unflatten(v, like.inner_var))
 
-    def ask(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
-        """Return the derivatives of these kinds, each a vector; v is needed where a product is asked for."""
+    def project(self, x: np.ndarray) -> np.ndarray:
+        """Return x clipped to the bounds of the problem."""
+        return flat(self.oracles.project(unflatten(x, self.like.outer_var)))
+
+    def evaluate(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
+        """Return the derivatives of these kinds, each as a flat vector. The kinds "hvp" and "cross" require v."""
         for kind in kinds:
             self.count(kind)
-        return [flat(answer) for answer in _answer(self.oracles, self.point(z, x, z if v is None else v), kinds)]
+        return [flat(answer) for answer in _evaluate(self.oracles, self.point(z, x, z if v is None else v), kinds)]
 
     def hessian(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return the matrix ∇²zz G, at the price of a product with each unit vector."""
+        """Return the matrix ∇²zz G, at the cost of p products."""
         self.count("hvp", times=z.size)
         return np.asarray(hessian(self.oracles, self.point(z, x, z)))
 
     def product(self, z: np.ndarray, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-        return self.ask(("hvp",), z, x, v)[0]
+        """Return (∇²zz G) v."""
+        return self.evaluate(("hvp",), z, x, v)[0]
 
     def conjugate_gradients(
         self,
@@ -114,18 +128,18 @@ class FullBatch:
         atol: float,
         limit: int | None = None,
     ) -> np.ndarray:
-        """Return v with ||(∇²zz G) v - right_side|| <= max(atol, rtol ||right_side||), from a guess."""
+        """Return v with ||(∇²zz G) v - right_side|| <= max(atol, rtol ||right_side||), starting at ``guess``."""
         from scipy.sparse.linalg import cg
 
-        # Rounding costs more than p iterations where the curvature is spread widely.
+        # With rounding errors, ill-conditioned systems take more than p iterations.
         limit = 10 * z.size + 100 if limit is None else limit
         return cg(self._operator(z, x), right_side, x0=guess, rtol=rtol, atol=atol, maxiter=limit)[0]
 
     def smallest_eigenvalue(self, z: np.ndarray, x: np.ndarray) -> float:
-        """Return the smallest eigenvalue of ∇²zz G to a hundredth, by Lanczos' method; 0 where it fails."""
+        """Return the smallest eigenvalue of ∇²zz G with 1% accuracy, by Lanczos' method; 0 if that fails."""
         from scipy.sparse.linalg import ArpackError, eigsh
 
-        start = np.random.default_rng(0).standard_normal(z.size)  # SciPy's own would differ from run to run
+        start = np.random.default_rng(0).standard_normal(z.size)  # SciPy's default is random
         if z.size == 1:
             return self.product(z, x, np.ones(1)).item()
         try:
@@ -140,13 +154,26 @@ class FullBatch:
         return LinearOperator((z.size, z.size), matvec=partial(self.product, z, x), dtype=np.float64)
 
     def count(self, kind: str, times: int = 1) -> None:
-        """Count full-batch passes; raise `OutOfTime` where there is no time for them."""
-        if time.perf_counter() > _END.get():
+        """Count full-batch passes; raise `OutOfTime` if the time limit has passed."""
+        if time.perf_counter() > _DEADLINE.get():
             raise OutOfTime
         rows = self.oracles.n_outer if kind.startswith("outer") else self.oracles.n_inner
         self.calls[Calls._fields.index(kind)] += times * rows
 
 
 @compiled("kinds")
-def _answer(oracles: Oracles, point: Point, kinds: tuple[str, ...]) -> list[PyTree]:
+def _evaluate(oracles: Oracles, point: Point, kinds: tuple[str, ...]) -> list[PyTree]:
     return [getattr(oracles, kind)(point) for kind in kinds]
+
+
+def remember_last(function: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
+    """Return a function that stores its last value, because line searches evaluate the accepted point again."""
+    last: tuple[np.ndarray, T] | None = None
+
+    def remembered(x: np.ndarray) -> T:
+        nonlocal last
+        if last is None or not np.array_equal(x, last[0]):
+            last = x.copy(), function(x)
+        return last[1]
+
+    return remembered

@@ -1,16 +1,16 @@
 """ITD: iterative differentiation, the gradient of F(z_T(x), x) through T inner steps.
 
 Franceschi, Donini, Frasconi, Pontil. Forward and Reverse Gradient-Based Hyperparameter Optimization. ICML 2017; Ji,
-Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design. ICML 2021. Confidence: high; it equals
-automatic differentiation through the loop.
+Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design. ICML 2021. Confidence: high; the result
+equals that of automatic differentiation through the loop.
 
-    z_0 = z, constant in x;   z_k = z_{k-1} - α ∇z G_{B_k}(z_{k-1}, x),   k = 1, …, T
+    z_0 = z, independent of x;   z_k = z_{k-1} - α ∇z G_{B_k}(z_{k-1}, x),   k = 1, …, T
     w = ∇z F_C(z_T, x),  g = ∇x F_C(z_T, x);   for k = T, …, 1 at z_{k-1}:
         g ← g - α (∇²xz G_{B_k}) w;   if k > 1:  w ← w - α (∇²zz G_{B_k}) w
     z = z_T;   x ← x - (α/r) g
 
-Cost (3T + 1) b. Memory (T + 2) p + d. Adaptive: nothing. The bias is of the order of (1 - α mu_G)^T, as a Neumann
-series with η = α.
+Cost (3T + 1) b. Memory (T + 2) p + d. Adaptive: nothing. The bias is of the order of (1 - α mu_G)^T, as that of
+a Neumann series with η = α.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from bilevel.solvers.moves import batch, move, move_outer
 
 
 class ITDState(NamedTuple):
-    """The iterate, and the first inner variable, where a cold start begins."""
+    """The iterate, and the first inner variable, for cold starts."""
 
     point: Point
     first_inner_var: PyTree
@@ -38,7 +38,7 @@ class ITD(Solver[ITDState, Rows]):
 
     Parameters
     ----------
-    step_size : step of the inner loop
+    step_size : α, step of the inner loop
     """
 
     n_inner_steps: int = whole(default=10)

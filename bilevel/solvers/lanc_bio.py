@@ -1,21 +1,21 @@
-"""LancBiO: v in a Krylov subspace that grows by one Lanczos vector per step and is restarted.
+"""LancBiO: v from a Krylov subspace that grows by one Lanczos vector per step, with restarts.
 
 Yang, Gao, Yuan. LancBiO: Dynamic Lanczos-aided Bilevel Optimization via Krylov Subspace. ICLR 2025, arXiv 2404.03331.
-Confidence: medium; the formulas are those of the authors' code for their synthetic problem, of the text only the
-opening could be had. Where H v = b is the system, with b = -∇z F,
+Confidence: medium; only the opening of the text was available, and the formulas are those of the authors' code for a
+synthetic problem. The system is H v = b with b = -∇z F:
 
     T times:  draw B;  z ← z - α ∇z G_B
     draw B, C;   every k steps:   v̄ = v;   w = H_B v̄;   e = b - w;   Q and S are empty
-    β = ||e||;   q = e/β;   y = H_B q - β q_last, with no q_last in an empty Q;   a = q'y;   e = y - a q
-    Q ← (Q, q);   S ← one row and column more, a on its diagonal, β beside it;   v = v̄ + Q S⁻¹ Q'(b - w)
+    β = ||e||;   q = e/β;   y = H_B q - β q_last, or H_B q if Q is empty;   a = q'y;   e = y - a q
+    Q ← (Q, q);   S ← S with a row and a column more, a on the diagonal and β next to it;   v = v̄ + Q S⁻¹ Q'(b - w)
     draw B;   x ← x - (α/r)((∇²xz G_B) v + ∇x F_C)
 
-Older columns of Q and S belong to older points: as these settle, S becomes Q'HQ, and v the solution. That is for full
-batches and slow moves of x. On small batches, or if x moves far in k steps, the errors of v̄ add up and v may diverge:
-take a smaller k, or `warm_start=False`, as the authors' code for batches does: v̄ = w = 0, so that errors last for k
-steps only. Chosen here: k is constant; in their code it begins with 1 and grows. Not in their code, which has k far
-below p: a vector that is lost in rounding, ||e||² below ε ||y||² with ε the unit of rounding, or that would be the
-(p + 1)-th, is 0 and has no part in v until the restart.
+Older columns of Q and S belong to older points. As the points converge, S tends to Q'HQ, and v to the solution. This
+requires full batches and slow moves of x. On small batches, or if x moves far in k steps, the errors of v̄ accumulate
+and v may diverge: use a smaller k, or `warm_start=False`, as the authors' code for batches does, where v̄ = w = 0 and
+errors last for at most k steps. Choice made here: k is constant; in their code it starts at 1 and grows. An addition to
+their code, in which k is far below p: a vector that consists of rounding errors (||e||² below ε ||y||², where ε is the
+unit roundoff), or that would be the (p + 1)-th, is replaced by 0 and does not contribute to v until the restart.
 Cost (T + 4) b, one b more at restarts. Memory (k + 4) p + d. Adaptive: nothing.
 """
 
@@ -34,11 +34,11 @@ from bilevel.solvers.neumann import LoopDraw, NeumannDraw, hypergradient_calls
 
 
 class Subspace(NamedTuple):
-    """Q, one vector per row; the diagonal of S, 1 where Q has no vector; what is beside it; and e."""
+    """Q, one vector per row; the diagonal of S, 1 for empty rows of Q; the entries next to it; and e."""
 
     basis: PyTree
     diagonal: Array
-    links: Array
+    off_diagonal: Array
     remainder: PyTree
 
 
@@ -61,7 +61,7 @@ class LancBiO(Solver[LancBiOState, LoopDraw]):
     step_size : step of the inner loop
     period : k, steps from one restart to the next and largest dimension of the subspace
     warm_start : restart from the last v; False restarts from 0
-    sampling : "full", which it is made for, or "blocks", "iid", "reshuffle"
+    sampling : "full", for which it is designed, or "blocks", "iid", "reshuffle"
     """
 
     sampling: str = one_of(SAMPLINGS, default="full", kw_only=True)
@@ -73,9 +73,9 @@ class LancBiO(Solver[LancBiOState, LoopDraw]):
 
     def init(self, oracles: Oracles, start: Point) -> LancBiOState:
         zero = trees.zeros_like(start.v)
-        return LancBiOState(start, self.moves.init(start), zero, zero, self._restarted(zero))
+        return LancBiOState(start, self.moves.init(start), zero, zero, self._empty_subspace(zero))
 
-    def _restarted(self, remainder: PyTree) -> Subspace:
+    def _empty_subspace(self, remainder: PyTree) -> Subspace:
         basis = jax.tree.map(lambda leaf: jnp.zeros((self.period, *leaf.shape), leaf.dtype), remainder)
         ones = jnp.ones((self.period,), jnp.result_type(*jax.tree.leaves(remainder)))
         return Subspace(basis, ones, jnp.zeros_like(ones), remainder)
@@ -89,25 +89,28 @@ class LancBiO(Solver[LancBiOState, LoopDraw]):
         return index % self.period == 0
 
     def refresh(self, oracles: Oracles, state: LancBiOState, index: Array, draw: LoopDraw) -> LancBiOState:
-        state, outer = self._begin(oracles, state, draw)
+        state, outer = self._solve_inner(oracles, state, draw)
         base = product = trees.zeros_like(state.point.v)
         if self.warm_start:
             base, product = state.point.v, oracles.hvp(state.point, draw.neumann.products)
-        subspace = self._restarted(trees.scale(-1, trees.add(outer.grad, product)))
-        return self._finish(oracles, state._replace(base=base, product=product, subspace=subspace), outer, index, draw)
+        subspace = self._empty_subspace(trees.scale(-1, trees.add(outer.grad, product)))
+        state = state._replace(base=base, product=product, subspace=subspace)
+        return self._extend_and_move(oracles, state, outer, index, draw)
 
     def step(self, oracles: Oracles, state: LancBiOState, index: Array, draw: LoopDraw) -> LancBiOState:
-        state, outer = self._begin(oracles, state, draw)
-        return self._finish(oracles, state, outer, index, draw)
+        state, outer = self._solve_inner(oracles, state, draw)
+        return self._extend_and_move(oracles, state, outer, index, draw)
 
-    def _begin(self, oracles: Oracles, state: LancBiOState, draw: LoopDraw) -> tuple[LancBiOState, OuterPass]:
+    def _solve_inner(self, oracles: Oracles, state: LancBiOState, draw: LoopDraw) -> tuple[LancBiOState, OuterPass]:
+        """Return the state after the steps of z, and the gradients of F there."""
         rows, times = draw.inner_loop, self.n_inner_steps
         point, moves = self.moves.inner_steps(oracles, state.point, state.moves, rows, times, self.step_size)
         return state._replace(point=point, moves=moves), oracles.outer(point, draw.neumann.outer)
 
-    def _finish(
+    def _extend_and_move(
         self, oracles: Oracles, state: LancBiOState, outer: OuterPass, index: Array, draw: LoopDraw
     ) -> LancBiOState:
+        """Return the state with a Lanczos vector more, the v that follows, and x moved."""
         point, position = state.point, index % self.period
         subspace = extend(oracles, point, state.subspace, position, draw.neumann.products)
         residual = trees.scale(-1, trees.add(outer.grad, state.product))
@@ -123,30 +126,30 @@ class LancBiO(Solver[LancBiOState, LoopDraw]):
 
 
 def extend(oracles: Oracles, point: Point, subspace: Subspace, position: Array, rows: Any) -> Subspace:
-    """Return the subspace with its remainder as the vector at ``position``, by one product on these rows."""
-    size = jnp.sqrt(trees.norm_sq(subspace.remainder))
+    """Return the subspace with its normalized remainder as the vector at ``position``, by one product on these rows."""
+    norm = jnp.sqrt(trees.norm_sq(subspace.remainder))
     has_room = position < sum(leaf.size for leaf in jax.tree.leaves(point.v))
-    is_vector = (size > 0) & has_room
-    vector = trees.scale(jnp.where(is_vector, 1 / jnp.where(size > 0, size, 1), 0), subspace.remainder)
-    link = jnp.where(is_vector & (position > 0), size, 0)
+    is_vector = (norm > 0) & has_room
+    vector = trees.scale(jnp.where(is_vector, 1 / jnp.where(norm > 0, norm, 1), 0), subspace.remainder)
+    beta = jnp.where(is_vector & (position > 0), norm, 0)
     last = jax.tree.map(lambda rows: rows[position - 1], subspace.basis)
-    image = move(oracles.hvp(point._replace(v=vector), rows), last, link)
+    image = move(oracles.hvp(point._replace(v=vector), rows), last, beta)
     curvature = trees.dot(vector, image)
     remainder = move(image, vector, curvature)
-    rounding = jnp.finfo(size.dtype).eps * trees.norm_sq(image)
+    rounding = jnp.finfo(norm.dtype).eps * trees.norm_sq(image)
     remainder = trees.scale(jnp.where(trees.norm_sq(remainder) > rounding, 1, 0), remainder)
     return Subspace(
         jax.tree.map(lambda rows, new: rows.at[position].set(new), subspace.basis, vector),
         subspace.diagonal.at[position].set(jnp.where(is_vector, curvature, 1)),
-        subspace.links.at[position].set(link),
+        subspace.off_diagonal.at[position].set(beta),
         remainder,
     )
 
 
 def solve(subspace: Subspace, right: PyTree) -> PyTree:
     """Return Q S⁻¹ Q' times the right-hand side."""
-    basis, diagonal, links, _ = subspace
-    beside = jnp.diag(links[1:], 1)
+    basis, diagonal, off_diagonal, _ = subspace
+    upper = jnp.diag(off_diagonal[1:], 1)
     parts = jax.tree.map(lambda rows, leaf: jnp.tensordot(rows, leaf, leaf.ndim), basis, right)
-    weights = jnp.linalg.solve(jnp.diag(diagonal) + beside + beside.T, sum(jax.tree.leaves(parts)))
+    weights = jnp.linalg.solve(jnp.diag(diagonal) + upper + upper.T, sum(jax.tree.leaves(parts)))
     return jax.tree.map(lambda rows: jnp.tensordot(weights, rows, 1), basis)

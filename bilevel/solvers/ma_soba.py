@@ -4,7 +4,7 @@ Chen, Xiao, Balasubramanian. Optimal Algorithms for Stochastic Bilevel Optimizat
 JMLR 25(151), 2024, arXiv 2306.12067. Confidence: medium; the method is well known, the paper's text was not compared.
 
     draw B, C;   x ← x - (α/r) t^-½ h, the old average;   (z, v) ← (z, v) - α t^-½ D_{B,C}(u), at the old u
-    h ← (1 - θ_t) h + θ_t D_x,   θ_t = min(1, θ t^-½),   h = 0 at first, so x rests in the first step
+    h ← (1 - θ_t) h + θ_t D_x,   θ_t = min(1, θ t^-½),   h = 0 at first, so x does not move in the first step
 
 Cost 5b. Memory 2p + 2d. Adaptive: nothing.
 """

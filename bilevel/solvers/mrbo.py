@@ -34,7 +34,7 @@ class StormState(NamedTuple):
 
 
 class StormDraw(NamedTuple):
-    """One batch for ∇z G and those of a hypergradient."""
+    """A batch for ∇z G, and the batches of a hypergradient."""
 
     inner: Any
     neumann: neumann.NeumannDraw
@@ -42,7 +42,7 @@ class StormDraw(NamedTuple):
 
 @dataclass(frozen=True)
 class StormSolver(neumann.NeumannSolver[StormState, StormDraw]):
-    """MRBO and SUSTAIN but for what they draw.
+    """The common part of MRBO and SUSTAIN, which differ only in what they draw.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class StormSolver(neumann.NeumannSolver[StormState, StormDraw]):
     """
 
     momentum: float = fraction(default=0.5)
-    needs_plain_step = "its momentum is for plain steps of z"
+    needs_plain_step = "its momentum is defined for plain steps of z"
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
         return StormState(start, start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
@@ -67,10 +67,10 @@ class StormSolver(neumann.NeumannSolver[StormState, StormDraw]):
     ) -> StormState:
         inner_estimate, outer_estimate, v = self._gradients(oracles, state.point, draw)
         if not first:
-            there = self._gradients(oracles, state.previous, draw)
+            previous = self._gradients(oracles, state.previous, draw)
             momentum = decay_share(self.momentum, index - 1, 2 / 3)
-            inner_estimate = storm(momentum, inner_estimate, state.inner_estimate, there.inner_var)
-            outer_estimate = storm(momentum, outer_estimate, state.outer_estimate, there.outer_var)
+            inner_estimate = storm(momentum, inner_estimate, state.inner_estimate, previous.inner_var)
+            outer_estimate = storm(momentum, outer_estimate, state.outer_estimate, previous.outer_var)
         step = decay(self.step_size, index, 1 / 3)
         point = state.point._replace(inner_var=move(state.point.inner_var, inner_estimate, step), v=v)
         point = move_outer(oracles, point, outer_estimate, step / self.outer_ratio)

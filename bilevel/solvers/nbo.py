@@ -1,17 +1,17 @@
-"""NBO: inexact Newton steps of z and v, which share one Hessian.
+"""NBO: inexact Newton steps of z and v with one common Hessian.
 
 Dong, Yang, Yao, Zhang. Efficient Curvature-Aware Hypergradient Approximation for Bilevel Optimization. ICML 2025, arXiv
-2505.02101. Confidence: medium. Of the text the abstract and the opening could be had; the two systems, the warm start
-of v and the point of the hypergradient are from notes on the paper that print them.
+2505.02101. Confidence: medium; only the abstract and the opening of the text were available. The two systems, the warm
+start of v and the point of the hypergradient are taken from notes on the paper that print them.
 
-With H = ∇²zz G at the old (z, x), both systems are solved by T gradient steps, s from 0 and v from the last v,
+With H = ∇²zz G at the old (z, x), both systems are solved by T gradient steps, s from 0 and v from the last v:
 
     T times:   draw B;   s ← s - α (H_B s - ∇z G);   v ← v - α (H_B v + ∇z F)      gradients at the old (z, x), once
     z ← z - s;   x ← x - (α/r)((∇²xz G) v + ∇x F)      at the new z and v, the old x
 
-T = 1 is one step of gradient descent on both. What the notes leave open is our choice: the systems are solved by
-gradient descent, both on the same batches, and nothing damps the step of z, since T gradient steps on the model of G go
-no further than T on G would.
+T = 1 is one step of gradient descent on both. The notes leave the rest open. Choices made here: the systems are solved
+by gradient descent on the same batches, and the step of z is not damped, since T gradient steps on the quadratic model
+of G move z no further than T gradient steps on G.
 Cost (2T + 3) b, of which 2T - 1 products. Memory 3p + d. Adaptive: nothing. On full batches it converges for any T.
 """
 
@@ -26,7 +26,7 @@ from bilevel.solvers.moves import move, move_outer, repeat, split
 
 
 class NBODraw(NamedTuple):
-    """Inner rows for the gradient, for the first and the other products, and for x; outer rows for v and for x."""
+    """Inner batches for ∇z G, the first product, the other products and x; outer batches for v and for x."""
 
     inner: Any
     first: Any
@@ -62,18 +62,18 @@ class NBO(Solver[PointState, NBODraw]):
         point = state.point
         grad, outer_grad = oracles.inner_grad(point, draw.inner), oracles.outer_grad(point, draw.outer)
 
-        def follow(vector: PyTree, right_side: PyTree, rows: Any) -> PyTree:
-            product = oracles.hvp(point._replace(v=vector), rows)
-            return move(vector, trees.subtract(product, right_side), self.step_size)
+        def descend(solution: PyTree, right_side: PyTree, rows: Any) -> PyTree:
+            product = oracles.hvp(point._replace(v=solution), rows)
+            return move(solution, trees.subtract(product, right_side), self.step_size)
 
-        def follow_both(both: tuple[PyTree, PyTree], rows: Any) -> tuple[PyTree, PyTree]:
-            return follow(both[0], grad, rows), follow(both[1], target, rows)
+        def descend_both(both: tuple[PyTree, PyTree], rows: Any) -> tuple[PyTree, PyTree]:
+            return descend(both[0], grad, rows), descend(both[1], right_side, rows)
 
-        target = trees.scale(-1, outer_grad)
-        # The first step of s needs no product: s is 0 there.
-        step, v = trees.scale(self.step_size, grad), follow(point.v, target, draw.first)
+        right_side = trees.scale(-1, outer_grad)
+        # The first step of s requires no product, since s = 0.
+        step, v = trees.scale(self.step_size, grad), descend(point.v, right_side, draw.first)
         if self.n_inner_steps > 1:
-            step, v = repeat(self.n_inner_steps - 1, draw.products, follow_both, (step, v))
+            step, v = repeat(self.n_inner_steps - 1, draw.products, descend_both, (step, v))
         point = Point(trees.subtract(point.inner_var, step), point.outer_var, v)
         hypergrad = trees.add(oracles.cross(point, draw.cross), oracles.outer_grad_outer(point, draw.outer_cross))
         return PointState(move_outer(oracles, point, hypergrad, self.step_size / self.outer_ratio))

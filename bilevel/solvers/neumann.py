@@ -1,12 +1,12 @@
-"""Approximate solutions of H v = -∇z F by Neumann series, and the hypergradients they give.
+"""Approximate solutions of H v = -∇z F by Neumann series, and the hypergradients computed with them.
 
 Truncated, Q products on batches B_1, …, B_Q:          v = -η sum_{l=0..Q} (I - η H_{B_l}) … (I - η H_{B_1}) ∇z F
 Random length, P uniform in {0, …, Q-1}, P products:   v = -η Q (I - η H_{B_P}) … (I - η H_{B_1}) ∇z F
 
-The second has the mean of a sum of Q terms, one less than the first. Both need 0 < η < 2/L with L the largest curvature
-of a batch, and leave the relative error (1 - η h)^Q, give or take one factor, in a mode of curvature h.
+The mean of the second is the first sum with Q terms instead of Q + 1. Both require 0 < η < 2/L, where L is the largest
+curvature of a batch. The relative error along an eigenvector of curvature h is (1 - η h)^Q, up to one factor 1 - η h.
 
-`AlternatingSolver` is what BSA, ALSET and TTSA share: inner steps, then a move of x by the second series.
+`AlternatingSolver` is the common part of BSA, ALSET and TTSA: inner steps, then a move of x by the second series.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from bilevel.solvers.moves import decay, draw_below, move, move_outer, repeat, s
 
 
 class NeumannDraw(NamedTuple):
-    """Batches of one hypergradient: products, cross product, outer gradients; and the random length, or None."""
+    """Batches of the products, the cross product and the outer gradients; the random length, or None."""
 
     products: Any
     cross: Any
@@ -31,7 +31,7 @@ class NeumannDraw(NamedTuple):
 
 
 def check_step(solver: Solver[Any, Any], step: float, problem: BilevelProblem) -> None:
-    """Raise ValueError if the series cannot converge with this step, as far as the curvature is known."""
+    """Raise ValueError if the series diverges with this step; the check is skipped if the curvature is unknown."""
     curvature = problem.oracles.largest_curvature
     if curvature is not None and not step < 2 / curvature:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_step(solver: Solver[Any, Any], step: float, problem: BilevelProblem) -
 
 
 def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
-    """Return (None, (∇²xz G) v + ∇x F, v) at the z and x of ``point``, v by the series the draw is for."""
+    """Return (None, (∇²xz G) v + ∇x F, v) at the z and x of ``point``; the draw determines the series for v."""
 
     def multiply(term: PyTree, batch: Any) -> PyTree:
         return move(term, oracles.hvp(point._replace(v=term), batch), step)
@@ -62,7 +62,7 @@ def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: 
 
 
 def hypergradient_calls(oracles: Oracles, draw: NeumannDraw, n_neumann: int) -> Calls:
-    """Return the exact cost: the products really taken, one cross product, both outer gradients."""
+    """Return the exact cost: the products that are taken, one cross product and both outer gradients."""
     n_drawn = n_neumann if draw.length is None else n_neumann - 1
     products = oracles.count_inner(draw.products, n_drawn, first=draw.length)
     outer = oracles.count_outer(draw.outer)
@@ -70,7 +70,7 @@ def hypergradient_calls(oracles: Oracles, draw: NeumannDraw, n_neumann: int) -> 
 
 
 class LoopDraw(NamedTuple):
-    """Batches of an inner loop, and of the hypergradient after it."""
+    """Batches of an inner loop and of the hypergradient after it."""
 
     inner_loop: Any
     neumann: NeumannDraw
@@ -78,7 +78,7 @@ class LoopDraw(NamedTuple):
 
 @dataclass(frozen=True)
 class NeumannSolver(Solver[State, Draw]):
-    """A solver with a Neumann series."""
+    """A solver that computes v by a Neumann series."""
 
     n_neumann: int = whole(default=10)
     neumann_step: float = positive(default=0.5)
@@ -90,14 +90,14 @@ class NeumannSolver(Solver[State, Draw]):
 
 @dataclass(frozen=True)
 class AlternatingSolver(NeumannSolver[PointState, LoopDraw]):
-    """Inner steps, then a move along a hypergradient of random length: BSA, ALSET and TTSA but for their schedules.
+    """The common part of BSA, ALSET and TTSA: inner steps, then a move of x by a series of random length.
 
     Parameters
     ----------
     n_neumann : Q; the Neumann series takes P products, uniform in 0, …, Q - 1
     """
 
-    n_inner_steps = 1  # unless a solver makes it a parameter
+    n_inner_steps = 1  # a parameter of BSA and ALSET
     inner_power = outer_power = 0.5  # steps decrease like t to minus these powers
     needs_plain_step = None
 
@@ -116,7 +116,7 @@ class AlternatingSolver(NeumannSolver[PointState, LoopDraw]):
         return PointState(self.outer_move(oracles, point, index, draw), moves)
 
     def outer_move(self, oracles: Oracles, point: Point, index: Array, draw: LoopDraw) -> Point:
-        """Return the point after the inner steps with x moved along the hypergradient."""
+        """Return the point with x moved along the hypergradient, and the v of that hypergradient."""
         _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
         step = decay(self.step_size / self.outer_ratio, index, self.outer_power)
         return move_outer(oracles, point._replace(v=v), grad, step)

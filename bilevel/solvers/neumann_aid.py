@@ -1,18 +1,19 @@
 """Neumann-AID: inner steps, then implicit differentiation by a Neumann series on one batch.
 
 Lorraine, Vicol, Duvenaud. Optimizing Millions of Hyperparameters by Implicit Differentiation. AISTATS 2020, arXiv
-1911.02590. Confidence: medium; formulas and batches are those of the authors' code for augmentation networks, of the
-text only the opening could be had.
+1911.02590. Confidence: medium; only the opening of the text was available, and formulas and batches are those of the
+authors' code for augmentation networks.
 
     T times:  draw B;  z ← z - α ∇z G_B
     draw B, C;   v = -α sum_{l<=Q} (I - α H_B)^l ∇z F_C;   x ← x - (α/r)((∇²xz G_B) v + ∇x F_C)
 
-It is StocBiO with η = α, and with one batch B for all products and the cross product: what is inverted is the Hessian
-of that batch, as the authors' code does with a graph that it keeps, and not a product of Hessians of many. The series
-with η = α is what differentiating through the last Q + 1 inner steps gives if these had stayed where they are.
-That code has ∇x F with the other sign; two others of theirs leave out the factor α of v, and have an outer product of
-gradients in the place of H. Chosen here: plain steps, where they have momentum for z and RMSprop for x.
-Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is rebuilt at every step.
+This is StocBiO with η = α, and with one batch B for all products and for the cross product, so that the Hessian of that
+batch is inverted instead of a product of Hessians of several batches. The authors' code differentiates one computation
+graph repeatedly, which is the same. The series with η = α is the derivative through the last Q + 1 inner steps, if
+these did not move z. Their code has the opposite sign of ∇x F; two other codes of theirs omit the factor α of v, and
+use an outer product of gradients instead of H. Choice made here: plain steps instead of momentum for z and RMSprop for
+x.
+Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is computed from scratch in every step.
 """
 
 import jax.numpy as jnp
@@ -43,9 +44,9 @@ class NeumannAID(Solver[PointState, LoopDraw]):
         return PointState(start, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
-        inner_loop, one = split(oracles.draw_inner(key, index, self.n_inner_steps + 1), self.n_inner_steps, None)
-        products = None if one is None else jnp.broadcast_to(one, (self.n_neumann, *one.shape))
-        return LoopDraw(inner_loop, NeumannDraw(products, one, oracles.draw_outer(key, index)))
+        inner_loop, rows = split(oracles.draw_inner(key, index, self.n_inner_steps + 1), self.n_inner_steps, None)
+        products = None if rows is None else jnp.broadcast_to(rows, (self.n_neumann, *rows.shape))
+        return LoopDraw(inner_loop, NeumannDraw(products, rows, oracles.draw_outer(key, index)))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
         rows, times = draw.inner_loop, self.n_inner_steps

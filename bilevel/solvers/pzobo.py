@@ -37,9 +37,9 @@ class PZOBO(Solver[PointState, PZOBODraw]):
 
     Parameters
     ----------
-    step_size : step of the inner loop
+    step_size : α, step of the inner loop
     n_directions : K, random directions per outer step
-    smoothing : μ, the length of a move along a direction
+    smoothing : μ; x is moved by μ ξ along each direction ξ
     """
 
     n_inner_steps: int = whole(default=10)
@@ -52,7 +52,7 @@ class PZOBO(Solver[PointState, PZOBODraw]):
         return PointState(start)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
-        gaussian_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)  # batches take the streams 0 and 1
+        gaussian_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)  # batches use the streams 0 and 1
         inner_loop = oracles.draw_inner(key, index, self.n_inner_steps)
         return PZOBODraw(inner_loop, oracles.draw_outer(key, index), gaussian_key)
 
@@ -62,9 +62,10 @@ class PZOBO(Solver[PointState, PZOBODraw]):
 
         def add_direction(k: Array, total: PyTree) -> PyTree:
             noise = gaussian_like(jax.random.fold_in(draw.key, k), point.outer_var)
-            aside = state.point._replace(outer_var=trees.add(state.point.outer_var, trees.scale(self.smoothing, noise)))
-            aside = inner_descent(oracles, aside, draw.inner_loop, self.n_inner_steps, self.step_size)
-            response = trees.dot(trees.subtract(aside.inner_var, point.inner_var), outer.grad) / self.smoothing
+            x = trees.add(state.point.outer_var, trees.scale(self.smoothing, noise))
+            start = state.point._replace(outer_var=x)
+            moved = inner_descent(oracles, start, draw.inner_loop, self.n_inner_steps, self.step_size)
+            response = trees.dot(trees.subtract(moved.inner_var, point.inner_var), outer.grad) / self.smoothing
             return trees.add(total, trees.scale(response / self.n_directions, noise))
 
         grad = jax.lax.fori_loop(0, self.n_directions, add_direction, outer.grad_outer)

@@ -1,23 +1,23 @@
-"""qNBO: quasi-Newton steps of z, and of v with the inverse Hessian that those of z have learned.
+"""qNBO: quasi-Newton steps of z, and of v with the inverse Hessian built by the steps of z.
 
 Fang, Liu, Yao, Yu, Zhang. qNBO: quasi-Newton Meets Bilevel Optimization. ICLR 2025, arXiv 2502.01076. Confidence:
-low. Of the text only the abstract and reviews could be had. They print the steps of z; of v they say that quasi-Newton
-steps without second derivatives correct what H gets wrong along ∇z F. Which steps is our choice.
+low; only the abstract and reviews of the text were available. They print the steps of z. For v they state only that
+quasi-Newton steps without second derivatives correct the errors of H along ∇z F; the form of these steps is our choice.
 
-H is α I at the start of each step and learns from all pairs of it, by BFGS or SR1. On one batch of each level,
+H is α I at the start of each step, and all pairs of the step update it by BFGS or SR1. On one batch of each level:
 
     P times:   z ← z - α ∇z G
-    T times:   s = -γ H ∇z G;   z ← z + s;   H learns (s, change of ∇z G)
-    s = v;   ρ = ∇z F      the last v, or v = -H ∇z F
-    Q times:   e = δ s/||s||;   g = ∇z G(z + e) - ∇z G(z);   H learns (e, g)
+    T times:   s = -γ H ∇z G;   z ← z + s;   update H by (s, change of ∇z G)
+    v = last v, or -H ∇z F for a cold start;   s = v;   ρ = ∇z F
+    Q times:   e = δ s/||s||;   g = ∇z G(z + e) - ∇z G(z);   update H by (e, g)
                ρ ← ρ + (||s||/δ) g;   s = -H ρ;   v ← v + s
     x ← x - (α/r)((∇²xz G) v + ∇x F)
 
-with δ = ξ (1 + ||z||). So ρ is the residual of v, and falls superlinearly in Q. The paper lets Q grow with the steps;
-here it stays, and v goes on from the last one, without which it would be biased. With Q = 0, v = -H ∇z F, as SHINE's.
-The theory is of full-batch passes and of α <= 1/L.
-Cost (P + T + Q + 2) n + 2m, or (P + T + Q + 4) b. Memory (2T + 2Q + 5) p + d. Adaptive:
-the metric of the steps of z and v.
+with δ = ξ (1 + ||z||). ρ is the residual of v, and falls superlinearly in Q. In the paper Q grows with the steps; here
+it is constant, and v continues from the last v, since it would be biased otherwise. With Q = 0, v = -H ∇z F, as in
+SHINE. The theory is for full-batch passes and α <= 1/L.
+Cost (P + T + Q + 2) n + 2m, or (P + T + Q + 4) b. Memory (2T + 2Q + 5) p + d. Adaptive: the metric of the steps of z
+and v.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from bilevel.solvers.quasi_newton import FORMS, InverseHessian, Pairs, no_pairs,
 
 
 class _Solve(NamedTuple):
-    """v, its residual, its last step, and what is known of the inverse Hessian."""
+    """v, its residual, its last step, and the pairs of the inverse Hessian."""
 
     v: Array
     residual: Array
@@ -50,15 +50,15 @@ class QNBO(Solver[PointState, Rows]):
 
     Parameters
     ----------
-    step_size : α, the inverse Hessian before the first pair, and the step of the first steps of z
-    n_gradient_steps : P, gradient steps of z before those of quasi-Newton
+    step_size : α; the inverse Hessian before the first pair is α I, and the gradient steps of z have size α
+    n_gradient_steps : P, gradient steps of z before the quasi-Newton steps
     n_inner_steps : T, quasi-Newton steps of z
-    n_v_steps : Q, quasi-Newton steps of v; with 0, v is what the steps of z say of it
-    form : "bfgs" or "sr1", how pairs change the inverse Hessian
-    warm_start_v : go on from the last v; False begins with -H ∇z F, which converges only as Q grows
-    damping : γ, the share that is taken of quasi-Newton steps
-    difference : ξ, the length of the differences along v, as a share of 1 + ||z||
-    sampling : "full", which the theory is of, or "blocks", "iid", "reshuffle"
+    n_v_steps : Q, quasi-Newton steps of v; with 0, v = -H ∇z F
+    form : "bfgs" or "sr1", the update of the inverse Hessian
+    warm_start_v : continue from the last v; False starts from -H ∇z F, which converges only as Q grows
+    damping : γ, factor of the quasi-Newton steps of z
+    difference : ξ, the length of the differences along v relative to 1 + ||z||
+    sampling : "full", as in the theory, or "blocks", "iid", "reshuffle"
     """
 
     n_gradient_steps: int = whole(default=1, least=0)
@@ -77,38 +77,37 @@ class QNBO(Solver[PointState, Rows]):
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: Rows) -> PointState:
         first, unravel = ravel_pytree(state.point.inner_var)
-        inverse, known = InverseHessian(self.form, self.step_size), self.n_inner_steps
+        inverse, n_z, n_v = InverseHessian(self.form, self.step_size), self.n_inner_steps, self.n_v_steps
 
-        def slope(z: Array) -> Array:
+        def inner_grad(z: Array) -> Array:
             return ravel_pytree(oracles.inner_grad(state.point._replace(inner_var=unravel(z)), draw.inner))[0]
 
-        def step_inner(place: Array, now: tuple[Array, Array, Pairs]) -> tuple[Array, Array, Pairs]:
-            z, grad, pairs = now
+        def step_z(row: Array, carry: tuple[Array, Array, Pairs]) -> tuple[Array, Array, Pairs]:
+            z, grad, pairs = carry
             step = -self.damping * inverse.product(pairs, grad)
-            ahead = slope(z + step)
-            return z + step, ahead, put(pairs, place, inverse.pair(pairs, z, step, ahead - grad))
+            new_grad = inner_grad(z + step)
+            return z + step, new_grad, put(pairs, row, inverse.pair(pairs, z, step, new_grad - grad))
 
-        z = repeat(self.n_gradient_steps, None, lambda z, _: move(z, slope(z), self.step_size), first)
-        z, grad, pairs = jax.lax.fori_loop(0, known, step_inner, (z, slope(z), no_pairs(known + self.n_v_steps, z)))
+        z = repeat(self.n_gradient_steps, None, lambda z, _: move(z, inner_grad(z), self.step_size), first)
+        z, grad, pairs = jax.lax.fori_loop(0, n_z, step_z, (z, inner_grad(z), no_pairs(n_z + n_v, z)))
         point = state.point._replace(inner_var=unravel(z))
         outer = oracles.outer(point, draw.outer)
         residual = ravel_pytree(outer.grad)[0]
         length = self.difference * (1 + jnp.linalg.norm(z))
 
-        def step_v(place: Array, now: _Solve) -> _Solve:
-            v, residual, step, pairs = now
+        def step_v(row: Array, carry: _Solve) -> _Solve:
+            v, residual, step, pairs = carry
             size = jnp.maximum(jnp.linalg.norm(step), jnp.finfo(step.dtype).tiny)
             probe = length / size * step
-            change = slope(z + probe) - grad
-            pairs = put(pairs, place, inverse.pair(pairs, z, probe, change))
+            change = inner_grad(z + probe) - grad
+            pairs = put(pairs, row, inverse.pair(pairs, z, probe, change))
             residual = residual + size / length * change
             step = -inverse.product(pairs, residual)
             return _Solve(v + step, residual, step, pairs)
 
-        cold = not self.warm_start_v or self.n_v_steps == 0
-        begin = -inverse.product(pairs, residual) if cold else ravel_pytree(state.point.v)[0]
-        solve = _Solve(begin, residual, begin, pairs)
-        solve = jax.lax.fori_loop(known, known + self.n_v_steps, step_v, solve)
+        is_cold = not self.warm_start_v or n_v == 0
+        start = -inverse.product(pairs, residual) if is_cold else ravel_pytree(state.point.v)[0]
+        solve = jax.lax.fori_loop(n_z, n_z + n_v, step_v, _Solve(start, residual, start, pairs))
         point = point._replace(v=unravel(solve.v))
         grad_outer = trees.add(oracles.cross(point, draw.inner), outer.grad_outer)
         return PointState(move_outer(oracles, point, grad_outer, self.step_size / self.outer_ratio))

@@ -1,9 +1,9 @@
-"""SABA: stochastic average bilevel algorithm, the SAGA of bilevel problems.
+"""SABA: stochastic average bilevel algorithm, SAGA for bilevel problems.
 
 Dagréou, Ablin, Vaiter, Moreau. A framework for bilevel optimization that enables stochastic and global variance
 reduction algorithms. NeurIPS 2022, arXiv 2201.13409. Confidence: high; the paper's text was compared.
 
-Tables Y (:mod:`bilevel.solvers.saga_memory`) hold the last estimate of each block, M their mean weighted by
+Tables Y (:mod:`bilevel.solvers.saga_memory`) contain the last estimate of each block, and M is their mean with weights
 w_i = (rows of block i)/n:
 
     draw i with probability w_i, j likewise;   g = estimates on block i (or j) at u
@@ -25,7 +25,7 @@ from bilevel.solvers.fields import bounds, given, one_of, positive, transformati
 from bilevel.solvers.moves import MovesState, direction_calls
 from bilevel.solvers.saga_memory import TABLES, Level
 
-_ROWS_REBUILD_FACTOR = 10  # rows are read to rebuild the mean of a row table, so it is rebuilt less often
+_ROWS_REBUILD_FACTOR = 10  # rebuilding the mean of a row table reads all rows, so it is done less often
 
 
 class SABAState(NamedTuple):
@@ -45,10 +45,10 @@ class SABA(Solver[SABAState, Rows]):
     ----------
     batch_size : rows per block, on both levels
     tables : "zero" starts with empty tables at no cost, "full" fills them at the start for 3n + 2m calls
-    memory : "blocks" remembers the estimate of each block; "rows" the terms of each row, which takes far less where
-        rows are long, and needs a linear model in closed form
+    memory : "blocks" stores the estimate of each block; "rows" stores the terms of each row, which takes much less
+        memory if rows are long, and requires a linear model in closed form
     rebuild_every : steps between two recomputations of the means from the tables, which remove accumulated rounding
-        errors; None means (n + m) / batch_size, and ten times that with ``memory="rows"``, which reads rows for it
+        errors; None means (n + m) / batch_size, and ten times that with ``memory="rows"``, which reads all rows
     sampling : "blocks" only: a table belongs to a fixed partition of the rows
     """
 
@@ -67,7 +67,7 @@ class SABA(Solver[SABAState, Rows]):
             name = type(problem.oracles).__name__
             raise ValueError(f"`SABA(memory='rows')`: {name} has no terms of rows; use memory='blocks'.")
         if self.memory == "rows" and problem.oracles.is_on_host:
-            raise ValueError("`SABA(memory='rows')`: reads all rows to sum its means; use memory='blocks'.")
+            raise ValueError("`SABA(memory='rows')`: its means are sums over all rows; use memory='blocks'.")
         n_blocks = sum(
             -(-n // size) for n, size in zip((problem.n_inner, problem.n_outer), self.batches(), strict=True)
         )

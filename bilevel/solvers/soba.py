@@ -1,7 +1,7 @@
 """SOBA: stochastic bilevel algorithm.
 
 Dagréou, Ablin, Vaiter, Moreau. A framework for bilevel optimization that enables stochastic and global variance
-reduction algorithms. NeurIPS 2022, arXiv 2201.13409. Confidence: high; the paper's text was compared, but for its
+reduction algorithms. NeurIPS 2022, arXiv 2201.13409. Confidence: high; the paper's text was compared, except for its
 schedule.
 
     draw B, C;   (z, v) ← (z, v) - α t^-½ D_{B,C}(u);   x ← x - (α/r) t^-½ D_{B,C}(u),   all at the old u
@@ -20,7 +20,7 @@ from bilevel.solvers.moves import decay, direction_calls
 
 @solver
 class SOBA(Solver[PointState, Rows]):
-    """Stochastic bilevel algorithm: plain stochastic directions, steps decreasing like t^-1/2.
+    """Stochastic bilevel algorithm: plain stochastic directions, with steps decreasing like t^-1/2.
 
     Parameters
     ----------

@@ -1,17 +1,18 @@
-"""SPABA: single-loop probabilistic stochastic bilevel algorithm, SRBA with a coin.
+"""SPABA: single-loop probabilistic stochastic bilevel algorithm, SRBA with random refreshes.
 
 Chu, Xu, Yao, Zhang. SPABA: A Single-Loop and Probabilistic Stochastic Bilevel Algorithm Achieving Optimal Sample
 Complexity. ICML 2024, arXiv 2405.18777.
 
-At first, and then with probability 1/q, D ← D(u) by a full-batch pass; else D ← D + D_{B,C}(u) - D_{B,C}(u_previous);
-then u ← P(u - step · D). One coin serves z, v and x. The recursion is in :mod:`bilevel.solvers.srba`.
+In the first step, and then with probability 1/q, a full-batch pass; the same coin for z, v and x:
 
-Confidence: medium; only the abstract of the text was available. PAGE, which it adapts, is taken as in its own paper: a
-full-batch pass at first, 1/q = b/(b + n + m), constant steps. Three codes of the authors differ from that and from one
-another. None begins with a full-batch pass except by chance. One refreshes with probability 0.1; two toss one coin when
-the step is compiled and take its branch in all steps. Two clip each coordinate of v to [-1, 1], which moves the
-solution where v is larger; here P is the projection onto a ball (``v_radius``), or nothing. All give v a step of its
-own: for that use `PnPBO` with "page" for all variables and a ``v_ratio``.
+    D ← D(u)   or   draw B, C;  D ← D + D_{B,C}(u) - D_{B,C}(u_previous);      u ← P(u - step · D)
+
+Confidence: medium; only the abstract of the text was available. PAGE, which SPABA adapts, is taken from its own paper:
+a full-batch pass in the first step, 1/q = b/(b + n + m), constant steps. Three codes of the authors differ from that
+and from one another. None starts with a full-batch pass except by chance. One refreshes with probability 0.1; two toss
+one coin when the step is compiled and take the same branch in all steps. Two clip each coordinate of v to [-1, 1],
+which changes the solution if v is larger; here P is the projection onto a ball (``v_radius``) or the identity. All have
+a separate step for v: for that use `PnPBO` with "page" for all variables and a ``v_ratio``.
 Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d. Adaptive: nothing.
 """
 

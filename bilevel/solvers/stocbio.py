@@ -1,4 +1,4 @@
-"""StocBiO: stochastic bilevel optimizer, inner loop and truncated Neumann series.
+"""StocBiO: stochastic bilevel optimizer, with an inner loop and a truncated Neumann series.
 
 Ji, Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design. ICML 2021, arXiv 2010.07962.
 Confidence: medium; the method is well known, the paper's text was not compared.
@@ -6,7 +6,7 @@ Confidence: medium; the method is well known, the paper's text was not compared.
     T times:  draw B;  z ← z - α ∇z G_B
     draw C, B_1, …, B_Q, B';   v = -η sum_{l<=Q} prod (I - η H_B) ∇z F_C;   x ← x - (α/r)((∇²xz G_B') v + ∇x F_C)
 
-Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is rebuilt at every step.
+Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is computed from scratch in every step.
 """
 
 from typing import Self
@@ -26,7 +26,7 @@ class StocBiO(Solver[PointState, neumann.LoopDraw]):
 
     Parameters
     ----------
-    step_size : step of the inner loop
+    step_size : α, step of the inner loop
     """
 
     n_inner_steps: int = whole(default=10)

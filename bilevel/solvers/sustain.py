@@ -3,8 +3,8 @@
 Khanduri, Zeng, Hong, Wai, Wang, Yang. A Near-Optimal Algorithm for Stochastic Bilevel Optimization via Double-Momentum.
 NeurIPS 2021, arXiv 2102.07367. Confidence: medium; the method is well known, the paper's text was not compared.
 
-STORM estimates of ∇z G and of the hypergradient with a Neumann series of random length P, the same P and batches at
-both points; z and x move together: see :mod:`bilevel.solvers.mrbo` and :mod:`bilevel.solvers.neumann`.
+MRBO (:mod:`bilevel.solvers.mrbo`) with a Neumann series of random length P (:mod:`bilevel.solvers.neumann`): STORM
+estimates of ∇z G and of the hypergradient, with the same P and batches at both points; z and x move together.
 Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d. Adaptive: nothing.
 """
 

@@ -7,8 +7,8 @@ the paper's text was not compared.
     draw B;  z ← z - α t^-2/5 ∇z G_B
     x ← x - (α/r) t^-3/5 ((∇²xz G_B') v + ∇x F_C)   at the new z,   v by a Neumann series of random length
 
-The paper lets Q grow like log t; here it is fixed. Cost (4 + P) b, P of mean (Q - 1)/2. Memory p + d. Adaptive:
-nothing.
+In the paper Q grows like log t; here it is constant.
+Cost (4 + P) b, P of mean (Q - 1)/2. Memory p + d. Adaptive: nothing.
 """
 
 from bilevel.solvers.base import Complexity, solver

@@ -1,11 +1,11 @@
-"""VRBO: variance-reduced bilevel optimizer, SPIDER estimates and an inner loop.
+"""VRBO: variance-reduced bilevel optimizer, with SPIDER estimates and an inner loop.
 
 Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 2021, arXiv 2106.04692. Confidence:
 medium; the method is well known, the paper's text was not compared.
 
 Estimates d_z of ∇z G and d_x of the hypergradient (truncated Neumann series) belong to the current (z, x):
 
-    each q steps:  d_z, d_x by a full-batch pass
+    every q steps:  d_z, d_x by a full-batch pass
     (z', x') = (z, x);   x ← x - (α/r) d_x
     for k = 0, …, T:  draw batches;  d ← d + g(z, x) - g(z', x');  (z', x') = (z, x);  if k < T:  z ← z - α d_z
 
@@ -29,7 +29,7 @@ from bilevel.solvers.moves import batch, move, move_outer, split
 
 
 class VRBOState(NamedTuple):
-    """The iterate, and the estimates that belong to it."""
+    """The iterate, and the estimates of ∇z G and of the hypergradient at it."""
 
     point: Point
     inner_estimate: PyTree
@@ -42,7 +42,7 @@ class VRBO(Solver[VRBOState, Rows]):
 
     Parameters
     ----------
-    step_size : step of the inner loop
+    step_size : α, step of the inner loop
     period : q, outer steps from one full-batch pass to the next; None means max(1, (n + m) // (2 batch_size))
     """
 
@@ -61,19 +61,19 @@ class VRBO(Solver[VRBOState, Rows]):
         return VRBOState(start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
-        differences, each = self.n_inner_steps + 1, self.n_neumann + 2
-        inner = oracles.draw_inner(key, index, differences * each)
+        corrections, batches = self.n_inner_steps + 1, self.n_neumann + 2
+        inner = oracles.draw_inner(key, index, corrections * batches)
         if inner is not None:
-            inner = inner.reshape(differences, each, *inner.shape[1:])
-        return Rows(inner, oracles.draw_outer(key, index, differences))
+            inner = inner.reshape(corrections, batches, *inner.shape[1:])
+        return Rows(inner, oracles.draw_outer(key, index, corrections))
 
     def refreshes(self, index: Array, draw: Rows) -> Array:
         return index % given(self.period) == 0
 
     def refresh(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
         exact = self._gradients(oracles, state.point, None, None)
-        fresh = VRBOState(state.point._replace(v=exact.v), exact.inner_var, exact.outer_var)
-        return self.step(oracles, fresh, index, draw)
+        refreshed = VRBOState(state.point._replace(v=exact.v), exact.inner_var, exact.outer_var)
+        return self.step(oracles, refreshed, index, draw)
 
     def step(self, oracles: Oracles, state: VRBOState, index: Array, draw: Rows) -> VRBOState:
         moved_x = move_outer(oracles, state.point, state.outer_estimate, self.step_size / self.outer_ratio)
@@ -87,28 +87,28 @@ class VRBO(Solver[VRBOState, Rows]):
         return jax.lax.fori_loop(1, self.n_inner_steps + 1, inner_move, after_x)
 
     def _correct(self, oracles: Oracles, state: VRBOState, previous: Point, draw: Rows, k: Array | int) -> VRBOState:
-        """Add the difference over the last move to both estimates."""
+        """Return the state with the change of both gradients since ``previous`` added to the estimates."""
         inner, outer = batch(draw.inner, k), batch(draw.outer, k)
-        here = self._gradients(oracles, state.point, inner, outer)
-        there = self._gradients(oracles, previous, inner, outer)
+        new = self._gradients(oracles, state.point, inner, outer)
+        old = self._gradients(oracles, previous, inner, outer)
         return VRBOState(
-            state.point._replace(v=here.v),
-            trees.add(state.inner_estimate, trees.subtract(here.inner_var, there.inner_var)),
-            trees.add(state.outer_estimate, trees.subtract(here.outer_var, there.outer_var)),
+            state.point._replace(v=new.v),
+            trees.add(state.inner_estimate, trees.subtract(new.inner_var, old.inner_var)),
+            trees.add(state.outer_estimate, trees.subtract(new.outer_var, old.outer_var)),
         )
 
     def _gradients(self, oracles: Oracles, point: Point, inner: Any, outer: Any) -> Point:
-        """Return (∇z G, hypergradient, v) on Q + 2 inner batches and one outer."""
+        """Return (∇z G, hypergradient, v) on Q + 2 inner batches and one outer batch."""
         first, products, cross = split(inner, None, self.n_neumann, None)
         draw = neumann.NeumannDraw(products, cross, outer)
         hyper = neumann.hypergradient(oracles, point, draw, self.n_neumann, self.neumann_step)
         return hyper._replace(inner_var=oracles.inner_grad(point, first))
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        differences, each, n, m = self.n_inner_steps + 1, self.n_neumann + 2, oracles.n_inner, oracles.n_outer
+        corrections, batches, n, m = self.n_inner_steps + 1, self.n_neumann + 2, oracles.n_inner, oracles.n_outer
         rows = None if draw.inner is None else draw.inner.reshape(-1, *draw.inner.shape[2:])
-        inner = oracles.inner_samples.counts(rows, differences * each).reshape(differences, each)
-        outer = 2 * oracles.count_outer(draw.outer, differences)
+        inner = oracles.inner_samples.counts(rows, corrections * batches).reshape(corrections, batches)
+        outer = 2 * oracles.count_outer(draw.outer, corrections)
         grads, products, cross = (2 * jnp.sum(inner[:, part], dtype=jnp.int32) for part in (0, slice(1, -1), -1))
         steps = Calls(inner_grad=grads, hvp=products, cross=cross, outer_grad=outer, outer_grad_outer=outer)
         full = Calls(inner_grad=n, hvp=self.n_neumann * n, cross=n, outer_grad=m, outer_grad_outer=m)

@@ -1,4 +1,4 @@
-"""A log and a saved run."""
+"""Fixtures: the path of a log, and a saved run."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def saved(tmp_path, path):
-    """A run of 50 steps, logged and saved, and its problem."""
+    """Return the path of a saved run of 50 steps, which was logged, and its problem."""
     problem = cases.quadratic("float32")
     run = bilevel.run(problem, SRBA, max_steps=50, eval_every=10, log=bilevel.CSVLog(path))
     run.save(tmp_path / "run.npz")

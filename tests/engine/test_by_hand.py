@@ -1,4 +1,4 @@
-"""Runs by hand are those of `run`, bit for bit; best points; metrics that fail."""
+"""Runs that are advanced by the user equal those of `run` bit for bit; best points; metrics that fail."""
 
 import doctest
 from dataclasses import replace
@@ -22,7 +22,7 @@ def solver_of(name):
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_steps_by_hand_are_those_of_a_run(name):
+def test_advance_takes_the_same_steps_as_run(name):
     problem, solver, steps = cases.quadratic("float32"), solver_of(name), STEPS[name]
     whole = bilevel.run(problem, solver, seed=3, max_steps=steps)
     run = bilevel.Run(problem, solver, seed=3)
@@ -39,27 +39,27 @@ def test_steps_by_hand_are_those_of_a_run(name):
             np.testing.assert_allclose(values, whole.history[column][-1:], rtol=1e-12, err_msg=column)
 
 
-def test_pages_are_passed_by_hand():
+def test_advance_continues_beyond_a_page_of_draws():
     problem = cases.quadratic("float32")
     run = bilevel.Run(problem, SRBA)
     run.advance(9000)
     cases.assert_trees_equal(run.point, bilevel.run(problem, SRBA, max_steps=9000).point)
 
 
-def test_a_look_changes_nothing_and_adds_a_row():
-    run, blind = (bilevel.Run(cases.quadratic("float32"), SRBA) for _ in range(2))
+def test_evaluate_adds_a_row_and_does_not_change_the_run():
+    run, unevaluated = (bilevel.Run(cases.quadratic("float32"), SRBA) for _ in range(2))
     assert run.evaluate()["step"] == 0
     run.advance(30)
     assert run.evaluate() == run.evaluate()
     run.advance(20)
-    blind.advance(50)
+    unevaluated.advance(50)
     assert run.result().history["step"].tolist() == [0, 30, 50]
-    assert blind.result().history["step"].tolist() == [50]
-    cases.assert_trees_equal(run.state, blind.state)
+    assert unevaluated.result().history["step"].tolist() == [50]
+    cases.assert_trees_equal(run.state, unevaluated.state)
 
 
 @pytest.mark.parametrize("name", ["SRBA", "Exact"])
-def test_a_restart_is_a_new_run_without_compilation(name):
+def test_a_restarted_run_equals_a_new_run(name):
     run = bilevel.Run(cases.quadratic("float32"), solver_of(name))
     run.advance(3)
     first, calls = run.point, run.calls
@@ -72,7 +72,7 @@ def test_a_restart_is_a_new_run_without_compilation(name):
     assert run.calls == calls and run.result().history["step"].tolist() == [3]
 
 
-def test_a_run_by_hand_stops_at_its_last_finite_point():
+def test_advance_stops_at_the_last_finite_point():
     problem, solver = cases.quadratic("float32"), bilevel.SRBA(50.0, 1.0, cases.BATCH)
     run = bilevel.Run(problem, solver)
     run.advance(1000)
@@ -85,7 +85,7 @@ def test_a_run_by_hand_stops_at_its_last_finite_point():
     assert run.result().status == expected.status == "diverged"
 
 
-def test_a_saved_run_goes_on_by_hand(tmp_path):
+def test_a_saved_run_can_be_loaded_and_advanced(tmp_path):
     problem = cases.quadratic("float32")
     run = bilevel.Run(problem, SRBA, seed=5)
     run.advance(40)
@@ -97,12 +97,12 @@ def test_a_saved_run_goes_on_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("n_steps", [-1, 1.5, True, None])
-def test_a_number_of_steps_is_checked(n_steps):
+def test_advance_checks_the_number_of_steps(n_steps):
     with pytest.raises(ValueError, match=r"n_steps=.*integer of at least 0"):
         bilevel.Run(cases.quadratic("float32"), SRBA).advance(n_steps)
 
 
-def test_input_of_a_run_by_hand_is_checked():
+def test_the_arguments_of_a_run_are_checked():
     with pytest.raises(TypeError, match=r"BilevelProblem"):
         bilevel.Run(None, SRBA)
     with pytest.raises(ValueError, match=r"seed=-1"):
@@ -119,7 +119,7 @@ def test_the_best_point_is_the_one_with_the_smallest_exact_value(tmp_path):
     result = bilevel.run(followed, noisy, max_steps=60, eval_every=1)
     values = result.history["value"]
     best = int(np.nanargmin(values))
-    assert 0 < best < len(values) - 1, "or this shows less than it says"
+    assert 0 < best < len(values) - 1, "the test requires a best point between the first and the last"
     assert result.best_value == values[best] and result.best_row == best
     cases.assert_trees_equal(result.best_point, visited[best])
     assert values[-1] > 1.001 * values[best]
@@ -150,7 +150,7 @@ def fail(point):
     raise KeyError("no such thing")
 
 
-def test_a_metric_that_raises_costs_its_column_and_nothing_else():
+def test_a_metric_that_raises_gives_a_column_of_nan_and_the_run_continues():
     problem = cases.quadratic("float32")
     metrics = {"broken": fail, "first": lambda point: point.outer_var[0]}
     with pytest.warns(RuntimeWarning, match=r"`metrics`: 'broken' failed.*no such thing.*the run continues") as caught:
@@ -165,7 +165,7 @@ def test_a_metric_that_raises_costs_its_column_and_nothing_else():
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_sweep_takes_any_metric_and_loses_none(together):
+def test_a_sweep_accepts_metrics_that_can_and_cannot_be_traced(together):
     problem = cases.quadratic("float64")
     metrics = {
         "broken": fail,
@@ -184,6 +184,6 @@ def test_a_sweep_takes_any_metric_and_loses_none(together):
             assert {name: row[name] for name in plain_row} == plain_row
 
 
-def test_the_example_in_the_documentation_holds():
+def test_the_docstring_example_runs():
     examples = doctest.DocTestFinder(recurse=False).find(bilevel.Run, "Run")
     assert [doctest.DocTestRunner().run(example).failed for example in examples] == [0]

@@ -1,4 +1,4 @@
-"""Saving and going on."""
+"""Saving and resuming runs."""
 
 import io
 
@@ -31,7 +31,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype, tmp_
     assert np.all(np.diff(resumed.history["seconds"]) > 0)
 
 
-def test_budgets_count_the_whole_run(tmp_path):
+def test_budgets_include_the_steps_before_the_save(tmp_path):
     path = tmp_path / "run.npz"
     problem = cases.quadratic("float32")
     first = bilevel.run(problem, SOLVERS["SRBA"], max_seconds=0.2)
@@ -87,7 +87,7 @@ def test_other_losses_on_the_same_data_are_refused(tmp_path):
 
 
 def penalized(penalty, scale=1.0, at=0.0):
-    """A problem that starts at z = 0, where no penalty is seen."""
+    """Return a problem that starts at z = 0, where most penalties agree."""
     rng = np.random.default_rng(4)
     rows = scale * rng.standard_normal((40, 3)), rng.standard_normal(40)
 
@@ -112,13 +112,13 @@ PENALTIES = {
     "exchanged": lambda z, x: jnp.exp(x)[::-1] @ z**2 / 2,
     "absolute values": lambda z, x: jnp.exp(x) @ jnp.abs(z) ** 3 / 2,
     "a product": lambda z, x: jnp.exp(x) @ z**2 / 2 + 1e-3 * z[0] * z[1],
-    "not at all": lambda z, x: 0.0 * jnp.sum(z),
+    "no penalty": lambda z, x: 0.0 * jnp.sum(z),
 }
 
 
 @pytest.mark.parametrize(("scale", "at"), [(1.0, 0.0), pytest.param(30.0, -3.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(PENALTIES))
-def test_losses_that_agree_at_the_start_alone_are_refused(name, scale, at, tmp_path):
+def test_different_losses_are_refused_even_if_they_agree_at_the_start(name, scale, at, tmp_path):
     path = tmp_path / "run.npz"
     bilevel.run(penalized(PENALTIES["saved"], scale, at), bilevel.SOBA(1e-4, 1.0, 8), max_steps=3).save(path)
     other = penalized(PENALTIES[name], scale, at)
@@ -158,7 +158,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("field", ["inner_optimizer", pytest.param("outer_optimizer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pair", OPTIMIZERS, ids=range(len(OPTIMIZERS)))
-def test_another_setting_of_a_transformation_is_refused(pair, field, tmp_path):
+def test_a_transformation_with_other_settings_is_refused(pair, field, tmp_path):
     path, problem = tmp_path / "run.npz", penalized(PENALTIES["saved"])
     saved, same, other = (bilevel.SOBA(1e-3, 1.0, 8, **{field: optimizer}) for optimizer in (pair[0], pair[0], pair[1]))
     bilevel.run(problem, saved, max_steps=3).save(path)
@@ -191,14 +191,14 @@ def test_a_damaged_or_foreign_file_is_refused(saved, tmp_path):
 
 def test_a_file_of_another_format_is_refused(saved, monkeypatch):
     monkeypatch.setattr("bilevel.engine.result._FORMAT", 4)
-    told = (
+    message = (
         "has format 3, of another version of bilevel; this one reads format 4. Resume it with the version that wrote it"
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         bilevel.resume(saved, cases.quadratic("float32"), max_steps=5)
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(saved, monkeypatch):
     before = saved.read_bytes()
 
     def broken(file, **arrays):
@@ -212,13 +212,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
     assert [path.name for path in saved.parent.iterdir()] == ["run.npz"]
 
 
-def test_a_name_that_no_disk_takes_is_told_as_such(tmp_path):
+def test_an_invalid_file_name_is_reported_with_its_reason(tmp_path):
     result = bilevel.run(cases.quadratic("float32"), SOLVERS["SRBA"], max_steps=5)
     with pytest.raises(OSError, match=r"a` cannot be written \(File name too long\)\.$"):
         result.save(tmp_path / ("a" * 300))
 
 
-def test_a_solver_of_the_users_own_is_handed_over(tmp_path):
+def test_resuming_with_a_user_defined_solver_requires_that_solver(tmp_path):
     @bilevel.solvers.solver
     class Lazy(bilevel.SOBA):
         """SOBA under another name."""

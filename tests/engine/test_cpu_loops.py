@@ -1,4 +1,4 @@
-"""Fused loops are asked for, never a surprise; they compute what their pieces do, and the environment is respected."""
+"""Fused loops are optional, give the same results as loops in parts, and respect flags of the user."""
 
 import os
 import pickle
@@ -35,16 +35,16 @@ def flags_after(call, environment):
     return printed(script, environment).decode().strip()
 
 
-def test_importing_the_library_leaves_the_flags_alone_and_starts_no_backend():
+def test_importing_the_library_sets_no_flag_and_starts_no_backend():
     assert flags_after("pass", {}) == "None {}"
     assert flags_after("pass", {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}).startswith("--xla_cpu_enable_fast_m")
 
 
-def test_fused_loops_are_a_flag_and_start_no_backend():
+def test_fuse_cpu_loops_sets_a_flag_and_starts_no_backend():
     assert flags_after("bilevel.fuse_cpu_loops()", {}) == f"{FUSED} {{}}"
 
 
-def test_asking_twice_is_asking_once():
+def test_a_second_call_of_fuse_cpu_loops_has_no_effect():
     assert flags_after("bilevel.fuse_cpu_loops(); bilevel.fuse_cpu_loops()", {}) == f"{FUSED} {{}}"
 
 
@@ -59,18 +59,18 @@ def test_extra_options_of_the_user_are_kept():
     assert flags_after("bilevel.fuse_cpu_loops()", own) == f"{expected} {{}}"
 
 
-def test_a_limit_of_the_user_is_left_alone():
+def test_a_threshold_of_the_user_is_kept():
     assert flags_after("bilevel.fuse_cpu_loops()", {"XLA_FLAGS": IN_PIECES}) == f"{IN_PIECES} {{}}"
 
 
-def test_a_file_of_flags_is_refused(monkeypatch):
+def test_fuse_cpu_loops_refuses_flags_from_a_file(monkeypatch):
     monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
     monkeypatch.setenv("XLA_FLAGS", "flags.txt")
     with pytest.raises(RuntimeError, match=r"cannot add to XLA_FLAGS='flags.txt'"):
         bilevel.fuse_cpu_loops()
 
 
-def test_too_late_is_an_error_that_says_what_to_do(monkeypatch):
+def test_fuse_cpu_loops_raises_an_error_once_a_backend_has_started(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     jax.devices()
     with pytest.raises(RuntimeError, match=r"comes too late.*before the first array, or start Python with XLA_FLAGS="):
@@ -78,7 +78,7 @@ def test_too_late_is_an_error_that_says_what_to_do(monkeypatch):
 
 
 def programs():
-    """The compiled steps of a linear model, by solver."""
+    """Return the compiled steps on a linear model, by solver."""
     problem = bilevel.problems.logistic_selection(*cases.logistic_data(4000, 3000, dim=22), dtype="float32")
     found = {}
     for name in ("SRBA", "SABA", "SOBA"):
@@ -103,7 +103,7 @@ def test_fused_steps_of_a_linear_model_run_as_one_kernel():
 SETTINGS = cases.SOLVERS | {
     "PZOBO, two directions": cases.short(bilevel.PZOBO, 0.05, 20.0, cases.BATCH, n_directions=2),
     "SABA, full tables": bilevel.SABA(0.05, 20.0, cases.BATCH, tables="full", rebuild_every=7),
-    "AutoSRBA, as by default": bilevel.AutoSRBA(batch_size=cases.BATCH, period=6),
+    "AutoSRBA, defaults": bilevel.AutoSRBA(batch_size=cases.BATCH, period=6),
     "PnPBO, page and saga": bilevel.PnPBO(
         0.05, 20.0, cases.BATCH, v_estimator="page", outer_estimator="saga", period=5
     ),
@@ -111,12 +111,12 @@ SETTINGS = cases.SOLVERS | {
 
 
 def narrow():
-    """A linear model with blocks whose products are sums, and whose passes read blocks where loops are fused."""
+    """Return a linear model whose products are sums, and whose full-batch passes read blocks if loops are fused."""
     return bilevel.problems.logistic_selection(*cases.logistic_data(330, 220, dim=22), dtype="float64")
 
 
 PROBLEMS = cases.PROBLEMS | {"narrow": narrow}
-# The settings on a small problem, whose loops are compiled whole with their passes; those with tables on another too.
+# All settings on a small problem, whose loops are fused with their full-batch passes; solvers with tables on a second.
 CASES = {("quadratic", name): solver for name, solver in SETTINGS.items()}
 CASES |= {("logistic", name): solver for name, solver in SETTINGS.items() if solver.keeps_tables}
 CASES |= {("narrow", name): bilevel.SOLVERS[name](0.05, 20.0, 32) for name in ("SABA", "AmIGO")}
@@ -125,7 +125,7 @@ CASES["logistic", "SABA, rows"] = bilevel.SABA(0.05, 20.0, cases.BATCH, memory="
 
 
 def pages():
-    """The draws of every case, save those that hold keys: each is a compilation, and fused or not they are the same."""
+    """Return the draws of all cases without keys, since drawing again in each process would take compilations."""
     found = {}
     for (problem, name), solver in CASES.items():
         page = cases.trajectory(PROBLEMS[problem](), solver, 0).page
@@ -135,7 +135,7 @@ def pages():
 
 
 def ends(pages):
-    """The last state of every case."""
+    """Return the last state of every case."""
     found = {}
     for (problem, name), solver in CASES.items():
         states = cases.trajectory(PROBLEMS[problem](), solver, 20, page=pages.get((problem, name))).states
@@ -144,10 +144,10 @@ def ends(pages):
 
 
 @pytest.mark.slow
-def test_fused_loops_compute_what_their_pieces_compute():
-    """XLA has been seen to miscompile nested loops when they are compiled whole and copies are placed differently."""
+def test_fused_loops_and_loops_in_parts_give_equal_results():
+    """XLA has miscompiled fused nested loops in combination with a different placement of copies."""
     drawn = pages()
-    # Here programs are compiled as the other tests have them, which `make test` lets XLA hardly optimize.
+    # Programs of this process are compiled with the flags of the test run: `make test` turns most optimizations off.
     here, whole, in_pieces = ends(drawn), dumped("ends", FUSED, drawn), dumped("ends", IN_PIECES, drawn)
     assert here.keys() == whole.keys() == in_pieces.keys() == CASES.keys()
     for name, leaves in here.items():
@@ -156,20 +156,20 @@ def test_fused_loops_compute_what_their_pieces_compute():
                 np.testing.assert_allclose(triple[0], other, rtol=1e-9, atol=1e-11, err_msg=str(name))
 
 
-def test_every_solver_is_compared():
+def test_every_compiled_solver_is_compared():
     compared = {type(solver) for solver in SETTINGS.values()}
     compiled = {cls for cls in bilevel.SOLVERS.values() if issubclass(cls, Solver)}
     assert compared == compiled
     assert {type(CASES[case]) for case in CASES if case[0] == "logistic"} == {c for c in compiled if c.keeps_tables}
 
 
-def test_fused_loops_of_a_solver_that_was_not_compared_are_compiled_without_the_copy_analysis(monkeypatch):
+def test_fused_loops_of_other_solvers_are_compiled_without_the_copy_analysis(monkeypatch):
     @bilevel.solvers.solver
     class Unknown(bilevel.SABA):
-        """A solver of a user, with tables."""
+        """A user-defined solver with tables."""
 
-    for flags, of_unknown in ((FUSED, {}), (IN_PIECES, IN_PLACE), ("", IN_PLACE)):
+    for flags, options in ((FUSED, {}), (IN_PIECES, IN_PLACE), ("", IN_PLACE)):
         monkeypatch.setenv("XLA_FLAGS", flags)
         assert may_be_fused() == (flags == FUSED)
-        assert compiler_options(Unknown()) == of_unknown
+        assert compiler_options(Unknown()) == options
         assert compiler_options(bilevel.SABA()) == IN_PLACE and compiler_options(bilevel.SRBA()) == {}

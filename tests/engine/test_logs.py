@@ -1,4 +1,4 @@
-"""Logs: each row at once, whole files whatever ends the run, and no run lost to a log."""
+"""Logs: each row is written at once, files are complete however a run ends, and a failing log does not end a run."""
 
 import csv
 import shutil
@@ -25,7 +25,7 @@ def with_metric(metric):
 
 
 def at_evaluation(number, act):
-    """A metric that does something when it is asked for the so-manyth time."""
+    """Return a metric that calls ``act`` at its evaluation ``number``, counted from 1."""
     counts = iter(range(1, 10**6))
     return lambda point: act() if next(counts) == number else 0.0
 
@@ -47,14 +47,14 @@ def assert_same_columns(found, history):
         np.testing.assert_array_equal(found[name], column, err_msg=name)
 
 
-def test_a_csv_log_is_the_history_to_the_last_bit(path):
+def test_a_csv_log_equals_the_history_bit_for_bit(path):
     result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=200, log=bilevel.CSVLog(path))
     assert len(result.history["step"]) > 5
     assert_same_columns(table(path), result.history)
     assert [entry.name for entry in path.parent.iterdir()] == ["run.csv"]
 
 
-def test_a_row_is_in_the_file_before_the_run_goes_on(path):
+def test_a_row_is_written_before_the_run_continues(path):
     class Reading(bilevel.CSVLog):
         def write(self, row):
             super().write(row)
@@ -66,7 +66,7 @@ def test_a_row_is_in_the_file_before_the_run_goes_on(path):
     assert result.history["step"].tolist() == seen[-1]
 
 
-def test_rows_are_handed_over_off_the_clock(monkeypatch):
+def test_the_time_of_writing_is_not_counted(monkeypatch):
     clock, waited = time.perf_counter, []
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + sum(waited))
 
@@ -78,13 +78,13 @@ def test_rows_are_handed_over_off_the_clock(monkeypatch):
     assert len(waited) == 4 and result.history["seconds"][-1] < 5e3
 
 
-def test_a_column_that_appears_later_is_nan_before(path, monkeypatch):
+def test_a_column_that_appears_later_is_nan_in_earlier_rows(path, monkeypatch):
     exact = metrics.exact_metrics
-    guesses = iter([False, False, True, True])
+    available = iter([False, False, True, True])
 
     def sometimes(problem, point, guess):
         values, reference = exact(problem, point, guess)
-        kept = values if next(guesses) else {"value": values["value"]}
+        kept = values if next(available) else {"value": values["value"]}
         return kept, reference
 
     monkeypatch.setattr("bilevel.engine.driver.exact_metrics", sometimes)
@@ -93,7 +93,7 @@ def test_a_column_that_appears_later_is_nan_before(path, monkeypatch):
     assert_same_columns(table(path), result.history)
 
 
-def test_ctrl_c_loses_no_row(path):
+def test_an_interrupt_loses_no_row(path):
     problem = with_metric(at_evaluation(3, interrupt))
     result = bilevel.run(problem, SRBA, max_steps=100, eval_every=20, log=bilevel.CSVLog(path))
     assert result.status == "interrupted" and result.history["step"].tolist() == [0, 20, 40]
@@ -101,7 +101,7 @@ def test_ctrl_c_loses_no_row(path):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_ctrl_c_in_the_midst_of_writing_neither_loses_nor_doubles_a_row(path, when):
+def test_an_interrupt_while_writing_neither_loses_nor_repeats_a_row(path, when):
     class Interrupted(bilevel.CSVLog):
         def write(self, row):
             due = row["step"] == 20 and not interruptions
@@ -119,7 +119,7 @@ def test_ctrl_c_in_the_midst_of_writing_neither_loses_nor_doubles_a_row(path, wh
     assert_same_columns(table(path), result.history)
 
 
-def test_an_exception_in_a_run_leaves_the_rows_before_it(path):
+def test_the_rows_before_an_exception_are_in_the_file(path):
     plain, fail = cases.quadratic("float32"), at_evaluation(3, lambda: 1 / 0)
     problem = replace(plain, exact_solver=lambda x, guess: fail(x) or plain.exact_solver(x, guess))
     with pytest.raises(ZeroDivisionError):
@@ -127,7 +127,7 @@ def test_an_exception_in_a_run_leaves_the_rows_before_it(path):
     assert table(path)["step"].tolist() == [0, 20]
 
 
-def test_a_killed_process_leaves_the_rows_before_it(path):
+def test_the_rows_before_a_process_is_killed_are_in_the_file(path):
     script = (
         "import os, signal, bilevel\nfrom tests import cases\nfrom tests.engine import test_logs\n"
         "problem = test_logs.with_metric(test_logs.at_evaluation(3, lambda: os.kill(os.getpid(), signal.SIGKILL)))\n"
@@ -138,7 +138,7 @@ def test_a_killed_process_leaves_the_rows_before_it(path):
     assert table(path)["step"].tolist() == [0, 20]
 
 
-def test_a_log_that_fails_is_warned_of_and_the_run_goes_on(path):
+def test_a_failing_log_gives_a_warning_and_the_run_continues(path):
     problem = with_metric(at_evaluation(3, lambda: shutil.rmtree(path.parent) or 0.0))
     with pytest.warns(RuntimeWarning, match=r"CSVLog failed.*No such file.*`result.history` has every row") as caught:
         result = bilevel.run(problem, SRBA, max_steps=100, eval_every=20, log=bilevel.CSVLog(path))
@@ -147,7 +147,7 @@ def test_a_log_that_fails_is_warned_of_and_the_run_goes_on(path):
     cases.assert_trees_equal(result.point, bilevel.run(cases.quadratic("float32"), SRBA, max_steps=100).point)
 
 
-def test_a_log_that_fails_to_close_is_warned_of(path):
+def test_a_log_that_fails_to_close_gives_a_warning(path):
     class Closing(bilevel.CSVLog):
         def close(self):
             raise OSError("no space left")
@@ -158,27 +158,27 @@ def test_a_log_that_fails_to_close_is_warned_of(path):
     assert_same_columns(table(path), result.history)
 
 
-def test_a_new_run_refuses_the_file_of_another(path):
+def test_a_new_run_refuses_the_log_file_of_another_run(path):
     first = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, log=bilevel.CSVLog(path))
     with pytest.raises(FileExistsError, match=r"run.csv'\)`: the file exists. Delete it.*bilevel.resume"):
         bilevel.run(cases.quadratic("float32"), SRBA, seed=1, max_steps=20, log=bilevel.CSVLog(path))
     assert_same_columns(table(path), first.history)
 
 
-def test_a_resumed_run_goes_on_in_its_file(saved, path):
+def test_a_resumed_run_appends_to_its_file(saved, path):
     result = bilevel.resume(*saved, max_steps=100, eval_every=10, log=bilevel.CSVLog(path))
     assert len(result.history["step"]) == 11
     assert_same_columns(table(path), result.history)
 
 
-def test_rows_later_than_the_save_are_evaluated_anew(saved, path):
+def test_rows_after_the_saved_step_are_replaced(saved, path):
     bilevel.resume(*saved, max_steps=100, eval_every=10, log=bilevel.CSVLog(path))
     again = bilevel.resume(*saved, max_steps=70, eval_every=10, log=bilevel.CSVLog(path))
     assert table(path)["step"].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
     assert_same_columns(table(path), again.history)
 
 
-def test_a_resumed_run_fills_a_file_that_is_new_or_was_cut_short(saved, path):
+def test_a_resumed_run_completes_a_new_or_truncated_file(saved, path):
     text = path.read_text()
     path.write_text(text[:-30])
     result = bilevel.resume(*saved, max_steps=60, log=bilevel.CSVLog(path))
@@ -187,7 +187,7 @@ def test_a_resumed_run_fills_a_file_that_is_new_or_was_cut_short(saved, path):
     assert_same_columns(table(path.with_name("new.csv")), result.history)
 
 
-def test_a_resumed_run_may_bring_columns_of_its_own(tmp_path):
+def test_a_resumed_run_may_add_columns(tmp_path):
     problem = cases.logistic_selection(outer_bounds=(-3.0, 3.0))
     first = bilevel.run(problem, SRBA, max_steps=20, eval_every=10, log=bilevel.CSVLog(tmp_path / "run.csv"))
     first.save(tmp_path / "run.npz")
@@ -197,7 +197,7 @@ def test_a_resumed_run_may_bring_columns_of_its_own(tmp_path):
     assert_same_columns(table(tmp_path / "run.csv"), result.history)
 
 
-def test_a_resumed_run_refuses_the_file_of_another_and_leaves_it_as_it_was(saved, path):
+def test_a_resumed_run_does_not_change_the_log_file_of_another_run(saved, path):
     other = path.with_name("other.csv")
     bilevel.run(saved[1], SRBA, max_steps=50, eval_every=10, log=bilevel.CSVLog(other))
     before = other.read_text()
@@ -207,7 +207,7 @@ def test_a_resumed_run_refuses_the_file_of_another_and_leaves_it_as_it_was(saved
 
 
 @pytest.mark.parametrize("text", ["name,age\nAda,36\n", "a note without an end of line", "step,seconds\none,two\n"])
-def test_a_resumed_run_refuses_what_is_no_log_and_leaves_it_as_it_was(saved, path, text):
+def test_a_resumed_run_does_not_change_a_file_that_is_not_a_log(saved, path, text):
     other = path.with_name("other.csv")
     other.write_text(text)
     with pytest.raises(ValueError, match=r"not the log of a run"):
@@ -215,7 +215,7 @@ def test_a_resumed_run_refuses_what_is_no_log_and_leaves_it_as_it_was(saved, pat
     assert other.read_text() == text
 
 
-def test_a_log_of_ones_own_gets_what_runs_and_every_row(saved):
+def test_a_user_defined_log_receives_the_settings_and_every_row(saved):
     class Own(bilevel.Log):
         def open(self, about, past):
             self.about, self.past, self.rows, self.open_now = about, past, [], True
@@ -223,7 +223,7 @@ def test_a_log_of_ones_own_gets_what_runs_and_every_row(saved):
         def write(self, row):
             assert self.open_now
             self.rows.append(dict(row))
-            row.clear()  # the history is not the log's to change
+            row.clear()  # must not change the history
 
         def close(self):
             self.open_now = False
@@ -238,13 +238,13 @@ def test_a_log_of_ones_own_gets_what_runs_and_every_row(saved):
         assert [row[name] for row in log.rows] == column[6:].tolist()
 
 
-def test_what_is_no_log_is_refused(path):
+def test_an_argument_that_is_not_a_log_is_refused(path):
     with pytest.raises(TypeError, match=r"`log` must be a bilevel.Log such as bilevel.CSVLog.*got 'run.csv'"):
         bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, log="run.csv")
 
 
 @pytest.mark.parametrize("error", [KeyError, ValueError, PermissionError, RuntimeError, ZeroDivisionError])
-def test_a_log_whose_open_raises_is_warned_of_and_the_run_goes_on(error):
+def test_a_log_that_cannot_be_opened_gives_a_warning_and_the_run_continues(error):
     class Failing(bilevel.Log):
         def open(self, about, past):
             raise error("nothing to write to")
@@ -258,7 +258,7 @@ def test_a_log_whose_open_raises_is_warned_of_and_the_run_goes_on(error):
 
 
 @pytest.mark.parametrize("error", [FileExistsError, ImportError])
-def test_a_log_of_another_run_or_without_its_package_ends_a_run_before_it_begins(error):
+def test_a_log_of_another_run_or_a_missing_package_is_an_error_before_the_first_step(error):
     class Strict(bilevel.Log):
         def open(self, about, past):
             raise error("`Strict`: not this one.")

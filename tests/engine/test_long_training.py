@@ -1,4 +1,4 @@
-"""Long runs: checkpoints on the way, stopping on a metric, metrics on a schedule of their own."""
+"""Long runs: checkpoints, early stopping, and metrics with a separate schedule."""
 
 import dataclasses
 import json
@@ -32,9 +32,9 @@ def assert_same_run(found, expected):
 
 
 @pytest.mark.parametrize("name", cases.marked(cases.SOLVERS))
-def test_a_run_from_a_checkpoint_has_the_state_and_the_history_of_a_whole_one(name, tmp_path):
+def test_a_run_resumed_from_a_checkpoint_equals_an_uninterrupted_one(name, tmp_path):
     problem, solver = cases.quadratic("float32"), cases.SOLVERS[name]
-    settings = {"eval_every": 40}  # so that 90 is no evaluation point
+    settings = {"eval_every": 40}  # 90 is not an evaluation point
     whole = bilevel.run(problem, solver, seed=5, max_steps=150, **settings)
     bilevel.run(problem, solver, seed=5, max_steps=100, checkpoint=bilevel.Checkpoints(tmp_path, every=30), **settings)
     assert names(tmp_path) == ["step-0000000060.npz", "step-0000000090.npz", "step-0000000100.npz"]
@@ -43,7 +43,7 @@ def test_a_run_from_a_checkpoint_has_the_state_and_the_history_of_a_whole_one(na
     assert_same_run(resumed, whole)
 
 
-def test_the_last_few_checkpoints_are_kept_and_other_files_too(tmp_path):
+def test_only_the_last_checkpoints_and_all_other_files_are_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     settings = {"checkpoint": bilevel.Checkpoints(tmp_path, every=10, keep=1)}
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=25, **settings)
@@ -52,7 +52,7 @@ def test_the_last_few_checkpoints_are_kept_and_other_files_too(tmp_path):
     assert names(tmp_path) == ["notes.txt", "step-0000000040.npz"]
 
 
-def test_checkpoints_may_be_seconds_apart(tmp_path):
+def test_the_interval_of_checkpoints_may_be_given_in_seconds(tmp_path):
     bilevel.run(
         cases.quadratic("float32"), SRBA, max_seconds=0.5, checkpoint=bilevel.Checkpoints(tmp_path, every=0.05, keep=99)
     )
@@ -67,7 +67,7 @@ def test_checkpoints_do_not_change_a_run(tmp_path):
     assert_same_run(noted, plain)
 
 
-def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path):
+def test_the_checkpoints_of_another_run_are_not_overwritten(tmp_path):
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5, checkpoint=tmp_path)
     with pytest.raises(
         FileExistsError, match=r"has step-0000000005.npz of another run. Continue that run with `bilevel.resume`"
@@ -81,7 +81,7 @@ def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path):
         bilevel.resume(tmp_path.parent, cases.quadratic("float32"), max_steps=5)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+def test_a_run_continues_without_a_checkpoint_if_the_disk_is_full(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -136,7 +136,7 @@ def test_bad_stopping_rules_are_named(arguments, message):
 
 
 def valley(at, sign=1):
-    """A metric of the step count, kept by a function of the point: it falls until its ``at``-th evaluation."""
+    """Return a metric that falls until its evaluation ``at``, counted from 1, and rises afterwards."""
     seen = []
 
     def metric(point):
@@ -151,7 +151,7 @@ def followed(metric, **metrics):
 
 
 @pytest.mark.parametrize(("sign", "better"), [(1, None), (-1, "higher")])
-def test_a_run_stops_where_its_metric_no_longer_improves(sign, better):
+def test_a_run_stops_when_its_metric_no_longer_improves(sign, better):
     rule = bilevel.EarlyStopping("held_out", patience=3, better=better)
     result = bilevel.run(followed(valley(4, sign)), SOBA, max_steps=200, eval_every=10, stop=rule)
     assert result.status == "stopped_early" and "no longer improved" in result.status.sentence
@@ -162,13 +162,13 @@ def test_a_run_stops_where_its_metric_no_longer_improves(sign, better):
 
 
 @pytest.mark.parametrize(("patience", "last"), [(1, 10), (2, 100)])
-def test_small_changes_are_no_improvement(patience, last):
+def test_changes_below_min_change_are_not_improvements(patience, last):
     rule = bilevel.EarlyStopping("held_out", patience=patience, min_change=1.5)
     result = bilevel.run(followed(valley(9)), SOBA, max_steps=200, eval_every=10, stop=rule)
     assert result.history["step"][-1] == last
 
 
-def test_a_resumed_run_stops_where_a_whole_one_does(tmp_path):
+def test_a_resumed_run_stops_like_an_uninterrupted_one(tmp_path):
     problem, rule = cases.quadratic("float32"), bilevel.EarlyStopping("outer_value", patience=2)
     settings = {"eval_every": 10, "stop": rule}
     whole = bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=2000, **settings)
@@ -183,7 +183,7 @@ def test_a_resumed_run_stops_where_a_whole_one_does(tmp_path):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_metrics_of_held_out_rows_have_a_schedule_of_their_own(exact):
+def test_metrics_every_sets_a_separate_schedule_for_metrics(exact):
     problem = followed(lambda point: float(np.sum(point.outer_var**2)))
     result = bilevel.run(problem, SOBA, max_steps=65, eval_every=(10, 25), exact=exact)
     measured = result.history["step"][~np.isnan(result.history["held_out"])]
@@ -209,7 +209,7 @@ result.save(folder + "/end.npz")
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path):
+def test_a_run_that_is_killed_and_resumed_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path):
     steps = 200_000
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
@@ -220,7 +220,7 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path):
     assert start(whole, "run").wait(timeout=300) == 0
     victim = start(killed, "run")
     while not (killed.exists() and len(list(killed.glob("step-*.npz"))) >= 3):
-        assert victim.poll() is None, "it ended before it was killed"
+        assert victim.poll() is None, "the run ended before it was killed"
         time.sleep(0.01)
     victim.send_signal(signal.SIGKILL)
     assert victim.wait(timeout=60) == -signal.SIGKILL

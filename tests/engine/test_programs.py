@@ -1,4 +1,4 @@
-"""Compiled programs of the library are bounded in number and freed; no others are touched."""
+"""Compiled programs of the library are limited in number and freed; programs of the user are not affected."""
 
 import gc
 import json
@@ -26,7 +26,7 @@ def few(monkeypatch):
 
 
 def own_problem(number, n_features=3):
-    """A problem whose losses no other problem has."""
+    """Return a problem with losses of its own."""
     X = np.random.default_rng(number).standard_normal((30, n_features))
 
     def outer(z, x, row):
@@ -57,7 +57,7 @@ def test_the_least_recently_used_programs_are_freed():
 
 
 @pytest.mark.usefixtures("few")
-def test_structure_shape_dtype_and_constants_make_a_kind_but_values_do_not():
+def test_programs_depend_on_structure_shape_dtype_and_constants_but_not_on_values():
     function = compiled("name")(lambda tree, name: tree)
     vector = np.zeros(2, np.float32)
     for tree, name in ((vector, "a"), (vector + 1, "a"), ([vector], "a"), (vector, "b")):
@@ -65,7 +65,7 @@ def test_structure_shape_dtype_and_constants_make_a_kind_but_values_do_not():
     assert len(_programs._programs) == 3
 
 
-def test_within_a_trace_the_function_is_part_of_the_larger_program():
+def test_a_function_called_within_a_trace_is_part_of_the_larger_program():
     inner = Compiled(lambda x: x * 2)
     before = len(_programs._programs)
     assert jax.jit(lambda x: inner(x) + 1)(3.0) == 7.0
@@ -73,7 +73,7 @@ def test_within_a_trace_the_function_is_part_of_the_larger_program():
     assert len(_programs._programs) == before
 
 
-def test_a_loop_over_problems_with_own_losses_frees_their_programs_and_leaves_those_of_the_user(monkeypatch):
+def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(monkeypatch):
     monkeypatch.setattr(_programs, "_programs", type(_programs._programs)())
     monkeypatch.setattr(_programs, "MAX_PROGRAMS", 8)
     traces = []
@@ -177,18 +177,18 @@ print(folder, jax.config.jax_compilation_cache_dir, len(list(folder.glob("*-cach
 """
 
 
-def test_programs_are_kept_in_a_folder_of_the_user_when_asked_for(tmp_path):
+def test_keep_programs_stores_programs_in_a_private_folder(tmp_path):
     folder, setting, n_files = run_python(KEEP, tmp_path).stdout.split()
     assert folder == setting and folder.startswith(str(tmp_path / "cache" / "programs")) and int(n_files) >= 1
     assert Path(folder).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_was_given_to_jax_stays(tmp_path):
+def test_a_cache_folder_set_by_the_user_is_kept(tmp_path):
     done = run_python(KEEP, tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "theirs"))
     assert done.stdout.split()[:2] == [str(tmp_path / "theirs")] * 2
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files on this system")
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners on this system")
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
     folder = tmp_path / "shared"
     folder.mkdir()

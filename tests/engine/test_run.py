@@ -1,4 +1,4 @@
-"""The run: budgets, clock, oracle calls, statuses, and that nothing but the seed changes a result."""
+"""Runs: budgets, clock, oracle calls and statuses; only the seed changes a result."""
 
 import itertools
 import re
@@ -22,7 +22,7 @@ SRBA = SOLVERS["SRBA"]
 
 
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))
-def test_chunk_length_and_evaluations_do_not_change_a_bit(name, monkeypatch):
+def test_page_length_and_evaluations_do_not_change_a_run(name, monkeypatch):
     problem = cases.quadratic("float32")
     whole = bilevel.run(problem, SOLVERS[name], max_steps=100, eval_every=100)
     often = bilevel.run(problem, SOLVERS[name], max_steps=100, eval_every=7)
@@ -34,14 +34,14 @@ def test_chunk_length_and_evaluations_do_not_change_a_bit(name, monkeypatch):
         assert whole.calls == other.calls
 
 
-def test_seeds_decide_the_run():
+def test_the_seed_determines_the_run():
     problem = cases.quadratic("float32")
     first, again, other = (bilevel.run(problem, SRBA, seed=seed, max_steps=20) for seed in (0, 0, 1))
     cases.assert_trees_equal(first.point, again.point)
     assert not np.array_equal(first.point.inner_var, other.point.inner_var)
 
 
-def test_history_starts_at_the_start_and_its_columns_agree():
+def test_the_history_begins_at_the_start_and_its_columns_are_consistent():
     problem = cases.quadratic("float32")
     history = bilevel.run(problem, SRBA, max_steps=200).history
     assert history["step"][0] == history["calls"][0] == 0
@@ -56,7 +56,7 @@ def test_history_starts_at_the_start_and_its_columns_agree():
     np.testing.assert_allclose(history["inner_distance_sq"][0], np.sum(at_start.inner_var**2))
 
 
-def test_default_evaluations_are_spread_evenly_over_the_logarithm_of_calls():
+def test_default_evaluations_are_evenly_spaced_in_the_logarithm_of_calls():
     history = bilevel.run(cases.quadratic("float32"), SOLVERS["SOBA"], max_steps=20_000).history
     late = history["calls"][history["calls"] > 4000]
     ratios = late[1:-1] / late[:-2]
@@ -64,18 +64,18 @@ def test_default_evaluations_are_spread_evenly_over_the_logarithm_of_calls():
 
 
 @pytest.mark.parametrize(("calls", "position"), [(0, 100), (99, 100), (100, 119), (118, 119), (119, 142), (200, 238)])
-def test_evaluations_are_due_from_a_64th_of_an_epoch_on_four_times_per_doubling(calls, position):
-    """At 100, 118.9, 141.4, 168.2, 200, 237.8, … calls of an epoch of 6400; here each step takes one call."""
+def test_evaluations_begin_at_a_64th_of_an_epoch_and_occur_four_times_per_doubling(calls, position):
+    """With one call per step and 6400 calls per epoch: at 100, 118.9, 141.4, 168.2, 200, 237.8, … calls."""
     budget, page = Budget(max_steps=1), np.arange(41, 1000)
     assert budget.next_evaluation(6400, calls, calls, 40, page) == position - 40
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, 5), (4, 5), (5, 10), (7, 10)])
-def test_evaluations_every_few_steps_are_at_multiples(step, due):
+def test_eval_every_evaluates_at_its_multiples(step, due):
     assert Budget(max_steps=1, eval_every=5).next_evaluation(6400, step, 0, 3, np.arange(9)) == due - 3
 
 
-def test_progress_is_the_largest_share_of_a_budget_that_is_used(monkeypatch):
+def test_progress_is_the_largest_used_share_of_any_budget(monkeypatch):
     shown = []
     bar = contextmanager(lambda *_: iter([lambda share, text: shown.append(round(share, 6))]))
     monkeypatch.setattr("bilevel.engine.run.compiling_bar", bar)
@@ -84,7 +84,7 @@ def test_progress_is_the_largest_share_of_a_budget_that_is_used(monkeypatch):
 
 
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))
-def test_calls_are_never_exceeded_and_the_next_step_would_exceed_them(name):
+def test_max_calls_is_never_exceeded_and_one_more_step_would_exceed_it(name):
     problem = cases.quadratic("float32")
     budget = 5000
     result = bilevel.run(problem, SOLVERS[name], max_calls=budget)
@@ -94,20 +94,20 @@ def test_calls_are_never_exceeded_and_the_next_step_would_exceed_them(name):
     assert spent <= budget < sum(more.calls)
 
 
-def test_a_budget_of_just_the_calls_of_some_steps_takes_them():
+def test_a_budget_equal_to_the_calls_of_some_steps_is_used_up():
     problem = cases.quadratic("float32")
     spent = sum(bilevel.run(problem, SRBA, max_steps=7).calls)
     assert bilevel.run(problem, SRBA, max_calls=spent).history["step"][-1] == 7
 
 
-def test_a_budget_below_the_first_step_takes_none():
+def test_a_budget_below_the_cost_of_the_first_step_takes_no_step():
     result = bilevel.run(cases.quadratic("float32"), SRBA, max_calls=10)
     assert result.status == "out_of_budget"
     assert result.history["step"].tolist() == [0]
     cases.assert_trees_equal(result.point, cases.quadratic("float32").start)
 
 
-def test_seconds_are_a_budget_and_leave_compilation_and_evaluation_out():
+def test_max_seconds_excludes_compilation_and_evaluation():
     problem = cases.quadratic("float32")
     slow = bilevel.BilevelProblem(
         problem.oracles, problem.start, metrics={"slow": lambda point: time.sleep(0.05) or 0.0}
@@ -115,14 +115,14 @@ def test_seconds_are_a_budget_and_leave_compilation_and_evaluation_out():
     result = bilevel.run(slow, SRBA, max_seconds=0.2)
     evaluations = len(result.history["step"])
     assert result.status == "out_of_budget"
-    assert evaluations > 10, "sleeping through evaluations must not use up the seconds"
+    assert evaluations > 10, "the time of evaluations must not be counted"
     assert result.history["seconds"][-1] >= 0.2
     assert result.compile_seconds > 0
 
 
 @pytest.fixture
 def clock_of_waits(monkeypatch):
-    """A clock that advances by one second whenever a result is waited for."""
+    """A clock that advances by one second whenever the program waits for a result."""
     clock, wait = SimpleNamespace(now=0.0), jax.block_until_ready
 
     def count_and_wait(tree):
@@ -133,7 +133,7 @@ def clock_of_waits(monkeypatch):
     monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
 
-def test_the_clock_waits_for_the_start_for_draws_and_for_steps(clock_of_waits):
+def test_the_clock_includes_the_start_the_draws_and_the_steps(clock_of_waits):
     history = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=2, eval_every=1).history
     # One second for the start, one for the draws, and two for each step: its state and the one before.
     assert history["seconds"].tolist() == [1, 4, 6]
@@ -146,13 +146,13 @@ def test_seconds_of_steps_in_python_add_up(monkeypatch):
     assert history["seconds"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_run_looks_at_the_clock_often_enough_to_end_in_time(clock_of_waits):
+def test_a_run_reads_the_clock_often_enough_to_end_in_time(clock_of_waits):
     """Start and draws take two seconds, and each step two more: the clock is read after each of them."""
     history = bilevel.run(cases.quadratic("float32"), SRBA, max_seconds=6, eval_every=1000).history
     assert (history["seconds"][-1], history["step"][-1]) == (6, 2)
 
 
-def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():
+def test_a_run_ends_at_the_first_evaluation_that_reaches_the_tolerance():
     problem = bilevel.problems.quadratic(512, 256, 8, 4, common_linear=0.5, dtype="float64")
     result = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=100_000, stop=1e-12)
     norms = result.history["hypergrad_norm_sq"]
@@ -160,7 +160,7 @@ def test_tolerance_stops_at_the_first_evaluation_that_reaches_it():
     assert norms[-1] <= 1e-12 and np.all(norms[:-1] > 1e-12)
 
 
-def test_diverging_runs_end_with_the_last_finite_point():
+def test_a_diverging_run_ends_with_its_last_finite_point():
     problem = cases.quadratic("float32")
     solver = bilevel.SRBA(50.0, 1.0, cases.BATCH)
     result = bilevel.run(problem, solver, max_steps=1000, eval_every=1000)
@@ -173,7 +173,7 @@ def test_diverging_runs_end_with_the_last_finite_point():
     assert not all(np.all(np.isfinite(part)) for part in path.states[last].point)
 
 
-def test_ctrl_c_ends_a_run_with_its_result(tmp_path):
+def test_an_interrupted_run_returns_its_result(tmp_path):
     problem = cases.quadratic("float32")
     stop_at = 40
 
@@ -184,10 +184,10 @@ def test_ctrl_c_ends_a_run_with_its_result(tmp_path):
         return 0.0
 
     interrupting.evaluations = 0
-    impatient = bilevel.BilevelProblem(
+    interrupted = bilevel.BilevelProblem(
         problem.oracles, problem.start, problem.exact_solver, metrics={"m": interrupting}
     )
-    result = bilevel.run(impatient, SRBA, max_steps=100, eval_every=stop_at // 2)
+    result = bilevel.run(interrupted, SRBA, max_steps=100, eval_every=stop_at // 2)
     assert result.status == "interrupted" and result.history["step"].tolist() == [0, 20, 40]
     result.save(tmp_path / "run.npz")
     resumed = bilevel.resume(tmp_path / "run.npz", problem, max_steps=100)
@@ -210,7 +210,7 @@ def test_summary_and_plot_show_the_run(tmp_path):
         result.plot("loss")
 
 
-def test_a_problem_without_reference_says_so():
+def test_the_summary_explains_why_there_are_no_exact_metrics():
     problem = cases.quadratic("float32")
     result = bilevel.run(bilevel.BilevelProblem(problem.oracles, problem.start), SRBA, max_steps=5)
     assert "hypergrad_norm_sq" not in result.history
@@ -225,7 +225,7 @@ def test_progress_shows_a_bar_in_a_terminal(capsys, monkeypatch):
     assert "SRBA on quadratic" in shown and "100%" in shown and "epochs" in shown
 
 
-def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
+def test_progress_prints_plain_lines_without_a_terminal(capsys):
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5000, progress=True)
     first, *others, last = capsys.readouterr().out.splitlines()
     assert first == "SRBA on quadratic: 0 %, compiling"
@@ -233,7 +233,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
     assert all(re.fullmatch(r"SRBA on quadratic: \d+ %, .* epochs, .* 0:\d\d left", line) for line in others)
 
 
-def test_metrics_of_the_user_are_followed():
+def test_metrics_of_the_user_are_columns_of_the_history():
     problem = cases.quadratic("float32")
     named = bilevel.BilevelProblem(problem.oracles, problem.start, metrics={"first": lambda p: p.outer_var[0]})
     history = bilevel.run(named, SRBA, max_steps=10).history
@@ -251,7 +251,7 @@ def test_a_metric_named_like_another_column_is_refused(name):
             prepare(named, SRBA)
 
 
-def test_exact_metrics_can_be_left_out_and_change_no_iterate():
+def test_exact_metrics_are_optional_and_do_not_change_iterates():
     problem = cases.logistic_selection()
     bare, full = (bilevel.run(problem, SRBA, max_steps=5, exact=exact) for exact in (False, True))
     assert "value" not in bare.history and "value" in full.history
@@ -260,18 +260,18 @@ def test_exact_metrics_can_be_left_out_and_change_no_iterate():
         bilevel.run(problem, SRBA, max_steps=5, stop=1e-3, exact=False)
 
 
-def test_a_problem_may_measure_the_test_error_itself():
+def test_a_problem_may_define_its_own_test_error():
     problem = cases.quadratic("float32")
     named = bilevel.BilevelProblem(problem.oracles, problem.start, metrics={"test_error": lambda point: 0.5})
     assert bilevel.run(named, SRBA, max_steps=5).history["test_error"].tolist()[-1] == 0.5
 
 
-def test_stationarity_leaves_out_what_pushes_against_a_bound():
+def test_stationarity_ignores_components_that_push_against_a_bound():
     problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
     result = bilevel.run(problem, bilevel.SRBA(1.0, 0.1, cases.BATCH), max_steps=5000, stop=1e-20)
     grad = problem.exact_solver(result.point.outer_var).hypergrad
     assert result.status == "converged"
-    assert np.sum(grad**2) > 1e-6, "a bound was meant to be active"
+    assert np.sum(grad**2) > 1e-6, "the test requires an active bound"
     assert np.all(np.abs(result.point.outer_var) <= 0.5)
 
 
@@ -309,30 +309,30 @@ def test_bad_arguments_of_run_are_named(arguments, message):
     ],
     ids=["small", "large", "draws"],
 )
-def test_a_solver_that_cannot_compute_on_the_problem_is_refused(solver, message):
+def test_parameters_out_of_range_of_the_dtype_or_the_memory_are_refused(solver, message):
     with pytest.raises(ValueError, match=message):
         bilevel.run(cases.quadratic("float32"), solver, max_steps=1)
 
 
-def test_large_draws_make_short_pages_and_the_same_run(monkeypatch):
+def test_large_draws_shorten_pages_and_do_not_change_the_run(monkeypatch):
     problem, solver = cases.quadratic("float32"), bilevel.SOBA(0.05, 1.0, 8, sampling="iid")
     whole = bilevel.run(problem, solver, max_steps=20)
     monkeypatch.setattr(runner, "PAGE_BYTES", 3 * 64)
-    cut = bilevel.Run(problem, solver)
-    assert cut._steps._page_length == 3
-    cut.advance(20)
-    cases.assert_trees_equal(cut.point, whole.point)
+    run = bilevel.Run(problem, solver)
+    assert run._steps._page_length == 3
+    run.advance(20)
+    cases.assert_trees_equal(run.point, whole.point)
 
 
 @pytest.mark.parametrize("path", [3, "", "a\0b", None, b"x"])
-def test_what_is_no_path_is_named(path):
+def test_invalid_paths_are_named(path):
     result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=1)
     for use in (result.save, lambda path: bilevel.resume(path, result.problem, max_steps=2), bilevel.CSVLog):
         with pytest.raises(ValueError, match=r"`path=.*: must be a path, with the name of a file or folder"):
             use(path)
 
 
-def test_a_solver_to_resume_with_must_be_one(tmp_path):
+def test_the_arguments_of_resume_and_plot_are_checked(tmp_path):
     result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=1)
     result.save(tmp_path / "run")
     with pytest.raises(TypeError, match="`solver` must be a solver such as"):
@@ -352,7 +352,7 @@ def test_a_batch_larger_than_the_data_is_refused():
     bilevel.run(cases.quadratic("float32"), bilevel.SRBA(batch_size=32, sampling="full"), max_steps=5)
 
 
-def test_a_tolerance_without_reference_is_refused():
+def test_a_tolerance_requires_an_exact_solver():
     problem = cases.quadratic("float32")
     with pytest.raises(ValueError, match=r"strongly_convex=True"):
         bilevel.run(bilevel.BilevelProblem(problem.oracles, problem.start), SRBA, max_steps=5, stop=1e-3)
@@ -365,8 +365,8 @@ def test_solver_and_problem_are_checked():
         bilevel.run(None, SRBA, max_steps=5)
 
 
-def test_drift_in_float32_is_warned_of_and_float64_is_silent():
-    # Rows with large gradients that cancel in the mean: what float32 loses in each difference piles up.
+def test_drift_gives_a_warning_in_float32_and_none_in_float64():
+    # Rows have large gradients that cancel in the mean, so rounding errors of float32 accumulate in the estimate.
     offsets = np.random.default_rng(0).standard_normal((64, 3))
     offsets = 1e5 * (offsets - offsets.mean(axis=0))
 
@@ -389,7 +389,7 @@ def test_drift_in_float32_is_warned_of_and_float64_is_silent():
     assert run("float64").history["drift"][-1] < 0.1
 
 
-def test_overflowing_metrics_are_divergence_too():
+def test_a_run_whose_metrics_overflow_has_diverged():
     result = bilevel.run(cases.quadratic(), bilevel.SRBA(0.5, 1.0, cases.BATCH), max_steps=100_000)
     assert result.status == "diverged"
     assert all(np.all(np.isfinite(part)) for part in result.point)

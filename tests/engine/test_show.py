@@ -1,4 +1,4 @@
-"""Runs in a notebook: HTML, data frames, and figures that compare."""
+"""Representations of runs: HTML, data frames, and figures that compare runs."""
 
 import doctest
 import re
@@ -12,7 +12,7 @@ from bilevel import _html
 from bilevel.engine import show
 from tests import cases
 
-SOLVER = bilevel.SOBA(0.05, batch_size=8, sampling="iid")  # every step costs the same
+SOLVER = bilevel.SOBA(0.05, batch_size=8, sampling="iid")  # all steps have the same cost
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def runs():
     return [bilevel.run(cases.quadratic("float32"), SOLVER, seed=seed, max_steps=60) for seed in range(3)]
 
 
-def test_a_result_shows_itself_as_html_that_is_well_formed(runs):
+def test_the_html_of_a_result_is_well_formed(runs):
     text = runs[0]._repr_html_()
     tree = ElementTree.fromstring(text)
     shown = " ".join(tree.itertext())
@@ -30,7 +30,7 @@ def test_a_result_shows_itself_as_html_that_is_well_formed(runs):
     assert len(points) == len(runs[0].history["step"])
 
 
-def test_names_of_a_result_are_no_markup(runs):
+def test_names_are_escaped_in_html(runs):
     shown = _html.table("<b>x</b>", {"<i>": "<script>"}, ("<u>", [1.0, 2.0]))
     assert not re.search(r"<(b>x|i|script|u)>", shown) and "&lt;script&gt;" in shown
 
@@ -38,7 +38,7 @@ def test_names_of_a_result_are_no_markup(runs):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([1.0, 10.0, 100.0], "2.0,26.0 80.0,14.0 158.0,2.0"),  # equal ratios are equal steps
+        ([1.0, 10.0, 100.0], "2.0,26.0 80.0,14.0 158.0,2.0"),  # on a logarithmic scale
         ([-1.0, 0.0, 1.0], "2.0,26.0 80.0,14.0 158.0,2.0"),
         ([0.0, np.nan, 1.0, np.inf], "2.0,26.0 106.0,2.0"),
         ([3.0, 3.0], "2.0,2.0 158.0,2.0"),
@@ -48,11 +48,11 @@ def test_a_sparkline_is_drawn_to_scale(values, expected):
     assert f"points='{expected}'" in _html.sparkline(values)
 
 
-def test_a_sparkline_of_nothing_says_so():
+def test_a_sparkline_without_finite_values_is_a_note():
     assert _html.sparkline([np.nan]) == "no finite number"
 
 
-def test_a_history_is_a_data_frame_that_says_whose_it_is(runs):
+def test_the_data_frame_of_a_history_names_its_run(runs):
     frame = runs[1].to_dataframe()
     assert list(frame.columns[:4]) == ["solver", "problem", "seed", "step"]
     assert set(frame["seed"]) == {1} and set(frame["solver"]) == {"SOBA"}
@@ -60,7 +60,7 @@ def test_a_history_is_a_data_frame_that_says_whose_it_is(runs):
         np.testing.assert_array_equal(frame[name], column)
 
 
-def test_seeds_of_one_setting_are_a_line_with_a_band(runs):
+def test_seeds_of_one_setting_are_drawn_as_a_line_with_a_band(runs):
     other = bilevel.run(cases.quadratic("float32"), bilevel.SOBA(0.02, batch_size=8, sampling="iid"), max_steps=60)
     figure = bilevel.plot([*runs, other], "value")
     left, right = figure.axes
@@ -78,13 +78,15 @@ def test_runs_may_be_labeled(runs):
     assert [line.get_label() for line in figure.axes[0].lines] == ["first", "others, 2 seeds"]
 
 
-def test_a_run_that_ends_early_does_not_count_where_it_is_not():
+def test_a_run_that_ends_early_is_ignored_beyond_its_end():
     x, (low, middle, high) = show.unite(
         [show.Line(np.array([0.0, 2.0, 4.0]), np.array([0.0, 2.0, 4.0])), show.Line(np.array([0.0, 1.0]), np.ones(2))]
     )
     np.testing.assert_array_equal(x, [0, 1, 2, 4])
     np.testing.assert_allclose(middle, [0.5, 1, 2, 4])
-    assert show.unite([show.Line(np.arange(n), np.ones(n)) for n in (2, 2, 9)])[0].max() == 1, "most have ended"
+    assert show.unite([show.Line(np.arange(n), np.ones(n)) for n in (2, 2, 9)])[0].max() == 1, (
+        "a line ends where most runs have ended"
+    )
     assert (low <= middle).all() and (middle <= high).all()
 
 
@@ -92,7 +94,7 @@ def test_a_run_that_ends_early_does_not_count_where_it_is_not():
     ("results", "metric", "message"),
     [([], None, "`results` is empty"), ({"a": []}, None, "`results` is empty"), ([3], None, "must contain results")],
 )
-def test_what_cannot_be_drawn_is_refused(results, metric, message):
+def test_invalid_results_are_refused(results, metric, message):
     with pytest.raises((ValueError, TypeError), match=message):
         bilevel.plot(results, metric)
 
@@ -102,6 +104,6 @@ def test_a_metric_that_one_run_lacks_is_refused(runs):
         bilevel.plot(runs, "drift")
 
 
-def test_the_example_of_the_docstring_runs():
+def test_the_docstring_example_runs():
     (example,) = doctest.DocTestFinder(recurse=False).find(bilevel.plot, "plot")
     assert doctest.DocTestRunner().run(example) == (0, 4)

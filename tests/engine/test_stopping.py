@@ -1,4 +1,4 @@
-"""Runs that are stopped: by Ctrl-C once or twice, by a loss that raises, by a disk that is full."""
+"""Runs that are stopped by one or two interrupts, by a loss that raises, or by a full disk."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ def with_metric(metric):
 
 
 def pressing(times, at):
-    """A metric that presses Ctrl-C when it is asked for the so-manyth time."""
+    """Return a metric that interrupts the run ``times`` times at its evaluation ``at``, counted from 1."""
     counts = iter(range(1, 10**6))
 
     def metric(point):
@@ -42,22 +42,22 @@ def pressing(times, at):
 
 
 @pytest.fixture(autouse=True)
-def _handler_as_it_was():
+def _handler_is_restored():
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_ends_a_run_with_the_step_that_it_is_in(tmp_path):
+def test_an_interrupt_ends_a_run_after_the_current_step(tmp_path):
     result = bilevel.run(with_metric(pressing(1, at=3)), SRBA, max_steps=STEPS, eval_every=20)
     assert result.status == "interrupted" and result.history["step"].tolist() == [0, 20, 40]
-    assert np.isfinite(result.history["value"][-1]), "the evaluation in which it was pressed is complete"
+    assert np.isfinite(result.history["value"][-1]), "the interrupted evaluation is completed"
     result.save(tmp_path / "run.npz")
     resumed = bilevel.resume(tmp_path / "run.npz", cases.quadratic("float32"), max_steps=STEPS)
     whole = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=STEPS)
     cases.assert_trees_equal(resumed.point, whole.point)
 
 
-def test_ctrl_c_between_evaluations_loses_no_step_and_is_answered_soon():
+def test_an_interrupt_between_evaluations_loses_no_step_and_takes_effect_soon():
     pressed = []
     timer = threading.Timer(0.5, lambda: pressed.append(time.perf_counter()) or press())
     timer.start()
@@ -66,12 +66,12 @@ def test_ctrl_c_between_evaluations_loses_no_step_and_is_answered_soon():
     timer.join()
     last = int(result.history["step"][-1])
     assert result.status == "interrupted" and last > 0
-    assert waited < 5, "steps are taken in parts of a tenth of a second"
+    assert waited < 5, "the run must check for interrupts every tenth of a second"
     whole = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=last, exact=False)
     cases.assert_trees_equal(result.point, whole.point)
 
 
-def test_ctrl_c_twice_ends_at_once_and_the_log_is_whole(tmp_path):
+def test_a_second_interrupt_ends_a_run_at_once_with_a_complete_log(tmp_path):
     path = tmp_path / "run.csv"
     with pytest.raises(KeyboardInterrupt):
         bilevel.run(with_metric(pressing(2, at=3)), SRBA, max_steps=STEPS, eval_every=20, log=bilevel.CSVLog(path))
@@ -79,22 +79,22 @@ def test_ctrl_c_twice_ends_at_once_and_the_log_is_whole(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.csv"]
 
 
-def test_ctrl_c_in_the_last_evaluation_is_not_swallowed():
+def test_an_interrupt_in_the_last_evaluation_is_reported():
     result = bilevel.run(with_metric(pressing(1, at=2)), SRBA, max_steps=20, eval_every=20)
     assert result.status == "interrupted" and result.history["step"].tolist() == [0, 20]
 
 
-def test_a_handler_of_the_users_own_is_left_alone():
-    heard = []
-    signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+def test_a_signal_handler_of_the_user_is_not_replaced():
+    received = []
+    signal.signal(signal.SIGINT, lambda *_: received.append(1))
     try:
         result = bilevel.run(with_metric(pressing(2, at=2)), SRBA, max_steps=40, eval_every=20)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert heard == [1, 1] and result.status == "out_of_budget"
+    assert received == [1, 1] and result.status == "out_of_budget"
 
 
-def test_a_run_in_another_thread_touches_no_handler():
+def test_a_run_in_another_thread_installs_no_signal_handler():
     found = []
     thread = threading.Thread(target=lambda: found.append(bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20)))
     thread.start()
@@ -106,7 +106,7 @@ def test_a_run_in_another_thread_touches_no_handler():
 
 
 class Sensor:
-    """A function on the host that raises where z is large, until it is repaired."""
+    """A function on the host that raises if its argument exceeds `limit`."""
 
     limit = np.inf
 
@@ -136,11 +136,11 @@ def from_sensor(which, sensor):
 
 
 @pytest.mark.parametrize("which", ["inner_loss", "outer_loss"])
-def test_a_loss_that_raises_is_named_with_the_step_and_leaves_a_result_to_resume(which, tmp_path, capfd):
+def test_an_error_in_a_loss_is_raised_with_its_step_and_a_result_that_can_be_resumed(which, tmp_path, capfd):
     sensor, solver = Sensor(), bilevel.SRBA(0.01, 1.0, 8)
     problem = from_sensor(which, sensor)
     sizes = [run_to(problem, solver, step) for step in (20, 21)]
-    sensor.limit = np.mean(sizes)  # so that the point after 21 steps is the first one beyond it
+    sensor.limit = np.mean(sizes)  # exceeded for the first time after 21 steps
     with pytest.raises(bilevel.StepError, match=rf"`{which}` raised in step 21 \(.*the sensor is gone\)") as caught:
         bilevel.run(problem, solver, max_steps=60, eval_every=30)
     error = caught.value
@@ -152,7 +152,7 @@ def test_a_loss_that_raises_is_named_with_the_step_and_leaves_a_result_to_resume
     whole = bilevel.run(problem, solver, max_steps=60)
     cases.assert_trees_equal(resumed.point, whole.point)
     assert resumed.calls == whole.calls
-    capfd.readouterr()  # JAX prints what the callback raised
+    capfd.readouterr()  # JAX prints the error of the callback
 
 
 def run_to(problem, solver, step):
@@ -160,7 +160,7 @@ def run_to(problem, solver, step):
     return float(z @ z)
 
 
-def test_an_error_of_a_deterministic_solver_in_a_loss_is_named(monkeypatch):
+def test_an_error_in_a_loss_within_a_step_of_hoag_is_raised_with_its_step(monkeypatch):
     problem, plain = cases.quadratic(), bilevel.HOAG.step
 
     def broken(self, oracles, state, index):
@@ -182,7 +182,7 @@ def test_an_error_of_a_deterministic_solver_in_a_loss_is_named(monkeypatch):
 
 @contextmanager
 def full_disk(limit=100):
-    """No file of this process may grow beyond so many bytes."""
+    """Limit the size of files that this process writes, in bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -191,7 +191,7 @@ def full_disk(limit=100):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_the_last_good_checkpoint_is_kept_when_a_new_one_cannot_be_written(tmp_path):
+def test_the_old_checkpoint_is_kept_if_a_new_one_cannot_be_written(tmp_path):
     path, problem = tmp_path / "run.npz", cases.quadratic("float32")
     first, second = (bilevel.run(problem, SRBA, max_steps=steps) for steps in (20, 40))
     first.save(path)
@@ -203,7 +203,7 @@ def test_the_last_good_checkpoint_is_kept_when_a_new_one_cannot_be_written(tmp_p
         second.save(tmp_path / "new.npz")
 
 
-def test_a_run_that_meets_a_full_disk_goes_on_and_says_so(tmp_path):
+def test_a_run_continues_with_a_warning_if_the_disk_is_full(tmp_path):
     problem, path = cases.quadratic("float32"), tmp_path / "run.csv"
     whole = bilevel.run(problem, SRBA, max_steps=60, eval_every=20)
     with full_disk(1000), pytest.warns(RuntimeWarning, match=r"CSVLog failed.*File too large.*every row"):
@@ -212,21 +212,21 @@ def test_a_run_that_meets_a_full_disk_goes_on_and_says_so(tmp_path):
     cases.assert_trees_equal(result.point, whole.point)
 
 
-def test_a_log_that_the_system_does_not_let_open_is_warned_of_and_the_run_goes_on(tmp_path):
+def test_a_log_that_cannot_connect_gives_a_warning_and_the_run_continues(tmp_path):
     class Remote(bilevel.Log):
         def open(self, about, past):
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("connection refused")
 
         def write(self, row):
-            pytest.fail("it was never open")
+            pytest.fail("the log was not opened")
 
-    with pytest.warns(RuntimeWarning, match=r"`log`: Remote failed .*nobody listens.* The run continues") as told:
+    with pytest.warns(RuntimeWarning, match=r"`log`: Remote failed .*connection refused.* The run continues") as caught:
         result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20, log=Remote())
-    assert result.status == "out_of_budget" and [warning.filename for warning in told] == [__file__]
+    assert result.status == "out_of_budget" and [warning.filename for warning in caught] == [__file__]
 
 
 def pressing_loss(when):
-    """A loss that presses Ctrl-C when it is traced after ``when`` was filled, as a user does during compilation."""
+    """Return a loss that sends an interrupt the first time it is traced with a nonempty list ``when``."""
 
     def loss(z, x, row):
         if when:
@@ -237,7 +237,7 @@ def pressing_loss(when):
     return loss
 
 
-def test_ctrl_c_during_compilation_gives_the_result_at_the_start():
+def test_an_interrupt_during_compilation_returns_the_result_at_the_start():
     rows, when = np.random.default_rng(0).standard_normal((30, 3)), []
     loss = pressing_loss(when)
     problem = bilevel.BilevelProblem.from_losses(loss, loss, rows, rows, np.zeros(3), np.zeros(1))
@@ -246,7 +246,7 @@ def test_ctrl_c_during_compilation_gives_the_result_at_the_start():
     assert when == [] and result.status == "interrupted" and result.history["step"].tolist() == [0]
 
 
-def test_an_untuned_run_is_resumed_without_a_budget(tmp_path):
+def test_a_run_of_auto_srba_can_be_resumed_without_a_budget(tmp_path):
     problem = cases.quadratic("float64")
     bilevel.run(problem, bilevel.AutoSRBA(), max_steps=50).save(tmp_path / "run.npz")
     resumed = bilevel.resume(tmp_path / "run.npz", problem)
@@ -255,7 +255,7 @@ def test_an_untuned_run_is_resumed_without_a_budget(tmp_path):
     cases.assert_trees_equal(resumed.point, whole.point)
 
 
-def test_a_run_that_does_not_end_by_itself_is_not_resumed_without_a_budget(tmp_path):
+def test_resuming_a_run_without_a_stopping_rule_requires_a_budget(tmp_path):
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=20).save(tmp_path / "run.npz")
     with pytest.raises(ValueError, match="no budget"):
         bilevel.resume(tmp_path / "run.npz", cases.quadratic("float32"))

@@ -1,4 +1,4 @@
-"""A sweep gives what its runs give one by one, and no run reaches another."""
+"""A sweep gives the same results as separate runs, and its runs do not affect each other."""
 
 import functools
 from contextlib import nullcontext
@@ -37,7 +37,7 @@ def grid(name, *step_sizes):
 
 @functools.cache
 def alone(problem, solver, seed, max_calls=MAX_CALLS):
-    """The rows, the status and the state of one run."""
+    """Return the rows, the status and the state of a single run."""
     result = bilevel.run(problem_of(problem), solver, seed=seed, max_calls=max_calls)
     history = result.history.items()
     rows = [{name: column[i] for name, column in history} for i in range(len(result.history["step"]))]
@@ -53,7 +53,7 @@ def assert_rows_equal(found, expected, names, rtol=1e-9):
 
 
 def assert_same_run(cell, expected, rtol=1e-9):
-    """Every row, as far as a sweep fills it in."""
+    """Compare all rows, in the columns that a sweep computes."""
     rows, status, state = expected
     own = ("epochs", *(name for name in rows[0] if name not in (*COSTS, *EXACT, "seconds", "value_gap")))
     cheap = [name for name in own if not name.startswith("exact_")]
@@ -63,7 +63,7 @@ def assert_same_run(cell, expected, rtol=1e-9):
     assert cell.memory_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-# With a matrix of inner variables, one solver of each kind: recursion, tables, neither, two loops, finite differences.
+# If the inner variable is a matrix, one solver of each kind: recursive, with tables, plain, two loops, first-order.
 ON_MATRICES = ("SRBA", "SABA", "SOBA", "AmIGO", "F2SA")
 CASES = [*((name, "quadratic") for name in cases.SOLVERS), *((name, "cleaning") for name in ON_MATRICES)]
 
@@ -73,7 +73,7 @@ def slow(*values):
 
 
 def marked(*quick):
-    """The cases, all but some of them slow: each is two compilations."""
+    """Return the cases, marked as slow except for ``quick``, since each requires two compilations."""
     return [case if case in quick else slow(*case) for case in CASES]
 
 
@@ -81,7 +81,7 @@ def marked(*quick):
     ("name", "problem"),
     marked(("SRBA", "quadratic"), ("SABA", "quadratic"), ("SOBA", "quadratic"), ("SOBA", "cleaning")),
 )
-def test_a_sweep_is_its_runs_one_by_one(name, problem):
+def test_a_sweep_equals_separate_runs(name, problem):
     solvers = grid(name, 0.05, 0.02)
     results = sweep(problem_of(problem), solvers, SEEDS, MAX_CALLS)
     assert len(results) == len(SEEDS)
@@ -91,7 +91,7 @@ def test_a_sweep_is_its_runs_one_by_one(name, problem):
 
 
 @pytest.mark.parametrize(("name", "problem"), marked(("SRBA", "quadratic"), ("SOBA", "quadratic")))
-def test_seeds_that_step_together_end_where_each_alone_would(name, problem):
+def test_seeds_that_step_together_end_like_separate_runs(name, problem):
     solvers = grid(name, 0.05, 0.02)
     results = sweep(problem_of(problem), solvers, SEEDS, MAX_CALLS, together=True)
     for seed, cells in zip(SEEDS, results, strict=True):
@@ -111,11 +111,11 @@ def test_seeds_that_step_together_end_where_each_alone_would(name, problem):
 
 def test_the_seeds_of_these_tests_differ_in_their_last_step():
     lasts = {alone("quadratic", grid("SOBA", 0.05)[0], seed)[0][-1]["step"] for seed in SEEDS}
-    assert len(lasts) > 1, "or the tests above show less than they say"
+    assert len(lasts) > 1, "the tests above require different numbers of steps"
 
 
 @pytest.mark.parametrize("together", [slow(False), True])
-def test_a_coin_per_seed_is_tossed_as_in_a_run(together):
+def test_random_refreshes_of_a_sweep_equal_those_of_runs(together):
     solvers = grid("SPABA", 0.05, 0.02)
     results = sweep(problem_of("quadratic"), solvers, SEEDS, MAX_CALLS, together=together)
     for seed, cells in zip(SEEDS, results, strict=True):
@@ -124,7 +124,7 @@ def test_a_coin_per_seed_is_tossed_as_in_a_run(together):
 
 
 @pytest.mark.parametrize("together", [False, slow(True)])
-def test_pages_leave_no_trace(monkeypatch, together):
+def test_the_length_of_pages_does_not_change_results(monkeypatch, together):
     solvers = grid("SOBA", 0.05, 0.02)
     monkeypatch.setattr(module, "PAGE_LENGTH", 33)
     results = sweep(problem_of("quadratic"), solvers, SEEDS[:2], MAX_CALLS, together=together)
@@ -137,8 +137,8 @@ def test_pages_leave_no_trace(monkeypatch, together):
     assert_same_run(results[0][0], alone("quadratic", solvers[0], SEEDS[0]))
 
 
-def test_a_budget_that_ends_with_a_page_is_met(monkeypatch):
-    """The last affordable step is the last of its page, so the next page has none to take."""
+def test_a_budget_that_ends_with_a_page_is_met_exactly(monkeypatch):
+    """The last step within the budget is the last step of its page, so the next page takes no step."""
     monkeypatch.setattr(module, "PAGE_LENGTH", 33)
     solvers = grid("SOBA", 0.05, 0.02)
     result = bilevel.run(problem_of("quadratic"), solvers[0], max_steps=33)
@@ -149,7 +149,7 @@ def test_a_budget_that_ends_with_a_page_is_met(monkeypatch):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 39])
-def test_a_budget_too_small_for_a_step_leaves_the_start(budget):
+def test_a_budget_too_small_for_one_step_returns_the_start(budget):
     solvers = grid("SOBA", 0.05, 0.02)
     for cell in sweep(problem_of("quadratic"), solvers, [0], budget)[0]:
         assert_same_run(cell, alone("quadratic", solvers[0], 0, budget))
@@ -157,7 +157,7 @@ def test_a_budget_too_small_for_a_step_leaves_the_start(budget):
 
 
 @pytest.mark.slow
-def test_a_sweep_in_single_precision_is_in_single_precision():
+def test_a_sweep_of_a_float32_problem_computes_in_float32():
     problem, (solver,) = cases.quadratic("float32"), grid("SOBA", 0.05)
     ((cell,),) = sweep(problem, [solver], [0], MAX_CALLS)
     result = bilevel.run(problem, solver, max_calls=MAX_CALLS)
@@ -176,7 +176,7 @@ BUDGETS = {"between two evaluations": MAX_CALLS, "at an evaluation": None}
     ("problem", "together"),
     [("quadratic", False), slow("quadratic", True), slow("cleaning", False), slow("cleaning", True)],
 )
-def test_a_diverging_run_disturbs_no_other(problem, end, absurd, together):
+def test_a_diverging_run_does_not_affect_the_others(problem, end, absurd, together):
     good = grid("SOBA", 0.05, 0.02)
     budget = BUDGETS[end] or int(alone(problem, good[1], SEEDS[0])[0][-2]["calls"])
     mixed = [replace(good[0], step_size=absurd), good[1]]
@@ -196,7 +196,7 @@ def test_a_diverging_run_disturbs_no_other(problem, end, absurd, together):
 
 
 @pytest.mark.parametrize("first", ["diverged", "unsolved", "sound"])
-def test_a_reference_far_out_is_no_guess_for_the_next_run(first):
+def test_the_exact_solution_of_a_diverged_run_is_not_the_guess_of_the_next(first):
     problem, guesses = problem_of("quadratic"), []
 
     def exact_solver(outer_var, guess):
@@ -205,8 +205,8 @@ def test_a_reference_far_out_is_no_guess_for_the_next_run(first):
         return reference._replace(value=np.nan) if first == "unsolved" else reference
 
     solvers = grid("SOBA", 1e60 if first == "diverged" else 0.05, 0.02)
-    told = pytest.warns(RuntimeWarning, match="`value` is NaN in 1 of") if first == "unsolved" else nullcontext()
-    with told:
+    warns = pytest.warns(RuntimeWarning, match="`value` is NaN in 1 of") if first == "unsolved" else nullcontext()
+    with warns:
         sweep(replace(problem, exact_solver=exact_solver), solvers, [0], MAX_CALLS)
     assert len(guesses) == 2 and guesses[0] is None
     assert (guesses[1] is not None) == (first == "sound")

@@ -1,4 +1,4 @@
-"""The log for TensorBoard, and logs of several processes."""
+"""The TensorBoard log, and logs of several processes."""
 
 import importlib.util
 import struct
@@ -12,7 +12,7 @@ from tests.engine.test_logs import ROOT, SRBA, table, with_metric
 
 
 def events(folder):
-    """The events of a folder, file by file in the order of their making, read by the definition of the format."""
+    """Yield the events of all files of a folder, oldest file first, parsed by the definition of the format."""
     from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event
 
@@ -31,7 +31,7 @@ def events(folder):
 
 
 def scalars(folder):
-    """Rows of scalars by step, and their wall times."""
+    """Return the rows of scalars by step, and their wall times."""
     found = [event for event in events(folder) if event.summary.value and not event.summary.value[0].HasField("tensor")]
     rows = {event.step: {value.tag: value.simple_value for value in event.summary.value} for event in found}
     return rows, [event.wall_time for event in found]
@@ -43,7 +43,7 @@ def assert_same_scalars(rows, history):
         np.testing.assert_array_equal([row[name] for row in rows.values()], column.astype(np.float32), err_msg=name)
 
 
-def test_tensorboard_gets_every_scalar_at_its_step_and_second(tmp_path):
+def test_tensorboard_receives_every_scalar_with_its_step_and_time(tmp_path):
     folder = tmp_path / "board"
     result = bilevel.run(cases.quadratic("float32"), SRBA, max_steps=50, log=bilevel.TensorBoardLog(folder))
     rows, times = scalars(folder)
@@ -52,7 +52,7 @@ def test_tensorboard_gets_every_scalar_at_its_step_and_second(tmp_path):
     np.testing.assert_allclose(np.array(times) - times[0], seconds - seconds[0], atol=1e-6)
 
 
-def test_tensorboard_shows_what_ran(tmp_path):
+def test_tensorboard_shows_the_settings_of_the_run(tmp_path):
     bilevel.run(cases.quadratic("float32"), SRBA, seed=3, max_steps=5, log=bilevel.TensorBoardLog(tmp_path))
     (value,) = [value for event in events(tmp_path) for value in event.summary.value if value.HasField("tensor")]
     text = value.tensor.string_val[0].decode()
@@ -67,7 +67,7 @@ def test_tensorboard_shows_what_ran(tmp_path):
         assert line in text
 
 
-def test_tensorboard_has_a_row_before_the_run_goes_on(tmp_path):
+def test_a_row_is_in_the_event_file_before_the_run_continues(tmp_path):
     class Reading(bilevel.TensorBoardLog):
         def write(self, row):
             super().write(row)
@@ -78,7 +78,7 @@ def test_tensorboard_has_a_row_before_the_run_goes_on(tmp_path):
     assert seen == [[0], [0, 10], [0, 10, 20]]
 
 
-def test_a_resumed_run_goes_on_in_its_folder_and_hides_what_came_after_the_save(saved, tmp_path):
+def test_a_resumed_run_continues_in_its_folder_and_hides_events_after_the_saved_step(saved, tmp_path):
     folder = tmp_path / "board"
     first = bilevel.run(saved[1], SRBA, max_steps=50, eval_every=10, log=bilevel.TensorBoardLog(folder))
     first.save(tmp_path / "first.npz")
@@ -93,7 +93,7 @@ def test_a_resumed_run_goes_on_in_its_folder_and_hides_what_came_after_the_save(
     assert restarts == [51]
 
 
-def test_a_resumed_run_fills_a_new_folder(saved, tmp_path):
+def test_a_resumed_run_writes_its_history_to_a_new_folder(saved, tmp_path):
     log = bilevel.TensorBoardLog(tmp_path / "board")
     result = bilevel.resume(*saved, max_steps=80, eval_every=10, log=log)
     assert_same_scalars(scalars(tmp_path / "board")[0], result.history)
@@ -116,14 +116,14 @@ def test_a_full_disk_under_tensorboard_does_not_stop_a_run(tmp_path, monkeypatch
     assert list(scalars(tmp_path)[0]) == result.history["step"][:3].tolist()
 
 
-def test_numbers_beyond_float32_are_logged_too(tmp_path):
+def test_numbers_beyond_float32_are_logged_as_infinite(tmp_path):
     problem = with_metric(lambda point: 1e300)
     bilevel.run(problem, SRBA, max_steps=5, eval_every=5, log=bilevel.TensorBoardLog(tmp_path))
     assert [row["m"] for row in scalars(tmp_path)[0].values()] == [np.inf, np.inf]
 
 
 @pytest.mark.slow
-def test_of_two_processes_only_the_first_writes(tmp_path, monkeypatch):
+def test_only_the_first_of_two_processes_writes_a_log(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("two_processes", ROOT / "examples" / "two_processes.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

@@ -1,4 +1,4 @@
-"""What each baseline's own paper says of it, on quadratics where everything is known."""
+"""Properties that the papers state of their methods, on quadratics with a closed-form solution."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def tiny(seed=0):
 
 
 def neumann_floor(problem, n_terms):
-    """||∇h||² where x is stationary for v truncated to so many terms, from dense matrices."""
+    """Return ||∇h||² at the limit of x if v is a Neumann series of ``n_terms`` terms, from dense matrices."""
     exact_solver = problem.exact_solver
     inner, outer = exact_solver.inner, exact_solver.outer
     decay = np.eye(8) - ETA * inner.a_inner
@@ -38,7 +38,7 @@ def neumann_floor(problem, n_terms):
 
 
 @pytest.mark.slow
-def test_truncated_series_stop_at_the_bias_that_dense_matrices_predict():
+def test_truncated_series_converge_to_the_bias_computed_from_dense_matrices():
     problem = tiny()
     series = {"neumann_step": ETA, "sampling": "full"}
     for n_neumann in (1, 10, 40):
@@ -54,7 +54,7 @@ def test_truncated_series_stop_at_the_bias_that_dense_matrices_predict():
 
 
 @pytest.mark.slow
-def test_series_of_random_length_stop_near_the_bias_of_their_mean():
+def test_series_of_random_length_converge_close_to_the_bias_of_their_mean():
     problem = tiny()
     for n_neumann in (1, 10, 40):
         series = {"n_neumann": n_neumann, "neumann_step": ETA, "sampling": "full"}
@@ -72,19 +72,19 @@ def test_the_bias_falls_with_the_number_of_terms():
 @pytest.mark.parametrize("name", ["SRBA", "SABA", "SPABA"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
-def test_variance_reduced_methods_converge_to_rounding(name, seed):
+def test_variance_reduced_methods_converge_to_rounding_level(name, seed):
     result = bilevel.run(tiny(seed), bilevel.SOLVERS[name](0.2, 1.0, 16), seed=seed, max_calls=1_000_000)
     assert result.history["hypergrad_norm_sq"][-1] < 1e-25
 
 
 @pytest.mark.parametrize("step_size", [1.0, pytest.param(1e4, marks=pytest.mark.slow)])
-def test_s_tfbo_converges_whatever_its_first_steps(step_size):
+def test_s_tfbo_converges_for_any_initial_step(step_size):
     result = bilevel.run(tiny(), bilevel.STFBO(step_size), max_steps=20_000, eval_every=20_000)
     assert result.history["hypergrad_norm_sq"][-1] < 1e-12
 
 
 @pytest.mark.slow
-def test_noise_lets_the_sums_of_s_tfbo_grow():
+def test_the_sums_of_s_tfbo_grow_under_noise():
     solver = bilevel.STFBO(1.0, batch_size=16, sampling="blocks")
     sums = [bilevel.run(tiny(), solver, max_steps=steps).state.inner_sum for steps in (4000, 16_000)]
     assert 3 < sums[1] / sums[0] < 5
@@ -94,7 +94,7 @@ def test_noise_lets_the_sums_of_s_tfbo_grow():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("perturbation", [1e-3, 1.0])
-def test_differences_are_exact_on_quadratics(perturbation):
+def test_differences_of_fde_hbo_are_exact_on_quadratics(perturbation):
     solver = bilevel.FdeHBO(2.0, 1.0, perturbation=perturbation, sampling="full")
     result = bilevel.run(tiny(), solver, max_steps=3000, eval_every=3000)
     assert result.history["hypergrad_norm_sq"][-1] < 1e-20
@@ -110,18 +110,18 @@ def test_lanc_bio_converges_whether_or_not_its_subspace_is_the_whole_space(perio
 
 
 @pytest.mark.slow
-def test_batches_add_up_in_the_v_of_lanc_bio_unless_it_restarts_from_0():
+def test_errors_of_v_accumulate_in_lanc_bio_with_batches_unless_it_restarts_from_0():
     def path(warm_start):
         solver = bilevel.LancBiO(0.1, 1.0, 16, period=3, warm_start=warm_start, sampling="blocks")
         return bilevel.run(tiny(), solver, max_steps=2000, eval_every=50).history
 
-    added_up, kept = path(True), path(False)
-    assert added_up["v_residual_sq"][-1] > 1e20
-    assert np.median(kept["v_residual_sq"][-20:]) < 1e4
+    warm, cold = path(True), path(False)
+    assert warm["v_residual_sq"][-1] > 1e20
+    assert np.median(cold["v_residual_sq"][-20:]) < 1e4
 
 
 @pytest.mark.slow
-def test_ada_bio_comes_down_to_the_bias_of_its_series_where_there_is_no_noise():
+def test_ada_bio_converges_to_the_bias_of_its_series_without_noise():
     problem = tiny()
     solver = bilevel.AdaBiO(1.0, 0.5, n_neumann=10, neumann_step=ETA, sampling="full")
     history = bilevel.run(problem, solver, max_steps=20_000, eval_every=1000).history["hypergrad_norm_sq"]
@@ -130,21 +130,21 @@ def test_ada_bio_comes_down_to_the_bias_of_its_series_where_there_is_no_noise():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_inner_steps", [1, 5])
-def test_nbo_converges_to_rounding_on_full_batches(n_inner_steps):
+def test_nbo_converges_to_rounding_level_on_full_batches(n_inner_steps):
     solver = bilevel.NBO(0.5, 0.5, n_inner_steps=n_inner_steps, sampling="full")
     history = bilevel.run(tiny(), solver, max_steps=2000, eval_every=2000).history
     assert history["hypergrad_norm_sq"][-1] < 1e-20
 
 
 @pytest.mark.parametrize("form", ["bfgs", pytest.param("sr1", marks=pytest.mark.slow)])
-def test_qnbo_converges_to_rounding_where_v_goes_on(form):
+def test_qnbo_with_a_warm_start_of_v_converges_to_rounding_level(form):
     solver = bilevel.QNBO(0.5, 0.5, n_inner_steps=2, n_v_steps=2, form=form)
     history = bilevel.run(tiny(), solver, max_steps=300, eval_every=300).history
     assert history["hypergrad_norm_sq"][-1] < 1e-20
 
 
 @pytest.mark.slow
-def test_the_floor_of_qnbo_with_a_cold_v_falls_with_its_steps():
+def test_the_bias_of_qnbo_with_a_cold_start_of_v_falls_with_its_steps():
     def floor(n_v_steps):
         solver = bilevel.QNBO(0.5, 0.5, n_v_steps=n_v_steps, warm_start_v=False)
         return bilevel.run(tiny(), solver, max_steps=400, eval_every=400).history["hypergrad_norm_sq"][-1]
@@ -167,14 +167,14 @@ def mixture(estimators, *args, **kwargs):
 @pytest.mark.parametrize(
     "name", ["SFFBA", *(pytest.param(name, marks=pytest.mark.slow) for name in list(MIXTURES)[1:])]
 )
-def test_mixtures_of_variance_reduced_estimators_converge_to_rounding(name):
+def test_mixtures_of_variance_reduced_estimators_converge_to_rounding_level(name):
     result = bilevel.run(tiny(), mixture(MIXTURES[name], 0.2, 1.0, 16), max_calls=1_000_000)
     assert result.history["hypergrad_norm_sq"][-1] < 1e-25
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimators", [("sgd", "saga", "saga"), ("saga", "sgd", "saga"), ("saga", "saga", "sgd")])
-def test_one_noisy_estimator_is_enough_for_a_floor(estimators):
+def test_a_single_noisy_estimator_prevents_convergence(estimators):
     solver = mixture(estimators, 0.2, 1.0, 16, momentum=1.0)
     history = bilevel.run(tiny(), solver, max_calls=1_000_000, eval_every=500).history["hypergrad_norm_sq"]
     assert np.median(history[-5:]) > 1e-8
@@ -195,15 +195,15 @@ def test_one_noisy_estimator_is_enough_for_a_floor(estimators):
     ],
 )
 @pytest.mark.slow
-def test_solvers_that_are_settings_of_pnpbo(special, general):
+def test_saba_and_spaba_are_settings_of_pnpbo(special, general):
     one, other = (bilevel.run(cases.quadratic(), solver, max_steps=40) for solver in (special, general))
     cases.assert_trees_close(one.point, other.point, rtol=1e-10)
-    assert (one.calls == other.calls) == (general.inner_estimator != "zerosarah"), "zerosarah asks for both points"
+    assert (one.calls == other.calls) == (general.inner_estimator != "zerosarah"), "zerosarah evaluates two points"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_noise_slows_soba_down_and_stops_amigo(seed):
+def test_soba_converges_slowly_under_noise_and_amigo_levels_off(seed):
     problem = tiny(seed)
 
     def path(solver, steps):
@@ -211,14 +211,14 @@ def test_noise_slows_soba_down_and_stops_amigo(seed):
 
     amigo = path(bilevel.AmIGO(0.1, 1.0, 16, n_inner_steps=5), 8000)["hypergrad_norm_sq"]
     late, later = np.median(amigo[10:20]), np.median(amigo[-10:])
-    assert later > 1e-6 and later > late / 4, "constant steps end at a floor"
+    assert later > 1e-6 and later > late / 4, "constant steps level off"
     lower = path(bilevel.AmIGO(0.02, 1.0, 16, n_inner_steps=5), 8000)["hypergrad_norm_sq"]
-    assert np.median(lower[-10:]) < later / 2, "which the step size moves"
+    assert np.median(lower[-10:]) < later / 2, "smaller steps level off lower"
     soba = path(bilevel.SOBA(0.5, 1.0, 16), 80_000)["hypergrad_norm_sq"]
-    assert 1e-8 < np.median(soba[-10:]) < np.median(soba[3:8]) / 2, "decreasing steps go on, slowly"
+    assert 1e-8 < np.median(soba[-10:]) < np.median(soba[3:8]) / 2, "decreasing steps continue to converge, slowly"
 
 
-def test_vrbos_estimates_belong_to_the_current_point_when_batches_are_all_rows():
+def test_the_estimates_of_vrbo_are_exact_at_the_current_point_on_full_batches():
     problem = tiny()
     solver = bilevel.VRBO(0.3, 1.0, n_inner_steps=3, n_neumann=4, neumann_step=ETA, period=1000, sampling="full")
     run = cases.trajectory(problem, solver, 5)
@@ -227,7 +227,9 @@ def test_vrbos_estimates_belong_to_the_current_point_when_batches_are_all_rows()
         exact = solver._gradients(run.oracles, state.point, None, None)
     cases.assert_trees_close(state.inner_estimate, exact.inner_var, rtol=1e-12)
     cases.assert_trees_close(state.outer_estimate, exact.outer_var, rtol=1e-12)
-    assert np.linalg.norm(np.asarray(state.point.outer_var) - problem.start.outer_var) > 0.1, "x was meant to move"
+    assert np.linalg.norm(np.asarray(state.point.outer_var) - problem.start.outer_var) > 0.1, (
+        "the test requires moves of x"
+    )
 
 
 def test_bsa_with_a_warm_start_is_alset():
@@ -239,7 +241,7 @@ def test_bsa_with_a_warm_start_is_alset():
     assert bsa.calls == alset.calls
 
 
-def test_neumann_aid_on_all_rows_is_stocbio_with_the_step_of_its_inner_loop():
+def test_neumann_aid_on_full_batches_is_stocbio_with_equal_steps_of_both_loops():
     settings = {"n_inner_steps": 2, "n_neumann": 3, "sampling": "full"}
     solvers = bilevel.NeumannAID(0.1, 5.0, **settings), bilevel.StocBiO(0.1, 5.0, neumann_step=0.1, **settings)
     one, other = (bilevel.run(cases.quadratic(), solver, max_steps=30) for solver in solvers)
@@ -285,7 +287,7 @@ def test_itd_approaches_the_exact_hypergradient_at_the_rate_of_the_inner_problem
 
 
 def f2sa(lambda_0, delta_0, settings, max_calls, **kwargs):
-    """The best ||∇h||² over a few steps."""
+    """Return the smallest final ||∇h||² over some settings of the steps."""
     solvers = [bilevel.F2SA(*setting, 16, lambda_0=lambda_0, delta_0=delta_0, **kwargs) for setting in settings]
     runs = [bilevel.run(tiny(), solver, max_calls=max_calls, eval_every=10**6) for solver in solvers]
     return min(run.history["hypergrad_norm_sq"][-1] for run in runs if run.status != "diverged")
@@ -301,7 +303,7 @@ def test_the_bias_of_f2sa_falls_with_lambda_0_and_delta_0():
 
 
 def f2sa_p_floor(problem, order, nu):
-    """||∇h||² where the difference of this order is 0, from dense matrices."""
+    """Return ||∇h||² at the x where the difference of this order is 0, from dense matrices."""
     exact_solver = problem.exact_solver
     inner, outer = exact_solver.inner, exact_solver.outer
     nodes = [j for j in range(-(order // 2), (order + 1) // 2 + 1) if j or order % 2]
@@ -322,7 +324,7 @@ def f2sa_p_floor(problem, order, nu):
 
 
 @pytest.mark.parametrize("order", [2, *(pytest.param(order, marks=pytest.mark.slow) for order in (1, 3, 4))])
-def test_f2sa_p_stops_at_the_bias_that_dense_matrices_predict(order):
+def test_f2sa_p_converges_to_the_bias_computed_from_dense_matrices(order):
     problem, nu = tiny(), 0.03
     solver = bilevel.F2SAp(0.8, 2.0, order=order, perturbation=nu, normalized=False, sampling="full")
     found = bilevel.run(problem, solver, max_steps=1500, eval_every=1500).history["hypergrad_norm_sq"][-1]
@@ -340,7 +342,7 @@ def test_f2sa_stays_bounded_on_logistic_selection():
 
 
 @pytest.mark.slow
-def test_two_batches_make_f2sa_noisier_than_one():
+def test_f2sa_is_noisier_with_two_batches_than_with_one():
     settings = [(0.1, 0.3), (0.5, 1.0), (2.0, 10.0)]
     assert f2sa(30.0, 1.0, settings, 10**6, shared_batch=False) > 3 * f2sa(30.0, 1.0, settings, 10**6)
 
@@ -368,7 +370,7 @@ def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
         (lambda: bilevel.F2SAp(order=0), "order=0"),
         (lambda: bilevel.F2SAp(perturbation=-0.1), "perturbation=-0.1"),
         (lambda: bilevel.PnPBO(inner_estimator="adam"), "inner_estimator='adam'.*'sgd', 'saga'"),
-        (lambda: bilevel.PnPBO(sampling="iid"), "sampling='iid'.*take sampling='blocks'"),
+        (lambda: bilevel.PnPBO(sampling="iid"), "sampling='iid'.*use sampling='blocks'"),
         (lambda: bilevel.PnPBO(mixing=1.5), "mixing=1.5"),
         (lambda: bilevel.FdeHBO(perturbation=0.0), "perturbation=0.0"),
         (lambda: bilevel.LancBiO(period=0), "period=0"),

@@ -1,4 +1,4 @@
-"""A batch size for each level: every compiled solver, every sampling."""
+"""A batch size for each level, for every compiled solver and every sampling."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tests import cases
 from tests.solvers.test_transcriptions import assert_same_path, both, plain, steps
 from tests.solvers.transcribed import KIND_NAMES
 
-OUTER = 5  # of 31 rows: a short last block here too
+OUTER = 5  # 31 rows have a shorter last block
 
 
 def two_sizes(name, **changes):
@@ -24,16 +24,16 @@ def test_iterates_and_costs_with_two_sizes_equal_the_transcription(name):
     assert run.oracles.inner_samples.batch_size == cases.BATCH and run.oracles.outer_samples.batch_size == OUTER
     assert_same_path(run, expected)
     initial = run.solver.init_calls(run.oracles)._asdict()
-    for kind, asked in KIND_NAMES.items():
+    for kind, name in KIND_NAMES.items():
         declared = int(np.sum(getattr(run.page.calls, kind)[: steps(solver)]))
-        assert declared + initial[kind] == counted.calls[asked], kind
+        assert declared + initial[kind] == counted.calls[name], kind
 
 
 @pytest.mark.parametrize("sampling", ["iid", "reshuffle", "full"])
-def test_calls_follow_each_level_under_every_sampling(sampling):
+def test_calls_are_counted_per_level_for_every_sampling(sampling):
     run = bilevel.run(cases.quadratic("float32"), two_sizes("SOBA", sampling=sampling), max_steps=6, eval_every=6)
     rows = {"iid": (6 * cases.BATCH, 6 * OUTER), "full": (6 * cases.N_INNER, 6 * cases.N_OUTER)}
-    # Of "reshuffle" the first six of seven blocks, among them perhaps the short one.
+    # "reshuffle" draws six of seven blocks, which may include the shorter one.
     inner, outer = run.calls.inner_grad, run.calls.outer_grad
     if sampling == "reshuffle":
         assert inner in (6 * cases.BATCH, 5 * cases.BATCH + cases.N_INNER % cases.BATCH)
@@ -73,7 +73,7 @@ def test_batches_larger_than_their_level_are_refused():
     bilevel.run(problem, bilevel.SOBA(batch_size=50, outer_batch_size=31), max_steps=1)
 
 
-def test_solvers_that_are_not_compiled_take_no_outer_batch_size():
+def test_solvers_that_are_not_compiled_have_no_outer_batch_size():
     with pytest.raises(TypeError, match=r"`HOAG` has no parameter `outer_batch_size`"):
         bilevel.HOAG(outer_batch_size=5)
 

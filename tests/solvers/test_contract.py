@@ -1,4 +1,4 @@
-"""What every solver owes: exact costs, one trace for all floats, checked parameters."""
+"""The contract of a solver: exact costs, one compilation for all floats, checked parameters."""
 
 from dataclasses import replace
 
@@ -17,13 +17,13 @@ from bilevel.oracles import Oracles
 from tests import cases
 
 SOLVERS = cases.SOLVERS
-# Differences of gradients over short moves make rounding larger.
+# Differences of gradients over short distances amplify rounding errors.
 ROUNDING = dict.fromkeys(SOLVERS, 1e-11) | {"QNBO": 1e-8}
-STEPS = 6  # one more than the shortest period
+STEPS = 6  # the shortest period is 5
 
 
 class CountingOracles(Oracles):
-    """Oracles that count the rows of each kind they are asked for."""
+    """Oracles that count the requested rows of each kind of derivative."""
 
     def __init__(self, oracles):
         for name in ("inner_samples", "outer_samples", "outer_bounds"):
@@ -75,16 +75,16 @@ def test_declared_cost_equals_counted_cost(name, sampling):
         counting = CountingOracles(oracles)
         with jax.disable_jit():
             state = solver.init(counting, problem.start)
-            free = "tables" in solver.parameters() and solver.tables == "zero"
+            starts_at_zero = "tables" in solver.parameters() and solver.tables == "zero"
             for kind, declared in solver.init_calls(oracles)._asdict().items():
-                # Where the tables start at zero, the compiled init drops what it computes for their shapes.
-                assert counting.counted[kind] * (not free) == declared
+                # If tables start at zero, the compiled `init` does not evaluate derivatives, but only their shapes.
+                assert counting.counted[kind] * (not starts_at_zero) == declared
             for position in range(STEPS):
                 before = dict(counting.counted)
                 draw = jax.tree.map(lambda leaf, i=position: leaf[i], page.draws)
                 refreshes = page.refreshes is not None and bool(page.refreshes[position])
-                take = solver.refresh if refreshes else solver.step
-                state = take(counting, state, np.int32(position), draw)
+                method = solver.refresh if refreshes else solver.step
+                state = method(counting, state, np.int32(position), draw)
                 for kind in Calls._fields:
                     declared = int(getattr(page.calls, kind)[position])
                     assert counting.counted[kind] - before[kind] == declared, (position, kind)
@@ -112,12 +112,12 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
 
 
 def n_compiled():
-    """How many programs each kind of arguments has had compiled."""
+    """Return the number of compiled programs of each function."""
     return {kind: program._cache_size() for kind, program in _programs._programs.items()}
 
 
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))
-def test_one_compilation_serves_many_step_sizes(name):
+def test_step_sizes_share_one_compiled_program(name):
     problem = cases.quadratic("float32")
     bilevel.run(problem, SOLVERS[name], max_steps=5)
     programs = n_compiled()
@@ -162,10 +162,10 @@ def test_unknown_parameters_get_a_suggestion():
         bilevel.SOBA(zzz=1)
 
 
-def test_a_field_without_a_rule_is_taken_as_it_is():
+def test_a_field_without_a_rule_is_not_checked():
     @bilevel.solvers.solver
     class Plain(bilevel.SOBA):
-        """SOBA with a field more."""
+        """SOBA with two more fields."""
 
         label: str = "plain"
         weight: float = 0.5
@@ -174,7 +174,7 @@ def test_a_field_without_a_rule_is_taken_as_it_is():
     assert len(jax.tree.leaves(Plain())) == len(jax.tree.leaves(bilevel.SOBA())) + 1, "floats are traced"
 
 
-def test_default_period_is_half_an_epoch_of_batches():
+def test_the_default_period_is_half_an_epoch():
     problem = bilevel.problems.quadratic(300, 200, 4, 2, dtype="float32")
     assert bilevel.run(problem, bilevel.SRBA(batch_size=16), max_steps=1).solver.period == 500 // 32
     assert bilevel.run(problem, bilevel.SRBA(batch_size=200), max_steps=1).solver.period == 1
@@ -188,9 +188,9 @@ def test_sabas_tables_are_not_copied_in_the_loop(memory, table):
         oracles = problem.oracles.with_batches(5, "blocks")
         solver = bilevel.SABA(batch_size=5, memory=memory).configure(problem).cast("float32")
         program = cases.lowered_steps(problem, solver, oracles).compile().as_text()
-    hot_bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and table in text]
-    loops = [text for text in hot_bodies if "while/body/while/body" in text and "ROOT" in text]
-    assert loops, "the hot loop was not found"
+    bodies = [text for text in program.split("\n\n") if "dynamic-update-slice" in text and table in text]
+    loops = [text for text in bodies if "while/body/while/body" in text and "ROOT" in text]
+    assert loops, "the loop over steps was not found"
     assert not [line for text in loops for line in text.split("\n") if " copy(" in line and "f32[128," in line]
 
 

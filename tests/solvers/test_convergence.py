@@ -1,4 +1,4 @@
-"""What correct solvers show on quadratics."""
+"""Convergence of SRBA, SABA and SOBA on quadratics."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def tiny(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_soba_stalls_and_the_variance_reduced_do_not(seed):
+def test_variance_reduced_solvers_converge_and_soba_stalls(seed):
     problem = tiny(seed)
 
     def final(solver):
@@ -26,7 +26,7 @@ def test_soba_stalls_and_the_variance_reduced_do_not(seed):
 
 
 @pytest.mark.slow
-def test_srba_on_the_papers_quadratics_within_120_epochs():
+def test_srba_solves_the_quadratics_of_its_paper_within_120_epochs():
     problem = bilevel.problems.quadratic(32768, 1024, 100, 10, seed=0, dtype="float64")
     epoch = problem.n_inner + problem.n_outer
     result = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 64, period=epoch // 128), max_calls=120 * epoch, stop=1e-16)
@@ -42,7 +42,7 @@ def test_every_sampling_reaches_the_solution(sampling):
     assert result.status == "converged"
 
 
-def test_the_solution_is_the_closed_form():
+def test_srba_converges_to_the_closed_form():
     problem = tiny(0)
     point = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, 16), max_steps=20_000, stop=1e-26).point
     np.testing.assert_allclose(point.outer_var, problem.exact_solver.minimizer, atol=1e-11)

@@ -1,4 +1,4 @@
-"""Exact, HOAG, D-TFBO and SHINE: what they reach, what they cost, and that they run like the others."""
+"""Exact, HOAG, D-TFBO and SHINE: their accuracy, their costs, and their runs."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ SOLVERS = {
     "SHINE": bilevel.SHINE(opa_period=2, refine=True),
 }
 EACH = ["Exact", "HOAG", *(pytest.param(name, marks=pytest.mark.slow) for name in ("DTFBO", "SHINE"))]
-# The path of L-BFGS makes rounding larger from step to step, and faster where moves are short: tolerances stay large.
+# L-BFGS amplifies rounding errors from step to step, and more so if moves are short: tolerances must be large.
 SHINES = {  # settings, first tolerance, steps
     "plain": ({"tolerance_decay": 0.97}, 1e-3, 20),
     "short memory": ({"n_pairs": 3, "step_size": 2.0, "tolerance_decay": 1.0}, 0.1, 20),
@@ -42,7 +42,7 @@ SHINES = {  # settings, first tolerance, steps
 
 
 def path(problem, solver, steps):
-    """States after each of the first steps."""
+    """Return the state after each of the first steps."""
     with arithmetic(np.float64):
         oracles = problem.oracles.astype(np.float64)
         states = [solver.init(oracles, problem.start)]
@@ -53,13 +53,13 @@ def path(problem, solver, steps):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["Exact", "HOAG"])
-def test_both_reach_the_solution_of_quadratics(name, seed):
+def test_exact_and_hoag_solve_quadratics(name, seed):
     result = bilevel.run(tiny(seed), SOLVERS[name], max_steps={"Exact": 30, "HOAG": 250}[name], stop=1e-20)
     assert result.status == "converged"
     np.testing.assert_allclose(result.point.outer_var, tiny(seed).exact_solver.minimizer, atol=1e-8)
 
 
-def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
+def test_exact_finds_the_same_value_as_scipy_on_logistic_selection():
     problem = cases.logistic_selection()
 
     def value_and_grad(x):
@@ -69,12 +69,12 @@ def test_exact_finds_the_value_that_scipy_finds_on_the_reference():
     options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 1000}
     found = minimize(value_and_grad, problem.start.outer_var, jac=True, method="L-BFGS-B", options=options)
     history = bilevel.run(problem, Exact(), max_steps=100, stop=1e-20).history
-    # h levels out towards infinity, and at gradients of 1e-10 what is left of it is below 1e-9.
+    # The infimum of h is at infinity; if the gradient is 1e-10, h is within 1e-9 of it.
     assert history["hypergrad_norm_sq"][-1] <= 1e-20
     np.testing.assert_allclose(history["value"][-1], found.fun, atol=1e-9)
 
 
-def test_exact_solves_its_systems_to_rounding():
+def test_exact_solves_its_systems_to_rounding_level():
     history = bilevel.run(cases.logistic_selection(), Exact(), max_steps=8, eval_every=1).history
     assert np.all(history["inner_residual_sq"][1:] < 1e-24) and np.all(history["v_residual_sq"][1:] < 1e-24)
     assert np.all(np.diff(history["value"]) < 0), "each step of a line search lowers h"
@@ -88,8 +88,8 @@ def test_exact_with_conjugate_gradients_takes_the_same_steps(monkeypatch):
         cases.assert_trees_close(a.point, b.point, rtol=1e-6, atol=1e-6)
 
 
-def test_exact_charges_a_matrix_per_newton_iterate():
-    """On a quadratic one evaluation is one Newton step, between a matrix at either end."""
+def test_exact_counts_one_matrix_per_newton_iterate():
+    """On a quadratic, one evaluation takes one Newton step, with a matrix before and after it."""
     problem = cases.quadratic()
     evaluations = path(problem, Exact(), 1)[0].calls[Calls._fields.index("cross")] // cases.N_INNER
     n, m, p = cases.N_INNER, cases.N_OUTER, 5
@@ -132,14 +132,14 @@ def assert_same_path_and_calls(name, solver, transcribe, settings, steps=20):
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
-def test_d_tfbo_and_its_calls_are_those_of_its_transcription(name):
+def test_iterates_and_calls_of_d_tfbo_equal_its_transcription(name):
     settings = {"step_size": 2.0, "outer_ratio": 1.5, "tolerance": 0.02}
     assert_same_path_and_calls(name, bilevel.DTFBO(2.0, 1.5, inner_tolerance=0.02), d_tfbo, settings)
 
 
 @pytest.mark.parametrize("variant", cases.marked(SHINES, quick=("plain",)))
 @pytest.mark.parametrize("name", cases.PROBLEMS)
-def test_shine_and_its_calls_are_those_of_its_transcription(name, variant, monkeypatch):
+def test_iterates_and_calls_of_shine_equal_its_transcription(name, variant, monkeypatch):
     parameters, tolerance, steps = SHINES[variant]
     monkeypatch.setattr("bilevel.solvers.shine._FIRST_TOLERANCE", tolerance)
     solver = bilevel.SHINE(**parameters)
@@ -149,7 +149,7 @@ def test_shine_and_its_calls_are_those_of_its_transcription(name, variant, monke
 
 
 @pytest.mark.slow
-def test_shine_is_biased_less_so_with_opa_and_not_at_all_when_refined():
+def test_opa_reduces_the_bias_of_shine_and_refinement_removes_it():
     def floor(**settings):
         history = bilevel.run(tiny(0), bilevel.SHINE(**settings), max_steps=120, eval_every=120).history
         return history["hypergrad_norm_sq"][-1]
@@ -159,7 +159,7 @@ def test_shine_is_biased_less_so_with_opa_and_not_at_all_when_refined():
 
 
 @pytest.mark.slow
-def test_d_tfbo_stops_at_a_floor_that_its_tolerance_moves():
+def test_the_accuracy_of_d_tfbo_is_limited_by_its_tolerance():
     def floor(tolerance):
         solver = bilevel.DTFBO(1.0, 0.1, inner_tolerance=tolerance)
         return bilevel.run(tiny(0), solver, max_steps=400, eval_every=400).history["hypergrad_norm_sq"][-1]
@@ -167,7 +167,7 @@ def test_d_tfbo_stops_at_a_floor_that_its_tolerance_moves():
     assert floor(1e-14) < 1e-12 < floor(1e-4)
 
 
-def test_a_loop_of_d_tfbo_that_starts_too_fast_still_ends():
+def test_a_loop_of_d_tfbo_converges_if_its_first_steps_are_too_long():
     problem = tiny(0)
     state = path(problem, bilevel.DTFBO(1e3, 1e3, inner_tolerance=1e-12), 1)[0]
     exact_solution = problem.exact_solver(np.asarray(problem.start.outer_var))
@@ -175,30 +175,32 @@ def test_a_loop_of_d_tfbo_that_starts_too_fast_still_ends():
     np.testing.assert_allclose(state.point.v, exact_solution.v, atol=1e-4)
 
 
-def test_hoag_stays_as_near_to_its_exact_sequence_as_its_tolerances_say():
+def test_hoag_stays_close_to_its_exact_sequence_as_its_tolerances_imply():
     problem, steps = cases.quadratic(), 40
     start = np.asarray(problem.start.inner_var), np.asarray(problem.start.outer_var)
     expected = transcribed_hoag(cases.in_numpy("quadratic", problem), *start, range(steps), lipschitz=1.0)
     states = path(problem, HOAG(lipschitz=1.0), steps)
     inner, outer = problem.exact_solver.inner, problem.exact_solver.outer
     mu, norm = np.linalg.eigvalsh(inner.a_inner)[0], lambda matrix: np.linalg.norm(matrix, 2)
-    # What errors of eps in z and in the residual of v do to g; Lanczos gives mu to a hundredth.
+    # The error of g for errors of eps in z and in the residual of v; Lanczos gives mu with 1% accuracy.
     growth = 1.05 * (norm(inner.b) * (1 + norm(outer.a_inner)) / mu + norm(outer.b))
-    first = states[0].step / expected[0]["step"]
-    assert expected[-1]["step"] * norm(problem.exact_solver.hessian) < 2, "else an error could grow from step to step"
+    first = states[0].outer.size / expected[0]["step"]
+    assert expected[-1]["step"] * norm(problem.exact_solver.hessian) < 2, "the bound requires that errors do not grow"
     bound, x = 0.0, start[1]
     for k, (ours, exact_step) in enumerate(zip(states, expected, strict=True), start=1):
-        np.testing.assert_allclose(ours.step / exact_step["step"], first, rtol=1e-12)
+        np.testing.assert_allclose(ours.outer.size / exact_step["step"], first, rtol=1e-12)
         grad = np.linalg.norm(problem.exact_solver(x).hypergrad)
-        bound += float(ours.step) * growth * exponential(k) + abs(ours.step - exact_step["step"]) * grad
+        bound += float(ours.outer.size) * growth * exponential(k) + abs(ours.outer.size - exact_step["step"]) * grad
         x = exact_step["outer_var"]
         assert np.linalg.norm(ours.point.outer_var - x) <= bound
-    assert bound < np.linalg.norm(start[1] - problem.exact_solver.minimizer), "a bound that says something"
+    assert bound < np.linalg.norm(start[1] - problem.exact_solver.minimizer), (
+        "the bound must be smaller than the distance to the solution"
+    )
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
 @pytest.mark.parametrize("decrease", [0.5, 1.0])
-def test_hoag_with_tight_tolerances_is_its_transcription(name, decrease, monkeypatch):
+def test_hoag_with_tight_tolerances_equals_its_transcription(name, decrease, monkeypatch):
     monkeypatch.setitem(hoag._SEQUENCES, "exponential", lambda k: 1e-12)
     problem, steps = cases.PROBLEMS[name](), 20
     start = np.asarray(problem.start.inner_var), np.asarray(problem.start.outer_var)
@@ -206,30 +208,30 @@ def test_hoag_with_tight_tolerances_is_its_transcription(name, decrease, monkeyp
     numpy_problem = cases.in_numpy(name, problem)
     expected = transcribed_hoag(numpy_problem, *start, range(steps), tolerance=lambda k: 1e-12, **settings)
     states = path(problem, HOAG(**settings), steps)
-    np.testing.assert_allclose([state.step for state in states], [row["step"] for row in expected], rtol=1e-7)
+    np.testing.assert_allclose([state.outer.size for state in states], [row["step"] for row in expected], rtol=1e-7)
     for state, row in zip(states, expected, strict=True):
         np.testing.assert_allclose(state.point.outer_var, row["outer_var"], rtol=1e-7, atol=1e-7)
 
 
-def test_hoag_estimates_the_lipschitz_constant_by_the_largest_gradient():
+def test_hoag_estimates_the_lipschitz_constant_as_the_largest_gradient():
     problem = cases.quadratic()
     numpy_problem = cases.in_numpy("quadratic", problem)
     seen, x = 0.0, np.asarray(problem.start.outer_var)
     for state in path(problem, HOAG(), 5):
         z = state.point.inner_var
         seen = max(seen, np.hypot(np.linalg.norm(numpy_problem.fz(z, x)), np.linalg.norm(numpy_problem.fx(z, x))))
-        np.testing.assert_allclose(state.lipschitz, seen, rtol=1e-10)
+        np.testing.assert_allclose(state.outer.lipschitz, seen, rtol=1e-10)
         x = state.point.outer_var
 
 
-def test_hoag_as_printed_stalls_and_with_half_the_decrease_does_not():
+def test_hoag_as_printed_stalls_and_with_half_the_decrease_converges():
     def final(decrease):
         solver = HOAG(tolerances="cubic", decrease=decrease, lipschitz=0.25, strong_convexity=0.05)
         return bilevel.run(tiny(0), solver, max_steps=60)
 
     printed, corrected = final(1.0), final(0.5)
-    assert printed.history["hypergrad_norm_sq"][-1] > 0.1 and float(printed.state.step) < 1e-2
-    assert corrected.history["hypergrad_norm_sq"][-1] < 1e-8 and float(corrected.state.step) > 1e-2
+    assert printed.history["hypergrad_norm_sq"][-1] > 0.1 and float(printed.state.outer.size) < 1e-2
+    assert corrected.history["hypergrad_norm_sq"][-1] < 1e-8 and float(corrected.state.outer.size) > 1e-2
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -256,7 +258,7 @@ def test_a_run_ends_with_the_first_step_that_reaches_max_calls(name):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_evaluations_do_not_change_a_run_and_lie_where_the_agenda_says(name):
+def test_evaluations_follow_the_schedule_and_do_not_change_a_run(name):
     problem = cases.quadratic("float32")
     often = bilevel.run(problem, SOLVERS[name], max_steps=9, eval_every=2)
     default = bilevel.run(problem, SOLVERS[name], max_steps=9)
@@ -269,14 +271,14 @@ def test_evaluations_do_not_change_a_run_and_lie_where_the_agenda_says(name):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_seconds_end_a_run_that_stays_where_it_is(name):
+def test_max_seconds_ends_a_run_that_makes_no_more_progress(name):
     result = bilevel.run(cases.quadratic(), SOLVERS[name], max_seconds=0.3)
     assert result.status == "out_of_budget" and result.history["seconds"][-1] >= 0.3
     assert np.all(np.isfinite(result.point.outer_var))
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_step_that_goes_on_for_twice_the_seconds_is_given_up(name, monkeypatch):
+def test_a_step_is_discarded_if_it_takes_longer_than_twice_max_seconds(name, monkeypatch):
     clock, now = SimpleNamespace(perf_counter=lambda: next(now)), itertools.count(step=0.001)
     monkeypatch.setattr("bilevel.solvers.host.time", clock)
     monkeypatch.setattr("bilevel.engine.steps.time", clock)
@@ -285,21 +287,21 @@ def test_a_step_that_goes_on_for_twice_the_seconds_is_given_up(name, monkeypatch
     assert result.history["step"].tolist() == [0] and result.calls == Calls()
 
 
-def test_exact_refuses_an_inner_level_that_may_not_be_convex():
+def test_exact_refuses_an_inner_level_that_is_not_known_to_be_convex():
     problem = dataclasses.replace(cases.quadratic(), exact_solver=None)
     with pytest.raises(ValueError, match=r"`Exact` needs a strongly convex inner level; .* `strongly_convex=True`"):
         bilevel.run(problem, Exact(), max_steps=1)
 
 
-def test_ctrl_c_in_a_step_keeps_the_steps_before(monkeypatch):
+def test_an_interrupt_within_a_step_keeps_the_steps_before_it(monkeypatch):
     problem, plain_step = cases.quadratic(), HOAG.step
 
-    def impatient(self, oracles, state, index):
+    def interrupted_step(self, oracles, state, index):
         if index == 3:
             raise KeyboardInterrupt
         return plain_step(self, oracles, state, index)
 
-    monkeypatch.setattr(HOAG, "step", impatient)
+    monkeypatch.setattr(HOAG, "step", interrupted_step)
     result = bilevel.run(problem, HOAG(), max_steps=9)
     monkeypatch.undo()
     assert result.status == "interrupted" and result.history["step"][-1] == 3
@@ -312,7 +314,7 @@ def custom(inner_loss, outer_loss, inner_var, outer_var, **kwargs):
     return bilevel.BilevelProblem.from_losses(*losses, data, data, inner_var, outer_var, **kwargs)
 
 
-def test_an_outer_problem_without_minimum_makes_hoag_diverge_and_exact_stay_finite():
+def test_hoag_diverges_and_exact_stays_finite_if_the_outer_problem_has_no_minimum():
     def inner_loss(z, x, row):
         return jnp.sum((z - row) ** 2) / 2
 
@@ -327,7 +329,7 @@ def test_an_outer_problem_without_minimum_makes_hoag_diverge_and_exact_stay_fini
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_start_where_the_inner_problem_is_undefined_diverges_at_once(name):
+def test_a_run_diverges_in_its_first_step_if_the_inner_problem_is_undefined_at_the_start(name):
     def inner_loss(z, x, row):
         return jnp.sum((z - row) ** 2) / 2 + jnp.sum(jnp.log(x)) * jnp.sum(z)
 
@@ -362,15 +364,17 @@ def test_variables_may_be_dicts_of_arrays(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["Exact", "HOAG"])
-def test_bounds_are_kept(name):
+def test_the_outer_variable_stays_within_its_bounds(name):
     problem = cases.logistic_selection(outer_var=np.zeros(4), outer_bounds=(-0.5, 0.5))
     result = bilevel.run(problem, SOLVERS[name], max_steps=200, stop=1e-12)
     assert result.status == "converged"
     assert np.max(np.abs(result.point.outer_var)) == 0.5
 
 
-@pytest.mark.parametrize("upper", [0.5, 2.0, np.array([0.0, 5.0, 1.0, 5.0])], ids=["near", "far", "of each"])
-def test_exact_within_bounds_ends_where_scipys_lbfgsb_does(upper):
+@pytest.mark.parametrize(
+    "upper", [0.5, 2.0, np.array([0.0, 5.0, 1.0, 5.0])], ids=["active", "inactive", "per coordinate"]
+)
+def test_exact_within_bounds_agrees_with_lbfgsb_of_scipy(upper):
     problem = cases.logistic_selection(outer_var=np.full(4, -1.0), outer_bounds=(-3.0, upper))
     result = bilevel.run(problem, Exact(), max_steps=100, stop=1e-18, eval_every=1)
     assert result.status == "converged"

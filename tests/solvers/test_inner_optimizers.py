@@ -1,4 +1,4 @@
-"""Inner steps by an optax transformation: every compiled solver admits one, or says why not."""
+"""Inner steps by an optax transformation: every compiled solver accepts one or gives the reason why it does not."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ import bilevel
 from bilevel._precision import arithmetic
 from tests import cases
 
-# By how much of t, and of how many inner steps at a time, the plain steps of z decrease.
+# The plain steps of z decrease like t to minus these powers.
 DECAYS = {"SOBA": 1 / 2, "MASOBA": 1 / 2, "FdeHBO": 1 / 3, "TTSA": 2 / 5, "BSA": 1 / 2, "ALSET": 1 / 2}
 # AutoSRBA has no plain steps of z to compare with.
 ADMITTED = [name for name, solver in cases.SOLVERS.items() if solver.needs_plain_step is None and name != "AutoSRBA"]
@@ -29,14 +29,14 @@ def as_sgd(name):
     return optax.sgd(lambda count: STEP * (count // times + 1.0) ** -DECAYS.get(name, 0.0))
 
 
-def test_the_table_knows_every_solver():
+def test_the_solvers_that_accept_a_transformation_are_as_expected():
     assert set(DECAYS) <= set(ADMITTED)
     assert {"SRBA", "SABA", "SOBA", "StocBiO", "AmIGO", "NeumannAID", "SPABA", "PnPBO", "LancBiO"} <= set(ADMITTED)
     assert {"ITD", "PZOBO", "NBO", "QNBO", "MRBO", "SUSTAIN", "F2SA"} <= set(REFUSED)
 
 
 @pytest.mark.parametrize("name", cases.marked(ADMITTED))
-def test_gradient_descent_by_optax_steps_as_the_plain_step_does(name, tmp_path):
+def test_gradient_descent_by_optax_equals_the_plain_step(name, tmp_path):
     problem, solver = cases.quadratic(), plain(name)
     given = replace(solver, inner_optimizer=as_sgd(name))
     expected = bilevel.run(problem, solver, max_steps=30, eval_every=30)
@@ -51,12 +51,12 @@ def test_gradient_descent_by_optax_steps_as_the_plain_step_does(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_solvers_of_plain_steps_say_so(name):
+def test_solvers_that_require_plain_steps_refuse_a_transformation(name):
     with pytest.raises(ValueError, match=rf"`{name}\(inner_optimizer=…\)`: .*; leave it out, or use a solver such as"):
         plain(name, inner_optimizer="adam")
 
 
-def test_adam_moves_z_as_optax_alone_does():
+def test_adam_moves_z_as_in_a_loop_of_optax_updates():
     problem, rate = cases.quadratic(), 0.03
     solver = bilevel.SOBA(STEP, 1e15, sampling="full", inner_optimizer=optax.adam(rate))
     found = bilevel.run(problem, solver, max_steps=25, eval_every=25).point
@@ -71,7 +71,7 @@ def test_adam_moves_z_as_optax_alone_does():
 
 
 @pytest.mark.parametrize("name", ["SRBA", "SABA", "SOBA"])
-def test_without_a_transformation_nothing_is_in_the_program(name):
+def test_a_program_without_a_transformation_contains_no_code_for_it(name):
     problem, solver = cases.quadratic("float32"), plain(name)
     with arithmetic(problem.dtype):
         oracles = problem.oracles.with_batches(cases.BATCH, "blocks")

@@ -1,4 +1,4 @@
-"""Moves: optax transformations and bounds of the outer variable, against plain steps and plain NumPy."""
+"""Moves: optax transformations and bounds of the outer variable, compared with plain steps and with NumPy."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ from tests import cases
 from tests.solvers.auto.problems import BATCH, BOUNDED, PLAIN, adam_of_the_library, selection
 
 
-@pytest.mark.parametrize("cls", [bilevel.SRBA, bilevel.SABA, bilevel.SPABA])  # whose steps do not decay
-def test_a_transformation_that_is_a_plain_step_gives_plain_iterates(cls):
+@pytest.mark.parametrize("cls", [bilevel.SRBA, bilevel.SABA, bilevel.SPABA])  # solvers with constant steps
+def test_the_optax_form_of_a_plain_step_gives_the_same_iterates(cls):
     problem = cases.quadratic()
     plain = cases.short(cls, 0.2, 2.0, BATCH)
     by_optax = replace(plain, outer_optimizer=optax.sgd(0.1))
@@ -41,7 +41,7 @@ def test_the_outer_variable_stays_inside_its_bounds(method):
         method = replace(method, outer_ratio=0.01)
     point = bilevel.run(selection(), replace(method, outer_bounds=(-0.3, -0.1)), max_steps=300).point
     assert np.all((point.outer_var >= -0.3) & (point.outer_var <= -0.1))
-    assert np.any((point.outer_var == -0.3) | (point.outer_var == -0.1)), "bounds were meant to be active"
+    assert np.any((point.outer_var == -0.3) | (point.outer_var == -0.1)), "the test requires active bounds"
 
 
 def test_bounds_of_the_problem_and_of_the_solver_both_hold():
@@ -50,7 +50,7 @@ def test_bounds_of_the_problem_and_of_the_solver_both_hold():
     assert found.min() == -0.25 and found.max() == -0.15
 
 
-def test_bounds_may_be_trees_and_texts():
+def test_bounds_may_be_trees_or_strings():
     lower = np.array([-0.3, -0.25, -0.2, -0.5])
     tree = bilevel.run(selection(), replace(BOUNDED, outer_bounds=(lower, 0.0)), max_steps=200).point.outer_var
     assert np.all(tree >= lower) and np.any(tree == lower)
@@ -105,7 +105,7 @@ def test_parameters_that_do_not_fit_the_start_are_refused(arguments, message):
         sweep(selection(), [method], [0], 5000)
 
 
-# Texts
+# Text representations
 
 
 def test_a_transformation_is_shown_as_the_function_that_made_it():

@@ -1,4 +1,4 @@
-"""Solvers of networks: a tree of weights and a tree of hyper-parameters step as their flat vectors do."""
+"""Networks: a tree of weights and a tree of hyperparameters give the same steps as their flat vectors."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def network(weights, row):
 
 
 def inner_loss(weights, log_decays, sample):
-    """A penalty of its own for every weight: as many hyper-parameters as weights."""
+    """One penalty per weight: the number of hyperparameters equals the number of weights."""
     decays = jax.tree.map(lambda w, x: jnp.sum(jnp.exp(x) * w**2), weights, log_decays)
     return (network(weights, sample["row"]) - sample["target"]) ** 2 / 2 + sum(jax.tree.leaves(decays)) / 2
 
@@ -31,7 +31,7 @@ def outer_loss(weights, log_decays, sample):
 
 
 def pieces():
-    """Starts of both levels, trees, and their rows."""
+    """Return the start of both variables, as trees, and the rows of both levels."""
     rng = np.random.default_rng(0)
     first = {"matrix": rng.normal(size=(3, 4)) / 2, "bias": np.zeros(4)}
     z = {"first": first, "last": rng.normal(size=4) / 2}
@@ -45,14 +45,14 @@ def pieces():
 
 
 def flat_losses():
-    """The losses of both levels, of flat vectors."""
+    """Return the losses of both levels as functions of flat vectors."""
     with arithmetic("float64"):
         tree_of = ravel_pytree(pieces()[0])[1]
     return [lambda z, x, sample, loss=loss: loss(tree_of(z), tree_of(x), sample) for loss in (inner_loss, outer_loss)]
 
 
 def problems():
-    """The problem on trees, and the same on vectors."""
+    """Return the problem with trees as variables, and the same problem with flat vectors."""
     z, x, *data = pieces()
     build = bilevel.BilevelProblem.from_losses
     flat = build(*flat_losses(), *data, trees.flat(z), trees.flat(x), dtype="float64")
@@ -60,8 +60,8 @@ def problems():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NOT_COMPILED)  # all others: test_options.py
-def test_a_network_steps_as_its_flat_vector_does(name):
+@pytest.mark.parametrize("name", NOT_COMPILED)  # for compiled solvers see test_options.py
+def test_trees_give_the_same_steps_as_flat_vectors(name):
     solver = cases.short(bilevel.SOLVERS[name], 0.1, 0.5, cases.BATCH)
     tree, flat = (bilevel.run(problem, solver, max_steps=20, eval_every=20) for problem in problems())
     for part in ("inner_var", "outer_var", "v"):

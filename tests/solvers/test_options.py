@@ -1,8 +1,7 @@
-"""Options of a problem together, with every compiled solver: none of them changes a step.
+"""Options of a problem do not change the steps of any compiled solver, even if they are combined.
 
-On one side a network of flat vectors, with losses of one sample. On the other its variables are trees, its losses are
-those of a batch, and batches are read in parts. A solver for which any of these options fails, fails here; what each
-does by itself is tested beside its code.
+A network with flat vectors as variables and losses of one sample is compared with the same network with trees as
+variables, losses of a batch, and batches that are processed in parts. The tests of each option alone are elsewhere.
 """
 
 import jax
@@ -28,16 +27,18 @@ def with_options():
     return build(None, None, *data, z, x, **losses, accumulate=2, dtype="float64")
 
 
-def without():
+def without_options():
     z, x, *data = pieces()
     return bilevel.BilevelProblem.from_losses(*flat_losses(), *data, trees.flat(z), trees.flat(x), dtype="float64")
 
 
 @pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA",)))
-def test_trees_losses_of_batches_parts_and_two_sizes_change_no_step(name):
-    tolerance = 1e-4 if name == "PZOBO" else 1e-9  # its differences of inner loops make roundings large
+def test_trees_batch_losses_accumulation_and_two_batch_sizes_change_no_step(name):
+    tolerance = 1e-4 if name == "PZOBO" else 1e-9  # differences of inner loops amplify rounding errors
     solver = cases.short(type(cases.SOLVERS[name]), 0.05, 20.0, cases.BATCH, outer_batch_size=OUTER)
-    plain, given = (bilevel.run(made(), solver, max_steps=20, eval_every=20) for made in (without, with_options))
+    plain, given = (
+        bilevel.run(made(), solver, max_steps=20, eval_every=20) for made in (without_options, with_options)
+    )
     assert plain.status == given.status == "out_of_budget"
     for part in ("inner_var", "outer_var", "v"):
         expected = getattr(plain.point, part)

@@ -1,4 +1,4 @@
-"""Solvers register themselves, and say what their parameters mean."""
+"""Solvers register themselves and describe their parameters."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ from bilevel.solvers.fields import parse_descriptions
 from tests import cases
 
 
-def test_each_solver_of_the_folder_is_an_attribute_of_the_package():
+def test_every_solver_file_is_exported_by_the_package():
     files = [path.read_text() for path in Path(inspect.getfile(bilevel.solvers)).parent.rglob("*.py")]
     assert sum(text.count("\n@solver\n") for text in files) == len(bilevel.SOLVERS) >= 20
     for name, cls in bilevel.SOLVERS.items():
@@ -23,7 +23,7 @@ def test_each_solver_of_the_folder_is_an_attribute_of_the_package():
         assert name in bilevel.__all__ and name in bilevel.solvers.__all__
 
 
-def test_tables_begin_with_the_untuned_solver_and_srba():
+def test_the_list_of_solvers_starts_with_the_default_solver_and_srba():
     assert list(bilevel.SOLVERS)[:2] == ["AutoSRBA", "SRBA"]
 
 
@@ -35,33 +35,33 @@ def test_the_docstring_explains_every_parameter_in_the_order_of_the_signature(na
     assert {field.name for field in dataclasses.fields(cls)} == set(meanings)
 
 
-def test_a_parameter_means_what_its_base_says_unless_the_class_says_more():
+def test_descriptions_are_inherited_unless_the_class_has_its_own():
     shared = parse_descriptions(SolverBase.__doc__)
     assert parse_descriptions(bilevel.StocBiO.__doc__)["outer_ratio"] == shared["outer_ratio"]
     assert parse_descriptions(bilevel.TTSA.__doc__)["outer_ratio"] != shared["outer_ratio"]
 
 
-def test_a_solver_of_ones_own_runs_and_is_not_registered():
+def test_a_user_defined_solver_runs_and_is_not_registered():
     @solver
     class Mine(bilevel.SOBA):
         """SOBA under another name.
 
         Parameters
         ----------
-        factor : of nothing
+        factor : has no effect
         """
 
         factor: float = 1.0
 
     assert "Mine" not in bilevel.SOLVERS
-    assert parse_descriptions(Mine.__doc__) == parse_descriptions(bilevel.SOBA.__doc__) | {"factor": "of nothing"}
+    assert parse_descriptions(Mine.__doc__) == parse_descriptions(bilevel.SOBA.__doc__) | {"factor": "has no effect"}
     mine, soba = (
         bilevel.run(cases.quadratic(), cls(0.05, 20.0, cases.BATCH), max_steps=3) for cls in (Mine, bilevel.SOBA)
     )
     cases.assert_trees_equal(mine.point, soba.point)
 
 
-def test_the_name_of_a_solver_of_the_package_is_refused():
+def test_a_name_that_is_already_used_by_the_package_is_refused():
     with pytest.raises(ValueError, match=r"`SOBA` is the name of bilevel\.solvers\.soba\.SOBA; rename your solver"):
         solver(type("SOBA", (Solver,), {"__module__": __name__}))
 
@@ -79,7 +79,7 @@ def test_the_name_of_a_solver_of_the_package_is_refused():
         (lambda: bilevel.F2SA(schedule=np.array(["printed"])), "must be one of 'corrected', 'printed'."),
     ],
 )
-def test_parameters_that_no_step_could_use_are_refused(make, message):
+def test_values_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 

@@ -1,4 +1,4 @@
-"""SABA with the terms of rows for tables, against a transcription in NumPy that remembers every row's gradient."""
+"""SABA with tables of the terms of rows, compared with a NumPy transcription that stores the gradient of every row."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ def cleaning():
 
 
 class LogisticRows:
-    """Per row: l' d and l'' (d'v) d of G, l' d of F; the penalty apart."""
+    """Derivatives of single rows: l' d and l'' (d'v) d of G, and l' d of F; `rest` has those of the penalty."""
 
     def __init__(self, problem):
         self.train, self.val = (
@@ -29,8 +29,8 @@ class LogisticRows:
 
     def inner(self, i, z, x, v):
         d = self.train[i]
-        missed = 1 / (1 + np.exp(d @ z))
-        return -missed * d, missed * (1 - missed) * (d @ v) * d, np.zeros_like(x)
+        slope = 1 / (1 + np.exp(d @ z))
+        return -slope * d, slope * (1 - slope) * (d @ v) * d, np.zeros_like(x)
 
     def rest(self, z, x, v):
         return np.exp(x) * z, np.exp(x) * v, np.exp(x) * z * v
@@ -41,37 +41,37 @@ class LogisticRows:
 
 
 class CleaningRows:
-    """Per row of weighted softmax regression, with dense Jacobians of the softmax."""
+    """Derivatives of single rows of weighted softmax regression, with dense Jacobians of the softmax."""
 
     def __init__(self, problem):
         self.train, self.val = problem.oracles.inner_samples.leaves, problem.oracles.outer_samples.leaves
         self.ridge = 2 * float(problem.oracles.regularization)
 
-    def _missed(self, level, i, z):
+    def _residual(self, level, i, z):
         row, label = np.asarray(level.features[i]), int(level.labels[i])
-        raised = np.exp(z @ row)
-        chances = raised / raised.sum()
-        return row, chances, chances - np.eye(len(z))[label]
+        exponentials = np.exp(z @ row)
+        probabilities = exponentials / exponentials.sum()
+        return row, probabilities, probabilities - np.eye(len(z))[label]
 
     def inner(self, i, z, x, v):
-        row, chances, missed = self._missed(self.train, i, z)
-        place = int(self.train.index[i])
-        trust = 1 / (1 + np.exp(-x[place]))
-        jacobian = np.diag(chances) - np.outer(chances, chances)
+        row, probabilities, residual = self._residual(self.train, i, z)
+        index = int(self.train.index[i])
+        weight = 1 / (1 + np.exp(-x[index]))
+        jacobian = np.diag(probabilities) - np.outer(probabilities, probabilities)
         cross = np.zeros_like(x)
-        cross[place] = trust * (1 - trust) * missed @ (v @ row)
-        return trust * np.outer(missed, row), trust * np.outer(jacobian @ (v @ row), row), cross
+        cross[index] = weight * (1 - weight) * residual @ (v @ row)
+        return weight * np.outer(residual, row), weight * np.outer(jacobian @ (v @ row), row), cross
 
     def rest(self, z, x, v):
         return self.ridge * z, self.ridge * v, np.zeros_like(x)
 
     def outer(self, j, z):
-        row, _, missed = self._missed(self.val, j, z)
-        return np.outer(missed, row)
+        row, _, residual = self._residual(self.val, j, z)
+        return np.outer(residual, row)
 
 
 def transcribed(model, start, draws, n, m, fill):
-    """SABA in which table and mean are over rows: the mean of a table is summed anew in each step."""
+    """SABA with tables of row gradients; the mean of each table is computed from scratch in every step."""
     z, x, v = (np.array(part, np.float64) for part in start)
     inner = [model.inner(i, z, x, v) for i in range(n)]
     outer = [model.outer(j, z) for j in range(m)]
@@ -99,7 +99,7 @@ def transcribed(model, start, draws, n, m, fill):
 @pytest.mark.parametrize("tables", ["zero", "full"])
 @pytest.mark.parametrize(("problem_of", "rows"), [(cases.logistic_selection, LogisticRows), (cleaning, CleaningRows)])
 @pytest.mark.slow
-def test_iterates_equal_a_transcription_that_remembers_every_row(problem_of, rows, tables):
+def test_iterates_equal_a_transcription_that_stores_every_row(problem_of, rows, tables):
     problem = problem_of()
     solver = bilevel.SABA(STEP, RATIO, 8, tables=tables, memory="rows", rebuild_every=7)
     made = cases.trajectory(problem, solver, STEPS)
@@ -111,7 +111,7 @@ def test_iterates_equal_a_transcription_that_remembers_every_row(problem_of, row
 
 @pytest.mark.parametrize("problem_of", [cases.logistic_selection, cleaning])
 @pytest.mark.slow
-def test_rebuilding_the_means_changes_nothing_but_rounding(problem_of):
+def test_rebuilding_the_means_changes_only_rounding_errors(problem_of):
     seldom, often = (
         cases.trajectory(problem_of(), bilevel.SABA(STEP, RATIO, 8, memory="rows", rebuild_every=every), STEPS)
         for every in (1000, 1)
@@ -132,10 +132,10 @@ def table_bytes(memory):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.inner.table, state.outer.table)))
 
 
-def test_tables_of_rows_are_below_3_megabytes_on_cleaning_of_the_papers_size():
+def test_row_tables_take_less_than_3_megabytes_for_data_cleaning_of_the_size_in_the_paper():
     assert table_bytes("rows") < 3e6 < 20e6 < table_bytes("blocks")
 
 
-def test_a_problem_without_terms_of_rows_is_refused():
+def test_row_tables_require_a_problem_with_terms_of_rows():
     with pytest.raises(ValueError, match=r"SABA\(memory='rows'\).*use memory='blocks'"):
         bilevel.run(cases.quadratic(), bilevel.SABA(0.1, 1.0, 8, memory="rows"), max_steps=1)

@@ -1,4 +1,4 @@
-"""Iterates and costs against the NumPy transcriptions of the papers, on the same drawn rows."""
+"""Iterates and costs equal those of NumPy transcriptions of the papers, on the same drawn rows."""
 
 import dataclasses
 import functools
@@ -13,11 +13,11 @@ from tests import cases
 from tests.solvers.transcribed import KIND_NAMES, TRANSCRIBED, TRANSCRIPTIONS, start_of
 
 COMMON = {"step_size": 0.2, "outer_ratio": 2.0, "batch_size": cases.BATCH}
-# The lengths of the shared cases, so that their programs serve here too.
+# The loop lengths of the shared cases, so that their compiled programs are reused.
 LOOPS = {"n_inner_steps": cases.SHORT["n_inner_steps"]}
 SERIES = {"n_neumann": cases.SHORT["n_neumann"], "neumann_step": 0.3}
 PERIOD = {"period": cases.SHORT["period"]}
-# Beside each solver with its defaults and short loops.
+# Settings in addition to the defaults of each solver.
 CHOSEN = {
     "SRBA q=1": bilevel.SRBA(**COMMON, period=1),
     "SRBA q=2": bilevel.SRBA(**COMMON, period=2),
@@ -46,7 +46,7 @@ CHOSEN = {
     "NBO full": bilevel.NBO(**COMMON, **LOOPS, sampling="full"),
     "QNBO cold": bilevel.QNBO(**COMMON, **LOOPS, warm_start_v=False, damping=0.8),
     "QNBO shared": bilevel.QNBO(**COMMON, **LOOPS, n_v_steps=0, sampling="iid"),
-    # SR1 is only as stable as the last pairs of a step: enough of them, and none short.
+    # SR1 is stable if a step has enough pairs and no move is short.
     "QNBO sr1": bilevel.QNBO(**COMMON, **LOOPS, form="sr1", n_gradient_steps=0, difference=1.0, sampling="blocks"),
     "AdaBiO": bilevel.AdaBiO(**COMMON, **SERIES, noise_scale=0.5, slope_scale=2.0),
     "FdeHBO ball": bilevel.FdeHBO(**COMMON, v_radius=0.3, momentum=0.8, perturbation=0.1),
@@ -84,7 +84,7 @@ def steps(solver):
 
 @functools.cache
 def both(name, solver, bounds=None, v_radius=None):
-    """The library's trajectory and the transcription's, with the transcription's problem for its counts."""
+    """Return the trajectory of the library, that of the transcription, and the problem that counted its calls."""
     problem = cases.PROBLEMS[name]()
     if bounds is not None:
         problem = bounded(problem, bounds)
@@ -130,12 +130,12 @@ def test_projections_equal_the_transcription(case):
     run, expected, _ = both("quadratic", replace(SETTINGS[case], v_radius=radius), bounds, radius)
     assert_same_path(run, expected)
     last = trees.to_numpy(run.states[-1].point)
-    assert np.isclose(np.linalg.norm(last.v), radius), "the ball was meant to be active"
-    assert np.max(last.outer_var) == bounds[1], "a bound was meant to be active"
+    assert np.isclose(np.linalg.norm(last.v), radius), "the test requires an active ball"
+    assert np.max(last.outer_var) == bounds[1], "the test requires an active bound"
 
 
 @pytest.mark.parametrize("case", cases.marked(SETTINGS))
-def test_declared_cost_equals_what_the_transcription_asked_for(case):
+def test_declared_cost_equals_the_calls_of_the_transcription(case):
     solver = SETTINGS[case]
     run, _, plain = both("quadratic", solver)
     declared = {kind: int(np.sum(getattr(run.page.calls, kind)[: steps(solver)])) for kind in KIND_NAMES}
@@ -144,7 +144,7 @@ def test_declared_cost_equals_what_the_transcription_asked_for(case):
         assert declared[kind] + initial[kind] == plain.calls[name], kind
 
 
-def test_tables_of_saba_hold_what_the_transcription_holds():
+def test_the_tables_of_saba_equal_those_of_the_transcription():
     run, expected, _ = both("quadratic", SETTINGS["SABA full"])
     inner, outer = run.states[-1].inner, run.states[-1].outer
     for memory, kinds in ((inner, ("gz", "hv", "cr")), (outer, ("fz", "fx"))):

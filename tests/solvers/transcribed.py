@@ -1,4 +1,4 @@
-"""Each compiled solver beside its NumPy transcription: the module of the same name under tests/transcription."""
+"""The NumPy transcription of each compiled solver: the module of the same name in tests/transcription."""
 
 from importlib import import_module
 
@@ -8,11 +8,11 @@ from tests import cases
 
 
 def transcription(cls):
-    """The function that follows a run of a solver, by the name of the file of the solver."""
+    """Return the function that repeats a run in NumPy, from the module with the name of the solver's file."""
     return import_module(f"tests.transcription.{cls.__module__.rpartition('.')[2]}").transcribe
 
 
-# AutoSRBA has transcriptions of its parts, in tests/solvers/auto.
+# The parts of AutoSRBA have separate transcriptions, in tests/solvers/auto.
 TRANSCRIBED = {name: solver for name, solver in cases.SOLVERS.items() if name != "AutoSRBA"}
 TRANSCRIPTIONS = {name: transcription(type(solver)) for name, solver in TRANSCRIBED.items()}
 

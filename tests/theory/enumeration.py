@@ -1,4 +1,4 @@
-"""A scalar quadratic and every sequence of draws on it, so that expectations in inequalities are exact sums."""
+"""Quadratics with scalar variables, and all sequences of draws on them: expectations are finite sums."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ STARTS = [np.array(u) for u in ([1.0, 0.5, -1.0], [-2.0, 0.0, 0.3], [0.1, -1.0, 
 
 
 def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
-    """Return a low-dimensional quadratic with similar rows, for which the steps of the theory are large."""
+    """Return a quadratic with scalar variables and similar rows, for which the steps of the theory are large."""
     rng = np.random.default_rng(seed)
 
     def level(count, scale):
@@ -31,7 +31,7 @@ def mild(n=3, m=2, inner_scale=1.0, outer_scale=1.0, seed=0, spread=0.3):
 
 
 def from_factors(inner, outer):
-    """Return a quadratic with these rows on its levels, in one dimension each."""
+    """Return a quadratic with scalar variables and these rows on its levels."""
     with arithmetic(np.float64):
         levels = [
             Samples(jax.tree.map(jax.numpy.asarray, rows), len(rows.a), (0,) * 6, np.dtype(np.float64))
@@ -53,7 +53,7 @@ class Row:
 
 
 class Scalars:
-    """A mild quadratic, implemented independently with numbers for z, v and x."""
+    """An independent implementation of a quadratic with scalar z, v and x."""
 
     def __init__(self, problem):
         self.problem = problem
@@ -63,11 +63,13 @@ class Scalars:
         self.draws = list(itertools.product(range(problem.n_inner), range(problem.n_outer)))
 
     def sampled(self, u, i, j):
+        """Return D of inner row i and outer row j."""
         z, v, x = u
         inner, (f_z, f_x) = self.inner[i], self.outer[j].grad(z, x)
         return np.array([inner.grad(z, x)[0], inner.zz * v + f_z, inner.xz * v + f_x])
 
     def full(self, u):
+        """Return D of all rows."""
         return np.mean([self.sampled(u, i, j) for i, j in self.draws], axis=0)
 
     def measures(self, u):
@@ -81,7 +83,7 @@ class Scalars:
 
 @dataclasses.dataclass
 class Path:
-    """A sequence of draws: iterates, estimates of D and true D by step."""
+    """The iterates, the estimates of D and the exact D at each step of one sequence of draws."""
 
     points: list
     estimates: list
@@ -89,27 +91,27 @@ class Path:
 
 
 def paths(scalars, u, rho, gamma, q):
-    """Return all sequences of draws of a period of SRBA from u, which are equally likely; v is not projected."""
+    """Return the paths of all sequences of draws in a period of SRBA from u. They are equally likely."""
     step = np.array([rho, rho, gamma])
     found = [Path([u], [], [])]
     for k in range(q):
         longer = []
         for path in found:
-            here = path.points[-1]
-            true = scalars.full(here)
+            point = path.points[-1]
+            true = scalars.full(point)
             for i, j in [(None, None)] if k == 0 else scalars.draws:
                 estimate = true
                 if k > 0:
-                    change = scalars.sampled(here, i, j) - scalars.sampled(path.points[-2], i, j)
+                    change = scalars.sampled(point, i, j) - scalars.sampled(path.points[-2], i, j)
                     estimate = path.estimates[-1] + change
-                moved = here - step * estimate
+                moved = point - step * estimate
                 longer.append(Path([*path.points, moved], [*path.estimates, estimate], [*path.true, true]))
         found = longer
     return found
 
 
 class Expected:
-    """Return means over all paths of the quantities in the lemmas, as arrays over the steps of a period."""
+    """Means over all paths of the quantities in the lemmas, as arrays over the steps of a period."""
 
     def __init__(self, scalars, u, rho, gamma, q):
         self.paths = paths(scalars, u, rho, gamma, q)

@@ -1,6 +1,6 @@
-"""Identities in expectation, by enumeration of every sequence of draws through the steps of the library.
+"""Identities in expectation: the steps of the library are taken for all sequences of draws, weighted by probability.
 
-Nothing is sampled, so both sides of a valid identity agree to rounding in float64. The problems must be tiny.
+Nothing is sampled, so that both sides of a correct identity agree to rounding in float64. Problems must be tiny.
 """
 
 from dataclasses import replace
@@ -42,11 +42,11 @@ def sampled_direction(problem: BilevelProblem, point: Point, batch_size: int, sa
 
     Parameters
     ----------
-    problem : a tiny one
+    problem : a tiny problem
     point : u, not random
-    batch_size, sampling : as of a solver
-    index : the step that draws. Under "reshuffle" its draw is unbiased over all orders of a pass, and not once the
-        earlier draws of the pass are known: see `recursive_mse`
+    batch_size, sampling : as for solvers
+    index : the step that draws. With "reshuffle", its draw is unbiased over all orders of a pass, but not conditionally
+        on the earlier draws of the pass: see `recursive_mse`
 
     Returns
     -------
@@ -72,22 +72,22 @@ def recursive_mse(problem: BilevelProblem, solver: SRBA, steps: int) -> Sides:
 
         E||D^k - D(u^k)||²  =  sum_{r<=k} E||D^r - D^(r-1)||²  -  sum_{r<=k} E||D(u^r) - D(u^(r-1))||²
 
-    for each part of D, the sums running from the last full-batch pass. It holds when the draw of a step is independent
-    of those before: under "iid" and "blocks", with or without a projection of v, and not under "reshuffle".
+    for each part of D, where the sums begin at the last full-batch pass. It holds if the draw of a step is independent
+    of earlier draws: for "iid" and "blocks", with or without a projection of v, but not for "reshuffle".
 
     Parameters
     ----------
-    problem : a tiny one
-    solver : its sampling is enumerated
-    steps : number of steps from the start; may exceed a period
+    problem : a tiny problem
+    solver : SRBA; all sequences of its sampling are enumerated
+    steps : number of steps from the start, which may exceed a period
 
     Returns
     -------
     Sides
-        Points of arrays (steps,): entry k is at u^k, before the move of step k.
+        Points of arrays (steps,); entry k is at u^k, before the move of step k.
     """
     if not isinstance(solver, SRBA):
-        raise ValueError(f"`solver={solver!r}`: must be SRBA, whose full-batch passes come at known steps.")
+        raise ValueError(f"`solver={solver!r}`: must be SRBA, whose full-batch passes are at known steps.")
     with arithmetic(np.float64):
         oracles, start, traced = prepare(problem, solver)
         drawn = every_draw(oracles, steps)
@@ -140,13 +140,13 @@ def neumann_mean(problem: BilevelProblem, solver: Solver, point: Point | None = 
         E[v] = (I - (I - η H)^K) v*        E[hypergradient] = J E[v] + ∇x F
 
     with K = Q + 1 for the truncated series (StocBiO, MRBO, VRBO) and K = Q for that of random length (BSA, TTSA,
-    ALSET, SUSTAIN): what is left of v*, (I - η H)^K v*, is the bias. It needs independent batches.
+    ALSET, SUSTAIN). The bias is -(I - η H)^K v*. The identity requires independent batches.
 
     Parameters
     ----------
-    problem : a tiny one, strongly convex at the point
-    solver : its series, Q, η and batches are used; its inner steps are omitted
-    point : (z, x); the start by default
+    problem : a tiny problem, strongly convex at the point
+    solver : determines the series, Q, η and the batches; its inner steps are not taken
+    point : (z, x); None means the start
 
     Returns
     -------
@@ -165,16 +165,18 @@ def neumann_mean(problem: BilevelProblem, solver: Solver, point: Point | None = 
 
 
 def _is_random(solver: Solver, oracles: Oracles) -> bool:
-    """Return which series a solver uses, according to its draws."""
+    """Return True if the series has a random length, according to the draws of the solver."""
     if "n_neumann" not in solver.parameters():
-        raise ValueError(f"`solver={type(solver).__name__}`: takes no Neumann series; StocBiO or BSA does.")
+        raise ValueError(
+            f"`solver={type(solver).__name__}`: has no Neumann series; use a solver such as StocBiO or BSA."
+        )
     draw = jax.eval_shape(lambda: solver.draw(oracles, run_key(0), jnp.int32(0)))
     nodes = jax.tree.leaves(draw, is_leaf=lambda node: isinstance(node, NeumannDraw))
     return any(isinstance(node, NeumannDraw) and node.length is not None for node in nodes)
 
 
 def _every_series(oracles: Oracles, n_neumann: int, is_random: bool) -> Sequences:
-    """Return each NeumannDraw: inner batches in the order products, cross; an outer one; a length."""
+    """Return all draws of a series: inner batches for products and the cross product, an outer batch, a length."""
     n_products = n_neumann - 1 if is_random else n_neumann
     inner = every_sequence(oracles.inner_samples, n_products + 1)
     (rows, outer), probability = pair_levels(inner, every_sequence(oracles.outer_samples, 1))
@@ -217,32 +219,32 @@ def _dense(oracles: Oracles, point: Point) -> tuple[Array, Array]:
 
 
 class TableIdentities(NamedTuple):
-    """Identities of the tables of SABA, with one entry per sequence of draws."""
+    """The identities of SABA, with one entry per sequence of draws."""
 
     mean: Sides
     direction: Sides
 
 
 def saba_tables(problem: BilevelProblem, solver: SABA, steps: int) -> TableIdentities:
-    """Return tables and estimates of SABA after each sequence of draws, next to their definitions.
+    """Return both sides of the identities of SABA's tables after each sequence of draws.
 
-    With shares w_i = (rows of block i)/n, tables Y and kept means M, after any draws,
+    With w_i = (rows of block i)/n, tables Y and stored means M, after any draws,
 
         M = sum_i w_i Y[i]        E over the next i of g_i(u) - Y[i] + M  =  the full-batch g(u)
 
-    The paper has no such label: it is the SAGA of arXiv 2201.13409 on blocks drawn as often as they have rows.
+    This is SAGA as in arXiv 2201.13409, on blocks that are drawn with probability w_i.
 
     Parameters
     ----------
-    problem : a tiny one
-    solver : with a large ``rebuild_every`` the means only change by updates
-    steps : number of steps before the tables are compared
+    problem : a tiny problem
+    solver : SABA; with a large ``rebuild_every``, means are only updated and never summed again
+    steps : number of steps before the tables are examined
 
     Returns
     -------
     TableIdentities
-        ``mean``: M and the mean of the table, inner and outer entries in one row, (sequences, sizes);
-        ``direction``: points of flat arrays, (sequences, size), the left side read off an unprojected move.
+        ``mean``: M and the mean of the table, with inner and outer entries in one row, (sequences, sizes);
+        ``direction``: points of flat arrays, (sequences, size); the left side is from a move without projection.
     """
     if not isinstance(solver, SABA):
         raise ValueError(f"`solver={solver!r}`: must be SABA.")
@@ -253,10 +255,10 @@ def saba_tables(problem: BilevelProblem, solver: SABA, steps: int) -> TableIdent
         free = replace(oracles, outer_bounds=None), _without_projection(traced)
         estimates, exact = _next_estimates(*free, states, jax.tree.map(lambda leaf: leaf[:, 0], ahead.rows))
     levels = [(states.inner, oracles.inner_samples), (states.outer, oracles.outer_samples)]
-    kept = np.concatenate([np.asarray(memory.mean) for memory, _ in levels], axis=1)
-    meant = np.concatenate([_table_mean(*level) for level in levels], axis=1)
+    stored = np.concatenate([np.asarray(memory.mean) for memory, _ in levels], axis=1)
+    expected = np.concatenate([_table_mean(*level) for level in levels], axis=1)
     direction = Sides(mean_over(ahead.probability, estimates, axis=1), trees.to_numpy(exact))
-    return TableIdentities(Sides(kept, meant), direction)
+    return TableIdentities(Sides(stored, expected), direction)
 
 
 def _without_projection(solver: SABA) -> SABA:

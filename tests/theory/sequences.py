@@ -1,4 +1,4 @@
-"""Every sequence of draws of a tiny problem, with its probability.
+"""All sequences of draws of a tiny problem, with their probabilities.
 
 The number of sequences grows like ((rows of G)(rows of F))^steps.
 """
@@ -23,32 +23,32 @@ S = TypeVar("S", bound=Solver)
 
 
 class Sides(NamedTuple):
-    """Both sides of an identity: NumPy arrays in float64, or points of arrays."""
+    """Both sides of an identity: NumPy arrays in float64, or points of them."""
 
     lhs: Any
     rhs: Any
 
 
 class Sequences(NamedTuple):
-    """Sequences of draws, (sequences, steps, ...) as oracles take them, and the probability of each."""
+    """Sequences of draws in the form that oracles take, (sequences, steps, ...), and their probabilities."""
 
     rows: Any
     probability: np.ndarray
 
 
 def every_sequence(samples: Samples, steps: int) -> Sequences:
-    """Return each sequence that ``samples`` may draw in this number of steps from the first on, with its probability.
+    """Return all sequences that ``samples`` may draw in the first ``steps`` steps, with their probabilities.
 
     Raises
     ------
     ValueError
-        If nothing is drawn, or there are more than `MOST_SEQUENCES` sequences.
+        If nothing is drawn, or if there are more than `MOST_SEQUENCES` sequences.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"`steps={steps!r}`: must be an integer of at least 1.")
     if samples.sampling == "full":
-        raise ValueError("`sampling='full'` draws nothing; take 'iid', 'blocks' or 'reshuffle'.")
-    _refuse_many(_how_many(samples, steps))
+        raise ValueError("`sampling='full'` draws nothing; use 'iid', 'blocks' or 'reshuffle'.")
+    _check_count(_count_sequences(samples, steps))
     if samples.sampling == "iid":
         singles = list(product(range(samples.n), repeat=samples.batch_size * steps))
         rows = np.array(singles, np.int32).reshape(-1, steps, samples.batch_size)
@@ -61,7 +61,7 @@ def every_sequence(samples: Samples, steps: int) -> Sequences:
     return Sequences(rows, np.prod(shares(samples)[rows], axis=1))
 
 
-def _how_many(samples: Samples, steps: int) -> int:
+def _count_sequences(samples: Samples, steps: int) -> int:
     if samples.sampling == "iid":
         return samples.n ** (samples.batch_size * steps)
     if samples.sampling == "reshuffle":
@@ -69,10 +69,10 @@ def _how_many(samples: Samples, steps: int) -> int:
     return samples.n_blocks**steps
 
 
-def _refuse_many(count: int) -> None:
+def _check_count(count: int) -> None:
     if count > MOST_SEQUENCES:
         raise ValueError(
-            f"there are {count:.3g} sequences of draws, more than {MOST_SEQUENCES}: take fewer steps or fewer rows."
+            f"there are {count:.3g} sequences of draws, more than {MOST_SEQUENCES}: use fewer steps or fewer rows."
         )
 
 
@@ -87,22 +87,25 @@ def shares(samples: Samples) -> np.ndarray:
 
 
 def pair_levels(inner: Sequences, outer: Sequences) -> Sequences:
-    """Return each pair of an inner and an outer sequence: the levels are drawn independently."""
-    _refuse_many(len(inner.rows) * len(outer.rows))
+    """Return all pairs of an inner and an outer sequence, which are drawn independently."""
+    _check_count(len(inner.rows) * len(outer.rows))
     i, j = np.indices((len(inner.rows), len(outer.rows))).reshape(2, -1)
     return Sequences(Rows(inner.rows[i], outer.rows[j]), inner.probability[i] * outer.probability[j])
 
 
 def every_draw(oracles: Oracles, steps: int) -> Sequences:
+    """Return all sequences of draws of both levels."""
     return pair_levels(every_sequence(oracles.inner_samples, steps), every_sequence(oracles.outer_samples, steps))
 
 
 def widen(problem: BilevelProblem, batch_size: int, sampling: str) -> tuple[Oracles, Point]:
+    """Return the oracles and the start of a problem in float64."""
     oracles = problem.oracles.astype(np.float64).with_batches(batch_size, sampling)
     return oracles, trees.to_numpy(problem.start, np.float64)
 
 
 def prepare(problem: BilevelProblem, solver: S) -> tuple[Oracles, Point, S]:
+    """Return the oracles, the start and the configured solver in float64."""
     oracles, start = widen(problem, solver.batch_size, solver.sampling)
     return oracles, start, solver.configure(problem).cast(np.float64)
 

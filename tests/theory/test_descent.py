@@ -1,4 +1,4 @@
-"""The descent lemmas and their constants: expectations are sums over all draws."""
+"""The descent lemmas and their constants; expectations are sums over all draws."""
 
 from math import sqrt
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
 
 
 def largest_for_lemmas(found):
-    """The largest steps that the lemmas alone allow: far above those of the theorem."""
+    """Return the largest steps that the lemmas permit, which are much larger than those of the theorem."""
     d = descent_constants(found)
     rho = min(d.B_v, 1 / d.Lambda_z)
     return rho, min(d.C_z, d.C_v, 1) * rho
@@ -24,7 +24,7 @@ def largest_for_lemmas(found):
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("shrink", [1.0, 0.1])
-def test_descent_lemmas_hold_at_the_largest_steps_they_allow(mild_case, start, shrink):
+def test_descent_lemmas_hold_at_the_largest_steps_that_they_permit(mild_case, start, shrink):
     _, scalars, found = mild_case
     d, mu = descent_constants(found), found.mu_G
     rho, gamma = (shrink * step for step in largest_for_lemmas(found))
@@ -46,7 +46,7 @@ def test_descent_lemmas_hold_at_the_largest_steps_they_allow(mild_case, start, s
 
 @pytest.mark.parametrize("start", STARTS)
 def test_error_of_the_directions_is_bounded_by_the_squared_smoothness(start):
-    """app:lemma:bound_error_directions prints L1_G for its square, and ||D_z||² twice."""
+    """app:lemma:bound_error_directions prints L1_G instead of its square, and ||D_z||² twice."""
     scalars = Scalars(mild(inner_scale=300.0))
     found = scalars.problem.constants()
     g1, a = found.L1_G, found.L1_F**2
@@ -62,7 +62,7 @@ def test_error_of_the_directions_is_bounded_by_the_squared_smoothness(start):
 
 
 def test_conditional_mean_of_the_estimate_has_a_cross_term():
-    """app:eq:exp_norm_exp_d_x sets E||E_k[D_x^k]||² = E||D_x(u^k)||² + E||D_x^(k-1) - D_x(u^(k-1))||²."""
+    """app:eq:exp_norm_exp_d_x states E||E_k[D_x^k]||² = E||D_x(u^k)||² + E||D_x^(k-1) - D_x(u^(k-1))||²."""
     scalars = Scalars(mild(outer_scale=0.3, seed=4))
     excess = []
     for start in STARTS:
@@ -72,11 +72,11 @@ def test_conditional_mean_of_the_estimate_has_a_cross_term():
         printed, corrected = e.true_sq[2] + e.error[1, 2], 2 * (e.true_sq[2] + e.error[1, 2])
         assert left <= corrected
         excess.append(left / printed - 1)
-    assert max(excess) > 0.1 and min(excess) < -0.005, "the sides differ, in either sense"
+    assert max(excess) > 0.1 and min(excess) < -0.005, "either side may be the larger one"
 
 
-def test_gradients_at_the_solution_are_bounded_as_corrected_and_not_as_printed():
-    """app:eq:4 and app:eq:delta_D lose a square of L1_G and a μ."""
+def test_gradients_near_the_solution_satisfy_the_corrected_and_not_the_printed_bounds():
+    """app:eq:4 and app:eq:delta_D omit a square of L1_G and a factor μ."""
     scalars = Scalars(mild(inner_scale=1e5))
     found = scalars.problem.constants()
     curvature, cross = (np.mean([getattr(row, part) for row in scalars.inner]) for part in ("zz", "xz"))
@@ -87,8 +87,8 @@ def test_gradients_at_the_solution_are_bounded_as_corrected_and_not_as_printed()
     assert curvature**2 > 2 * found.L1_G / found.mu_G * phi, "app:eq:delta_D"
 
 
-def test_phi_v_moves_with_x_where_the_printed_constant_says_it_does_not(mild_case):
-    """app:eq:9 has L2_F where ||∇²F|| <= L1_F: on quadratics the printed L'' is 0."""
+def test_phi_v_depends_on_x_although_the_printed_constant_is_0_on_quadratics(mild_case):
+    """app:eq:9 has L2_F instead of L1_F, the bound of ||∇²F||: on quadratics the printed L'' is 0."""
     _, scalars, found = mild_case
     printed = 2 * (found.L_z_star + 1) ** 2 * (found.L2_G + found.L2_F) ** 2 / found.mu_G
     corrected = 2 * (found.L_z_star + 1) ** 2 * found.L1_F**2 / found.mu_G
@@ -141,8 +141,8 @@ def test_error_of_the_hypergradient_is_bounded_by_the_distances(name):
         assert error <= d.L_x**2 * (np.sum(off_z**2) + np.sum(off_v**2))
 
 
-def test_printed_bound_of_rho_lets_v_step_beyond_its_smoothness():
-    """B_v as printed exceeds the 1/Λ_v that the proof takes for granted."""
+def test_the_printed_bound_of_rho_exceeds_the_inverse_smoothness_of_phi_v():
+    """B_v as printed exceeds 1/Λ_v, which the proof assumes as an upper bound."""
     found = made("quadratic")[1]
     mu, g1, smoothness = found.mu_G, found.L1_G, phi_v_smoothness(found)
     e = g1 / mu**2 + mu**2 / (16 * g1)

@@ -1,4 +1,4 @@
-"""The constants of lemmas and theorem, compared with an independent transcription of the proof in plain Python."""
+"""The constants of the lemmas and of the theorem, compared with a second implementation that follows the proof."""
 
 import dataclasses
 from itertools import product
@@ -19,7 +19,7 @@ from bilevel.theory import (
 
 
 def made_up(seed):
-    """Constants of no problem, of all orders of magnitude: each part of a formula counts somewhere."""
+    """Return random constants of very different magnitudes, so that each term of a formula matters in some case."""
     rng = np.random.default_rng(seed)
     names = ("mu_G", "L0_F", "L1_F", "L2_F", "L1_G", "L2_G", "L3_G", "R", "L_z_star", "L_v_star", "L_h")
     values = dict(zip(names, np.exp(3 * rng.standard_normal(len(names))).tolist(), strict=True))
@@ -30,7 +30,7 @@ MADE_UP = [made_up(seed) for seed in range(60)]
 
 
 def smoothness_of_phi_v(c):
-    """Λ_1 of the paper, and Λ_2: the factors of ∇x φ_v, each with how fast it moves and how large the others are."""
+    """Return Λ_1 + Λ_2 of the paper: each factor of ∇x φ_v has a Lipschitz constant, times bounds of the others."""
     s = 1 + c.L_z_star
     of_jacobian = c.L2_G * s**2 / c.mu_G
     first = c.L1_F * s + 2 * c.L1_G + c.L2_G * s * c.R
@@ -42,12 +42,12 @@ def smoothness_of_phi_v(c):
 
 
 def lemmas(c):
-    """The three descent lemmas: what each Young inequality leaves, in the order of their proofs."""
+    """Return the constants of the three descent lemmas, derived in the order of their proofs."""
     mu, g1, slope = c.mu_G, c.L1_G, c.L2_G * c.R + c.L1_F
     Lambda_v = smoothness_of_phi_v(c)
     # app:lemma:bound_error_directions: the errors of D_z, and of D_v and D_x, per squared move of z, v, x.
     of_z, far, own = g1**2, 4 * ((c.L2_G * c.R) ** 2 + c.L1_F**2), 4 * g1**2
-    # lemma:descent_z: Young leaves L'γ²/(μρ) ||E D_x||², which is twice (||D_x||² + error); half of β_zz is for that.
+    # lemma:descent_z: Young gives L'γ²/(μρ) ||E D_x||² <= 2 L'γ²/(μρ) (||D_x||² + error), which takes half of β_zz.
     bar_zx = 2 * (g1**2 / mu) / mu
     C_z = sqrt(of_z / 2 / (bar_zx * far))
     # lemma:descent_v: 2 α ρ and the two Young inequalities of app:eq:phi_v_4 make e; ρ <= B_v triples it.
@@ -57,7 +57,7 @@ def lemmas(c):
     split = 2 * 3 * e
     # app:eq:9, and c = μρ/(16 L''γ) in app:eq:8, with the same factor 2.
     bar_vx = 2 * 16 * (2 * (c.L_z_star + 1) ** 2 * slope**2 / mu) / mu
-    # What app:eq:exp_norm_exp_d_x adds may raise 24 to 32.
+    # The term from app:eq:exp_norm_exp_d_x may increase 24 to 32.
     C_v = sqrt(2 * e / bar_vx)
     return {
         "L_x": sqrt(g1**2 + slope**2),
@@ -83,7 +83,7 @@ def lemmas(c):
 
 
 @pytest.mark.parametrize("c", MADE_UP[:10])
-def test_constants_of_the_lemmas_are_those_of_the_proof(c):
+def test_constants_of_the_lemmas_equal_those_derived_from_the_proof(c):
     found, expected = descent_constants(c)._asdict(), lemmas(c)
     assert set(found) == set(expected)
     for name, value in expected.items():
@@ -91,7 +91,7 @@ def test_constants_of_the_lemmas_are_those_of_the_proof(c):
 
 
 def printed(c):
-    """The same as the paper prints them, without those that no reading of it makes sense of."""
+    """Return the constants as printed in the paper, except those whose printed form is inconsistent."""
     mu, g1 = c.mu_G, c.L1_G
     a, e = (c.L2_G * c.R) ** 2 + c.L1_F**2, g1 / mu**2 + mu**2 / (16 * g1)
     first, second = g1 / mu, 2 * (c.L_z_star + 1) ** 2 * (c.L2_G * c.R + c.L2_F) ** 2 / mu
@@ -101,8 +101,8 @@ def printed(c):
     return of_z | of_v | {"C_z": sqrt(mu * g1 / (8 * first * a)), "C_v": sqrt(mu * e / (8 * second))}
 
 
-def test_where_the_corrections_change_nothing_the_constants_are_the_printed_ones():
-    """With μ = L1_G = 1 and L1_F = L2_F all that is left are the dropped factors: 2, and 32 in β_vv."""
+def test_constants_equal_the_printed_ones_up_to_factors_in_a_case_without_other_corrections():
+    """With μ = L1_G = 1 and L1_F = L2_F, only the factors that the paper omits differ: 2, and 32 in β_vv."""
     c = dataclasses.replace(MADE_UP[0], mu_G=1.0, L1_G=1.0, L2_F=MADE_UP[0].L1_F)
     times = {"beta_zv": 2, "bar_zx": 2, "bar_vx": 2, "beta_vv": 32, "C_z": sqrt(0.5), "C_v": sqrt(0.5)}
     for name, value in printed(c).items():
@@ -110,7 +110,7 @@ def test_where_the_corrections_change_nothing_the_constants_are_the_printed_ones
 
 
 def theorem(c, d, q):
-    """ψ_z, ψ_v and ξ of th:cvg_rate, and the limits that ρ and γ may not exceed."""
+    """Return ψ_z, ψ_v and ξ of th:cvg_rate, and the upper bounds of ρ and γ."""
     mu = c.mu_G
     psi_z = 1 / (16 * d.bar_zx)
     psi_v = min(1 / (16 * d.bar_vx), psi_z * mu / (12 * d.alpha_vz))
@@ -132,9 +132,9 @@ def theorem(c, d, q):
     return psi_z, psi_v, xi, limits_of_rho, limits_of_gamma
 
 
-def test_steps_are_those_of_the_theorem_and_each_limit_decides_somewhere(monkeypatch):
-    """The constants of the lemmas are made up too: those of true ones leave three of the limits idle."""
-    deciding, rng = set(), np.random.default_rng(0)
+def test_steps_are_those_of_the_theorem_and_each_bound_is_active_in_some_case(monkeypatch):
+    """The constants of the lemmas are random as well, since three of the bounds are never active for derived ones."""
+    active, rng = set(), np.random.default_rng(0)
     for q, c in product((1, 50, 10**9), 3 * MADE_UP):
         d = DescentConstants(*np.exp(3 * rng.standard_normal(len(DescentConstants._fields))).tolist())
         monkeypatch.setattr("bilevel.theory.descent_constants", lambda _, d=d: d)
@@ -144,33 +144,33 @@ def test_steps_are_those_of_the_theorem_and_each_limit_decides_somewhere(monkeyp
         expected = (rho, gamma, rho, min(limits_of_gamma), xi, psi_z, psi_v)
         np.testing.assert_allclose(dataclasses.astuple(steps)[:7], expected, rtol=1e-12)
         assert (steps.q, steps.calls_per_period, steps.v_radius) == (q, 3 * 7 + 2 * 5 + 10 * (q - 1), c.R)
-        deciding |= {("rho", int(np.argmin(limits_of_rho))), ("gamma", int(np.argmin(limits_of_gamma)))}
-    assert len(deciding) == len(limits_of_rho) + len(limits_of_gamma)
+        active |= {("rho", int(np.argmin(limits_of_rho))), ("gamma", int(np.argmin(limits_of_gamma)))}
+    assert len(active) == len(limits_of_rho) + len(limits_of_gamma)
     assert step_sizes(MADE_UP[0], 7, 5).q == 12
 
 
 def coefficients(c, s):
-    """app:eq:lyapunov_ineq from the lemmas, sums of squared moves counted q times: see the report for what differs."""
+    """Return the coefficients of app:eq:lyapunov_ineq, where each squared move occurs in at most q sums."""
     d, mu, rho, gamma = descent_constants(c), c.mu_G, s.rho, s.gamma
     # ||D_x||² <= 2 ||∇h||² + 2 L_x² (2/μ) (φ_z + φ_v)
     through_D_x = (s.psi_z * d.bar_zx + s.psi_v * d.bar_vx) * gamma**2 / rho
     both = gamma * d.L_x**2 * 2 / mu + through_D_x * 2 * d.L_x**2 * 2 / mu
-    lowered = s.psi_z * (1 - d.Lambda_z * rho) / 2 * rho
-    bending = c.L_h + s.psi_z * d.Lambda_z + s.psi_v * d.Lambda_v
+    decrease = s.psi_z * (1 - d.Lambda_z * rho) / 2 * rho
+    smoothness = c.L_h + s.psi_z * d.Lambda_z + s.psi_v * d.Lambda_v
     return (
         2 * through_D_x - gamma / 2,
         both + s.psi_v * d.alpha_vz * rho - s.psi_z * mu / 2 * rho,
         both - s.psi_v * mu / 16 * rho,
-        s.q * (gamma * rho**2 * d.beta_hz + rho**3 * (s.psi_z * d.beta_zz + s.psi_v * d.beta_vz)) - lowered,
+        s.q * (gamma * rho**2 * d.beta_hz + rho**3 * (s.psi_z * d.beta_zz + s.psi_v * d.beta_vz)) - decrease,
         s.q * (gamma * rho**2 * d.beta_hv + s.psi_z * gamma**2 * rho * d.beta_zv + s.psi_v * rho**3 * d.beta_vv)
         - s.psi_v * d.tilde_vv * rho,
         s.q * (gamma**3 * d.beta_hx + gamma**2 * rho * (s.psi_z * d.beta_zx + s.psi_v * d.beta_vx))
         - gamma / 2
-        + gamma**2 / 2 * bending,
+        + gamma**2 / 2 * smoothness,
     )
 
 
-def test_coefficients_of_the_lyapunov_inequality_are_those_of_the_lemmas():
+def test_coefficients_of_the_lyapunov_inequality_follow_from_the_lemmas():
     for seed, c in enumerate(MADE_UP[:20]):
         rho, gamma, psi_z, psi_v = np.exp(2 * np.random.default_rng(seed).standard_normal(4)).tolist()
         steps = StepSizes(rho, gamma, inf, inf, inf, psi_z, psi_v, 7, 0, None)
@@ -178,22 +178,22 @@ def test_coefficients_of_the_lyapunov_inequality_are_those_of_the_lemmas():
 
 
 @pytest.mark.parametrize("q", [1, 1000])
-def test_under_these_steps_the_lyapunov_function_falls_whatever_the_constants(q):
+def test_the_lyapunov_function_decreases_under_these_steps_for_all_constants(q):
     for c in MADE_UP:
         steps = step_sizes(c, 3, 3, q)
         first, *others = lyapunov_coefficients(c, steps)
         assert first <= -steps.gamma / 4 and max(others) <= 0
 
 
-def test_the_largest_steps_are_reached():
-    """Twice the limit that decides leaves a coefficient positive, or a step above what the lemmas allow."""
+def test_much_larger_steps_violate_the_inequality():
+    """Steps that are 30 times as large make a coefficient positive or exceed the bounds of the lemmas."""
     for c in MADE_UP:
         steps = step_sizes(c, 3, 3, 10**6)
         larger = dataclasses.replace(steps, rho=30 * steps.rho, gamma=30 * steps.gamma)
         assert max(lyapunov_coefficients(c, larger)[1:]) > 0 or larger.rho > descent_constants(c).B_v
 
 
-def test_no_radius_is_needed_where_hessians_are_constant():
+def test_constant_hessians_require_no_radius():
     c = dataclasses.replace(MADE_UP[0], R=None, L2_F=0.0, L2_G=0.0, L3_G=0.0)
     zero = dataclasses.replace(c, R=0.0)
     assert descent_constants(c) == descent_constants(zero)
@@ -203,7 +203,7 @@ def test_no_radius_is_needed_where_hessians_are_constant():
             step_sizes(dataclasses.replace(c, **curved), 3, 3)
 
 
-def test_the_solver_of_the_theorem_has_its_steps():
+def test_solver_returns_srba_with_the_steps_of_the_theorem():
     solver = step_sizes(MADE_UP[0], 3, 4, 5).solver()
     steps = step_sizes(MADE_UP[0], 3, 4, 5)
     assert (solver.step_size, solver.period, solver.batch_size, solver.sampling) == (steps.rho, 5, 1, "iid")

@@ -1,4 +1,4 @@
-"""The steps of the theorem: the Lyapunov function falls as promised, in expectation over all draws and along runs."""
+"""The steps of the theorem: the Lyapunov function decreases in expectation over all draws and along runs."""
 
 import dataclasses
 import itertools
@@ -32,8 +32,8 @@ def test_no_coefficient_of_the_lyapunov_inequality_is_positive(name, q):
     assert steps.rho <= descent_constants(found).B_v and steps.gamma <= steps.xi * steps.rho
 
 
-def printed_pieces(found, steps, q):
-    """Pieces of th:cvg_rate as printed, each put in place of the corrected one, and what it must keep below 0."""
+def printed_terms(found, steps, q):
+    """Return, for each printed term of th:cvg_rate, the coefficient that it makes positive and the changed steps."""
     d, mu, psi_z, psi_v = descent_constants(found), found.mu_G, steps.psi_z, steps.psi_v
     loose_xi = min(psi_v * mu**2 / (16 * d.L_x**2), psi_z * mu**2 / (24 * d.L_x**2), 1)
     free_rho = sqrt(1 / (12 * q * d.beta_vv))
@@ -45,38 +45,38 @@ def printed_pieces(found, steps, q):
     }
 
 
-PIECES = ["psi_v, times alpha", "xi, with μ/2", "rho_bar, without tilde_vv", "rho_bar, root of 1/(6 Λ_z)"]
+TERMS = ["psi_v, times alpha", "xi, with μ/2", "rho_bar, without tilde_vv", "rho_bar, root of 1/(6 Λ_z)"]
 
 
-@pytest.mark.parametrize("piece", PIECES)
-def test_printed_pieces_of_the_theorem_make_a_coefficient_positive(piece):
+@pytest.mark.parametrize("term", TERMS)
+def test_printed_terms_of_the_theorem_make_a_coefficient_positive(term):
     problem, found = made("quadratic")
-    q = 1 if "Λ_z" in piece else 84
+    q = 1 if "Λ_z" in term else 84
     steps = step_sizes(found, problem.n_inner, problem.n_outer, q)
-    which, change = printed_pieces(found, steps, q)[piece]
+    which, change = printed_terms(found, steps, q)[term]
     assert getattr(lyapunov_coefficients(found, steps), which) <= 0
     assert getattr(lyapunov_coefficients(found, dataclasses.replace(steps, **change)), which) > 0
 
 
 def solved(x):
-    """Where φ_z = φ_v = 0, so that L falls through h alone."""
+    """Return the point with φ_z = φ_v = 0 at x, at which only h can decrease."""
     solution = mild(outer_scale=0.3).exact_solver(np.array([x]))
     return np.array([solution.inner_var[0], solution.v[0], x])
 
 
 @pytest.mark.parametrize("start", [*STARTS, solved(-1.0), solved(3.0)])
-def test_a_period_lowers_the_expected_lyapunov_function_by_what_the_theorem_says(mild_case, start):
+def test_a_period_decreases_the_expected_lyapunov_function_as_the_theorem_states(mild_case, start):
     problem, scalars, found = mild_case
     q = 3
     steps = step_sizes(found, problem.n_inner, problem.n_outer, q)
     e = Expected(scalars, start, steps.rho, steps.gamma, q)
     total = e.h + steps.psi_z * e.phi_z + steps.psi_v * e.phi_v
-    promised = steps.gamma / 4 * e.g[:q].sum()
-    assert promised > 1e-12, "above rounding"
-    assert total[q] - total[0] <= -promised
+    expected = steps.gamma / 4 * e.g[:q].sum()
+    assert expected > 1e-12, "the test requires a decrease above rounding errors"
+    assert total[q] - total[0] <= -expected
 
 
-def test_the_librarys_solver_takes_the_enumerated_steps(mild_case):
+def test_srba_takes_the_enumerated_steps(mild_case):
     problem, scalars, found = mild_case
     steps = step_sizes(found, problem.n_inner, problem.n_outer, 3)
     solver = steps.solver()
@@ -94,7 +94,7 @@ def test_the_librarys_solver_takes_the_enumerated_steps(mild_case):
 
 
 def refresh_points(problem, solver, periods, seed):
-    """The points at which periods begin, of a run by the library."""
+    """Return the points at which the periods of a run begin."""
     points = [problem.start]
     for period in range(1, periods + 1):
         result = bilevel.run(problem, solver, seed=seed, max_steps=period * solver.period, eval_every=10**6)
@@ -104,14 +104,14 @@ def refresh_points(problem, solver, periods, seed):
 
 @pytest.fixture(params=["mild", "drawn"])
 def quadratic_case(request, mild_case):
-    """A quadratic on which x moves visibly, and one drawn by the library, on which it does not."""
+    """A quadratic on which x moves noticeably, and a random one on which it hardly moves."""
     if request.param == "mild":
         return mild_case[0], mild_case[2]
     problem = cases.quadratic()
     return problem, problem.constants()
 
 
-def test_runs_descend_in_the_mean_over_seeds_at_every_refresh(quadratic_case):
+def test_the_mean_over_seeds_decreases_at_every_refresh(quadratic_case):
     problem, found = quadratic_case
     steps = step_sizes(found, problem.n_inner, problem.n_outer, 20)
     totals, gradients = [], []
@@ -121,24 +121,24 @@ def test_runs_descend_in_the_mean_over_seeds_at_every_refresh(quadratic_case):
         gradients.append([value.hypergrad_norm_sq for value in values])
     fall = -np.diff(np.mean(totals, axis=0))
     # ∇h is almost constant during a period of such steps.
-    promised = steps.gamma / 4 * steps.q * np.mean(gradients, axis=0)[:-1]
-    assert np.all(fall >= promised) and np.all(promised > 0)
+    expected = steps.gamma / 4 * steps.q * np.mean(gradients, axis=0)[:-1]
+    assert np.all(fall >= expected) and np.all(expected > 0)
 
 
-def test_full_batch_runs_descend_at_every_step(quadratic_case):
+def test_full_batch_runs_decrease_the_lyapunov_function_in_every_step(quadratic_case):
     problem, found = quadratic_case
     steps = step_sizes(found, problem.n_inner, problem.n_outer, 1)
     solver = dataclasses.replace(steps.solver(), sampling="full")
     states = cases.trajectory(problem, solver, 60).states
     values = [lyapunov(problem, point, steps) for point in (problem.start, *(state.point for state in states))]
     totals = np.array([value.total for value in values])
-    promised = steps.gamma / 4 * np.array([value.hypergrad_norm_sq for value in values[:-1]])
-    assert np.all(-np.diff(totals) >= promised)
+    expected = steps.gamma / 4 * np.array([value.hypergrad_norm_sq for value in values[:-1]])
+    assert np.all(-np.diff(totals) >= expected)
     assert values[-1].phi_z < values[0].phi_z and values[-1].value <= values[0].value
 
 
 @pytest.mark.parametrize("name", ["quadratic", "logistic", "worst case", "cleaning"])
-def test_the_gaps_are_those_of_the_paper(name):
+def test_phi_z_and_phi_v_are_as_defined_in_the_paper(name):
     """φ_z = G(z, x) - G(z*, x), φ_v = Ψ(v) - Ψ(v*); each at least μ/2 times a squared distance."""
     problem, found = made(name)
     steps = step_sizes(found, problem.n_inner, problem.n_outer)
@@ -164,8 +164,8 @@ def test_the_gaps_are_those_of_the_paper(name):
     np.testing.assert_allclose(value.total, total, rtol=1e-15)
 
 
-def test_steps_hold_the_root_of_the_period_once():
-    """cor:sample_complexity multiplies ρ̄ and γ, which hold it, by (n + m)^(-1/2) again."""
+def test_steps_are_proportional_to_the_inverse_root_of_the_period():
+    """cor:sample_complexity multiplies ρ̄ and γ, which contain this factor, by (n + m)^(-1/2) again."""
     found = made("quadratic")[1]
     few, many = step_sizes(found, 10**6, 10**6), step_sizes(found, 4 * 10**6, 4 * 10**6)
     assert few.q == 2 * 10**6 and few.rho == few.rho_bar
@@ -173,7 +173,7 @@ def test_steps_hold_the_root_of_the_period_once():
     np.testing.assert_allclose(few.gamma / many.gamma, 2)
 
 
-def test_a_period_costs_what_the_oracle_calls_say(mild_case):
+def test_calls_per_period_equals_the_oracle_calls_of_a_run(mild_case):
     problem, _, found = mild_case
     steps = step_sizes(found, problem.n_inner, problem.n_outer, 7)
     result = bilevel.run(problem, steps.solver(), max_steps=7)
@@ -183,16 +183,16 @@ def test_a_period_costs_what_the_oracle_calls_say(mild_case):
 @pytest.mark.parametrize(
     "name", ["quadratic", *(pytest.param(n, marks=pytest.mark.slow) for n in ("logistic", "cleaning"))]
 )
-def test_the_theorys_steps_are_far_below_those_that_work(name):
+def test_the_steps_of_the_theorem_are_much_smaller_than_practical_steps(name):
     problem, found = made(name)
     steps = step_sizes(found, problem.n_inner, problem.n_outer)
-    works = bilevel.solvers.SRBA(0.05, 5.0, 8)
-    values = bilevel.run(problem, works, max_steps=1000).history["value"]
+    practical = bilevel.SRBA(0.05, 5.0, 8)
+    values = bilevel.run(problem, practical, max_steps=1000).history["value"]
     assert values[-1] < values[0]
     assert 1e-9 < steps.rho < 1e-4 and steps.gamma < 1e-14 * steps.rho
 
 
-def test_nonsense_is_refused():
+def test_invalid_arguments_are_refused():
     problem, found = made("quadratic")
     with pytest.raises(ValueError, match="`q=0`"):
         step_sizes(found, 3, 3, 0)

@@ -1,4 +1,4 @@
-"""The induction of the lower bound: how far the coordinates of a chain may have come, step by step."""
+"""The induction of the lower bound: the largest possible reach in each chain, step by step."""
 
 import numpy as np
 
@@ -8,28 +8,28 @@ ORDERS = ("together", "in_turn")
 
 
 def zero_chain(queried: np.ndarray, length: int, order: str = "together") -> Point:
-    """Return how far z, x and v may have come after each step, given the rows of F that each step reads.
+    """Return the largest possible reach of z, x and v after each step, given the rows of F that each step reads.
 
-    ∇F enters v alone, v enters x through the cross product, x enters z through ∇z G. With z_j, x_j, v_j the reach in
-    chain j, a step is
+    ∇F enters only v, v enters x through the cross product, and x enters z through ∇z G. If z_j, x_j and v_j are the
+    reach in chain j, a step is
 
-        v_j ← max(v_j, z_j + 1) where row j is read;   x_j ← max(x_j, v_j);   z_j ← max(z_j, x_j)
+        v_j ← max(v_j, z_j + 1) if row j is read;   x_j ← max(x_j, v_j);   z_j ← max(z_j, x_j)
 
-    With "together" all three read the values before the step (SOBA, SABA, SRBA, SPABA): a coordinate of v is in x one
-    step later, in z two, and the next one comes into v three steps later at the earliest. With "in_turn" z moves
-    first, then v, then x (AmIGO, StocBiO, BSA, ALSET, TTSA): one coordinate per step. Either way the reach is at most
-    the number of steps that read row j, which is what app:eq:iter_z, app:eq:iter_v and app:eq:iter_x come to.
+    With "together" all three use the values before the step (SOBA, SABA, SRBA, SPABA): a coordinate of v enters x one
+    step later and z two steps later, and the next coordinate enters v at the earliest three steps later. With "in_turn"
+    z moves first, then v, then x (AmIGO, StocBiO, BSA, ALSET, TTSA): one coordinate per step. In both cases the reach
+    is at most the number of steps that read row j, as in app:eq:iter_z, app:eq:iter_v and app:eq:iter_x.
 
     Parameters
     ----------
-    queried : (steps, m), how often each step reads each row
+    queried : array (steps, m), how often each step reads each row
     length : T + 1
     order : "together" or "in_turn"
 
     Returns
     -------
     Point
-        Integer arrays (steps + 1, m), the start first.
+        Integer arrays (steps + 1, m), beginning with the start.
     """
     if order not in ORDERS:
         raise ValueError(f"`order={order!r}`: must be one of {', '.join(map(repr, ORDERS))}.")
@@ -41,8 +41,8 @@ def zero_chain(queried: np.ndarray, length: int, order: str = "together") -> Poi
     for counts in queried > 0:
         old = Point(z, x, v)
         z = np.maximum(z, old.outer_var)
-        seen_from = z if order == "in_turn" else old.inner_var
-        v = np.where(counts, np.maximum(v, np.minimum(seen_from + 1, length)), v)
+        inner = z if order == "in_turn" else old.inner_var
+        v = np.where(counts, np.maximum(v, np.minimum(inner + 1, length)), v)
         x = np.maximum(x, v if order == "in_turn" else old.v)
         path.append(Point(z, x, v))
     return Point(*(np.array(part) for part in zip(*path, strict=True)))

@@ -1,1 +1,1 @@
-"""Plain NumPy transcriptions of the algorithms, written apart from the library and used to test it."""
+"""NumPy transcriptions of the algorithms, written independently of the library and used to test it."""

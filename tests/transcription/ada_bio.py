@@ -1,4 +1,4 @@
-"""Ada-BiO: normalized momentum steps on x, with the noise of two hypergradients; AdaGrad with one number on z."""
+"""Ada-BiO: normalized momentum steps on x, with the noise of two hypergradients; norm-based AdaGrad steps on z."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def ada_bio(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, solver = DrawnRows(run), run.solver
     draws = [
         SimpleNamespace(

@@ -1,4 +1,4 @@
-"""SRBA in a metric, with Adam and bounds: dense NumPy, without rollback."""
+"""AutoSRBA with a diagonal metric or a norm, Adam and bounds: dense NumPy, without rollback."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,38 +10,38 @@ from .problems import Array, LogisticSelection, Problem, Quadratic
 
 
 def row_diagonals(problem: Problem, z: Array, x: Array) -> tuple[Array, Array]:
-    """Return the curvature of each row in each coordinate, (n, p), and the part that is not a sum over rows."""
+    """Return the curvature of each row in each coordinate, (n, p), and the curvature of the penalty."""
     if isinstance(problem, Quadratic):
         return np.diagonal(problem.inner.az, axis1=1, axis2=2), np.zeros(problem.p)
     assert isinstance(problem, LogisticSelection)
     rows = problem.y_train[:, None] * problem.X_train
-    missed = 1 / (1 + np.exp(rows @ z))
-    return rows**2 * np.maximum(missed * (1 - missed), missed**2)[:, None], np.exp(x)
+    residuals = 1 / (1 + np.exp(rows @ z))
+    return rows**2 * np.maximum(residuals * (1 - residuals), residuals**2)[:, None], np.exp(x)
 
 
 def metric(problem: Problem, z: Array, x: Array, batch: int) -> Array:
-    """H + mean(h²) / (batch H)."""
-    rows, rest = row_diagonals(problem, z, x)
-    diagonal = rows.mean(axis=0) + rest
+    """Return H + mean(h²) / (batch H)."""
+    rows, penalty = row_diagonals(problem, z, x)
+    diagonal = rows.mean(axis=0) + penalty
     return diagonal + np.mean(rows**2, axis=0) / (batch * diagonal)
 
 
 def norm(problem: Problem, z: Array, x: Array, signs: Array) -> float:
-    """The root of the mean of |H s|² over rows s of signs."""
+    """Return the root of the mean of ||H s||² over the rows s of ``signs``."""
     return float(np.sqrt(np.mean([np.sum(problem.hv(z, x, s) ** 2) for s in signs])))
 
 
 class Adam:
-    """Steps rate / sqrt(1 + t / rest) along the corrected mean over the root of the corrected mean square."""
+    """Adam with steps rate / sqrt(1 + t / delay) and ε = least."""
 
-    def __init__(self, rate: float, rest: float, least: float = 1e-8) -> None:
-        self.rate, self.rest, self.least, self.t = rate, rest, least, 0
+    def __init__(self, rate: float, delay: float, least: float = 1e-8) -> None:
+        self.rate, self.delay, self.least, self.t = rate, delay, least, 0
         self.mean: Array | float = 0.0
         self.square: Array | float = 0.0
 
     def update(self, gradient: Array) -> Array:
-        """What is added to the variable."""
-        rate = self.rate / np.sqrt(1 + self.t / self.rest)
+        """Return the change of the variable."""
+        rate = self.rate / np.sqrt(1 + self.t / self.delay)
         self.t += 1
         self.mean = 0.9 * self.mean + 0.1 * gradient
         self.square = 0.999 * self.square + 0.001 * gradient**2
@@ -62,7 +62,7 @@ def adaptive_srba(
     bounds: Sequence[float],
     inner_adam: Adam | None = None,
 ) -> list[dict[str, Any]]:
-    """Draws: inner, outer (not read at the steps that take all rows). The metric is that of a step, at its z and x."""
+    """Draws: inner, outer (not used in full-batch steps). The metric depends on the step, z and x."""
     u = u_prev = (z, np.zeros_like(z), x)
     history = []
     for s, draw in enumerate(draws):

@@ -1,4 +1,4 @@
-"""ALSET: warm inner steps, then an outer step at the new z and the old x, both sizes falling as t^(-1/2)."""
+"""ALSET: warm inner steps, then an outer step at the new z and the old x, both with sizes proportional to t^(-1/2)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +33,6 @@ def alset(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     draws, fixed = alternating(run, run.solver.n_inner_steps)
     return alset(problem, z, x, draws, **fixed, **settings)

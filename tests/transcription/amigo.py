@@ -29,7 +29,7 @@ def amigo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, times = DrawnRows(run), run.solver.n_inner_steps
     draws = [
         SimpleNamespace(

@@ -1,4 +1,4 @@
-"""BOME: a gradient step on F corrected so that the inner gap also decreases; all rows, first order."""
+"""BOME: a gradient step on F, corrected so that the inner gap also decreases; full batches, first order."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ def bome(
     n_inner_steps: int,
     eta_b: float = 0.5,
 ) -> list[dict[str, Any]]:
-    """One step for each element of draws (not read). w approaches argmin G and is then held."""
+    """Take one step per element of ``draws``, which are not used. w approximates argmin G and is then constant."""
     size = step_size / outer_ratio
     history = []
     for _ in draws:
@@ -35,6 +35,6 @@ def bome(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     fixed = {"n_inner_steps": run.solver.n_inner_steps, "eta_b": float(run.solver.barrier)}
     return bome(problem, z, x, run.states, **fixed, **settings)

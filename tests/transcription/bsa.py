@@ -40,6 +40,6 @@ def bsa(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     draws, fixed = alternating(run, run.solver.n_inner_steps)
     return bsa(problem, z, x, draws, warm_start=run.solver.warm_start, **fixed, **settings)

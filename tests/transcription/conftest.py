@@ -1,4 +1,4 @@
-"""The problems that every transcription is run on."""
+"""The problems on which every transcription is tested."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""D-TFBO: z and v to a tolerance by AdaGrad with one number for all coordinates, then a step of x by another."""
+"""D-TFBO: norm-based AdaGrad steps of z and v to a tolerance, then a norm-based AdaGrad step of x."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from .problems import Array, Problem
 
 
 def to_tolerance(gradient: Callable[[Array], Array], w: Array, first: float, tolerance: float) -> Array:
-    """w - gradient / b until the squared norm of the gradient is at most the tolerance."""
+    """Return w after steps w - gradient / b, until the squared norm of the gradient is at most the tolerance."""
     norms = [first]
     slope = gradient(w)
     while np.linalg.norm(slope) ** 2 > tolerance:
@@ -29,7 +29,7 @@ def d_tfbo(
     outer_ratio: float,
     tolerance: float,
 ) -> list[dict[str, Any]]:
-    """Draws: only their number is read."""
+    """Take one step per element of ``draws``; the elements are not used."""
     v, norms, history = np.zeros_like(z), [outer_ratio / step_size], []
     for _ in draws:
         z = to_tolerance(lambda z, x=x: problem.gz(z, x, None), z, 1 / step_size, tolerance)

@@ -1,4 +1,4 @@
-"""The three directions that vanish, or equal the gradient of h, at the solution; and two projections."""
+"""The three directions of a single-loop method, and two projections."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ def directions(problem: Problem, u: State, inner: Rows, outer: Rows) -> State:
 
 
 def ball(v: Array, radius: float | None) -> Array:
-    """Projection onto the ball of this radius around 0; no radius, no projection."""
+    """Project onto the ball of this radius around 0, if a radius is given."""
     norm = np.linalg.norm(v)
     return v if radius is None or norm <= radius else v * (radius / norm)
 
 
 def box(x: Array, bounds: Sequence[float] | None) -> Array:
-    """Each coordinate clipped to (lo, hi); no bounds, no clipping."""
+    """Clip each coordinate to the bounds, if bounds are given."""
     return x if bounds is None else np.clip(x, bounds[0], bounds[1])

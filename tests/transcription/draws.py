@@ -1,4 +1,4 @@
-"""Small problems and all the draws that a transcription takes."""
+"""Small problems, and draws for the transcriptions."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ B, T, Q, K = 4, 3, 4, 2
 
 
 def factors(rng: np.random.Generator, size: int, p: int, d: int) -> dict[str, np.ndarray]:
-    """Random factors of one level; the common parts keep the solution away from 0."""
+    """Return random factors of one level, whose means keep the solution away from 0."""
     return {
         "a": rng.normal(size=(size, p)),
         "c": rng.normal(size=(size, d)),
@@ -44,12 +44,12 @@ def point(problem: Problem, seed: int = 3) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def slope(f: Callable[[np.ndarray], Any], at: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """Central differences, one row per coordinate of the argument."""
+    """Return central differences, one row per coordinate of the argument."""
     return np.stack([(np.asarray(f(at + h * e)) - np.asarray(f(at - h * e))) / (2 * h) for e in np.eye(len(at))])
 
 
 def make_draw(problem: Problem, rng: np.random.Generator, length: int = 2) -> SimpleNamespace:
-    """All the fields any one-batch-per-name algorithm reads."""
+    """Return the draw of one step, with the fields of all algorithms except VRBO."""
 
     def inner() -> np.ndarray:
         return rng.integers(problem.n, size=B)
@@ -83,7 +83,7 @@ def make_draw(problem: Problem, rng: np.random.Generator, length: int = 2) -> Si
 
 
 def make_loop_draw(problem: Problem, rng: np.random.Generator) -> SimpleNamespace:
-    """The lists over k = 0..T that VRBO reads."""
+    """Return the draw of one step of VRBO: lists over k = 0..T."""
     return SimpleNamespace(
         inner=[rng.integers(problem.n, size=B) for _ in range(T + 1)],
         outer=[rng.integers(problem.m, size=B) for _ in range(T + 1)],

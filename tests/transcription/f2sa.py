@@ -1,4 +1,4 @@
-"""F2SA: first-order penalty method; z follows argmin G, y follows argmin F / lam + G."""
+"""F2SA: first-order penalty method; z tracks argmin G, and y tracks argmin F / lam + G."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def f2sa(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, solver, times = DrawnRows(run), run.solver, run.solver.n_inner_steps
     draws = [
         SimpleNamespace(

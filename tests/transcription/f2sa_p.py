@@ -1,4 +1,4 @@
-"""F2SA-p: first-order penalty method; y_j follows argmin j nu F + G, and differences over j give the gradient of h."""
+"""F2SA-p: first-order penalty method; y_j tracks argmin j nu F + G, and a difference over j gives the gradient of h."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -11,14 +11,14 @@ from .problems import Array, Problem
 
 
 def indices_of(order: int) -> list[int]:
-    """For even order -order/2..order/2 without 0, whose weight is 0; for odd order -(order-1)/2..(order+1)/2."""
+    """Return the nodes: -order/2..order/2 without 0 for even order, -(order-1)/2..(order+1)/2 for odd order."""
     if order % 2 == 0:
         return [j for j in range(-order // 2, order // 2 + 1) if j != 0]
     return list(range(-(order - 1) // 2, (order + 1) // 2 + 1))
 
 
 def rule(indices: Sequence[int], moment: int) -> Array:
-    """Weights w with sum_j w_j j^k = k! where k = moment and 0 for every other k below the number of indices."""
+    """Return w with sum_j w_j j^k = k! for k = moment, and 0 for all other k below the number of indices."""
     powers = np.array([[float(j) ** k for j in indices] for k in range(len(indices))])
     return np.linalg.solve(powers, np.eye(len(indices))[moment])
 
@@ -59,7 +59,7 @@ def f2sa_p(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, solver, times = DrawnRows(run), run.solver, run.solver.n_inner_steps
     others = [j for j in indices_of(solver.order) if j != 0]
 

@@ -1,4 +1,4 @@
-"""FdeHBO: recursive momentum on three estimates, second derivatives by central differences of first ones."""
+"""FdeHBO: recursive momentum on three estimates, with central differences instead of second derivatives."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -11,13 +11,13 @@ from .problems import Array, Problem
 
 
 def fd_residual(problem: Problem, z: Array, x: Array, v: Array, draw: Any, delta: float) -> Array:
-    """Gradient in v of ½ v'Hv + v'∇zF, without H."""
+    """Return the gradient in v of ½ v'Hv + v'∇zF, with a difference of gradients instead of H."""
     plus, minus = (problem.gz(z + sign * delta * v, x, draw.v_inner) for sign in (1, -1))
     return (plus - minus) / (2 * delta) + problem.fz(z, x, draw.v_outer)
 
 
 def fd_hypergradient(problem: Problem, z: Array, x: Array, v: Array, draw: Any, delta: float) -> Array:
-    """∇xF plus the mixed derivative times v, without the mixed derivative."""
+    """Return ∇xF plus the cross derivative times v, with a difference of gradients instead of that derivative."""
     plus, minus = (problem.gx(z + sign * delta * v, x, draw.x_inner) for sign in (1, -1))
     return problem.fx(z, x, draw.x_outer) + (plus - minus) / (2 * delta)
 
@@ -64,7 +64,7 @@ def fde_hbo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, solver = DrawnRows(run), run.solver
     draws = [
         SimpleNamespace(

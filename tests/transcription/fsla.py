@@ -47,7 +47,7 @@ def fsla(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows = DrawnRows(run)
     draws = [
         SimpleNamespace(

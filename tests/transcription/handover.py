@@ -1,4 +1,4 @@
-"""How the draws and parameters of a run of the library are handed over to a transcription."""
+"""Convert draws and parameters of a run of the library to those of a transcription."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from tests.cases import indices
 
 
 class DrawnRows:
-    """Turns drawn rows into index arrays."""
+    """Converts drawn rows to index arrays."""
 
     def __init__(self, run):
         self.inner_samples, self.outer_samples = run.oracles.inner_samples, run.oracles.outer_samples
@@ -29,7 +29,7 @@ class DrawnRows:
         return [self.outer(None if rows is None else rows[i]) for i in range(times)]
 
     def series(self, draw, n_products):
-        """The batches of one Neumann hypergradient."""
+        """Return the batches of one Neumann hypergradient."""
         return {
             "neumann": self.inner_list(draw.products, n_products),
             "cross": self.inner(draw.cross),
@@ -61,7 +61,7 @@ def alternating(run, times):
 
 
 def gaussians(run, draw, x):
-    """The Gaussians of one step of PZOBO."""
+    """Return the Gaussians of one step of PZOBO."""
     with arithmetic("float64"):
         template = jax.numpy.asarray(x)
         keys = [jax.random.fold_in(draw.key, k) for k in range(run.solver.n_directions)]

@@ -1,4 +1,4 @@
-"""HOAG in the limit of exact inner and linear solves; only its rule for the outer step size is left."""
+"""HOAG with exact inner and linear solves, so that only its rule for the outer step size remains."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from .problems import Array, Problem
 
 
 def exponential(k: int) -> float:
-    """The default sequence of tolerances."""
+    """Return the k-th tolerance of the default sequence."""
     return max(1e-12, 0.1 * 0.9**k)
 
 
@@ -24,10 +24,10 @@ def hoag(
     slack: float = 1.0,
     decrease: float = 0.5,
 ) -> list[dict[str, Any]]:
-    """The elements of draws are not read: there is one step for each; the start z is not used either.
+    """Take one step per element of ``draws``. The elements and the start z are not used.
 
-    `lipschitz` is C, by default the largest norm of the whole gradient of F seen so far; `slack` is M; the
-    required decrease of h is `decrease` * D² / s, with 1/2 for the corrected rule and 1 for the printed one.
+    `lipschitz` is C, by default the largest norm of the gradient of F so far; `slack` is M; the required decrease
+    of h is `decrease` * D² / s, with 1/2 for the corrected rule and 1 for the printed one.
     """
     c, step, last_value, move = lipschitz or 0.0, 0.0, 0.0, 0.0
     history = []

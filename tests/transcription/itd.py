@@ -1,4 +1,4 @@
-"""ITD: differentiate F(z_T(x), x) through the T inner steps, backwards."""
+"""ITD: differentiation of F(z_T(x), x) through the T inner steps, in reverse mode."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from .problems import Array, Problem
 
 
 def itd_gradient(problem: Problem, z: Array, x: Array, draw: Any, step_size: float) -> tuple[Array, Array]:
-    """z_T and the gradient of F(z_T(x), x) in x, the start z held constant."""
+    """Return z_T and the gradient of F(z_T(x), x) in x, where the start z is constant."""
     path = [z]
     for rows in draw.inner_loop:
         path.append(path[-1] - step_size * problem.gz(path[-1], x, rows))
@@ -33,7 +33,7 @@ def itd(
     outer_ratio: float,
     warm_start: bool = True,
 ) -> list[dict[str, Any]]:
-    """Draws: inner_loop (T), outer. Without the warm start each loop begins at the initial z."""
+    """Draws: inner_loop (T), outer. Without a warm start, each loop begins at the initial z."""
     z_start = z
     history = []
     for draw in draws:
@@ -44,7 +44,7 @@ def itd(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, times = DrawnRows(run), run.solver.n_inner_steps
     draws = [SimpleNamespace(inner_loop=rows.inner_list(d.inner, times), outer=rows.outer(d.outer)) for d in run.draws]
     return itd(problem, z, x, draws, warm_start=run.solver.warm_start, **settings)

@@ -37,7 +37,7 @@ def lanc_bio(
             omega, image_size = b - w, 0.0
         exhausted = len(columns) == problem.p or np.sum(omega**2) <= np.finfo(float).eps * image_size**2
         if exhausted:
-            problem.hv(z, x, np.zeros_like(z), draw.inner)  # counted but not used
+            problem.hv(z, x, np.zeros_like(z), draw.inner)  # the library evaluates this product as well
         else:
             beta = np.linalg.norm(omega)
             q = omega / beta
@@ -58,7 +58,7 @@ def lanc_bio(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, solver = DrawnRows(run), run.solver
     draws = [
         SimpleNamespace(

@@ -1,4 +1,4 @@
-"""SRBA in the metric of a diagonal and eight directions, with x that waits: dense NumPy, without rollback."""
+"""AutoSRBA with the low-rank metric, and with x frozen until z and v have converged: dense NumPy, without rollback."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ MULTIPLES = [1, *(4.0**-power for power in range(1, 8)), 0]
 
 
 def majorizer(problem: LogisticSelection, z: Array, x: Array) -> Array:
-    """The Hessian with the curvature that each row counts with."""
+    """Return a matrix that bounds the Hessian from above: the Hessian with the majorized curvature of each row."""
     rows = problem.y_train[:, None] * problem.X_train
     residuals = 1 / (1 + np.exp(rows @ z))
     curvatures = np.maximum(residuals * (1 - residuals), residuals**2)
@@ -22,9 +22,9 @@ def majorizer(problem: LogisticSelection, z: Array, x: Array) -> Array:
 
 
 def metric(problem: LogisticSelection, z: Array, x: Array, subspace: Array, batch: int) -> tuple[Array, Array]:
-    """M, and the products that span the next subspace."""
-    rows, rest = row_diagonals(problem, z, x)
-    h = rows.mean(axis=0) + rest
+    """Return the metric M, and the products that span the next subspace."""
+    rows, penalty = row_diagonals(problem, z, x)
+    h = rows.mean(axis=0) + penalty
     ratio = 1 + np.mean(rows**2, axis=0) / (batch * h**2)
     C = majorizer(problem, z, x) / np.sqrt(np.outer(h, h))
     V = np.linalg.qr(subspace.T)[0].T
@@ -37,11 +37,11 @@ def metric(problem: LogisticSelection, z: Array, x: Array, subspace: Array, batc
 
 
 def first_fit(problem: LogisticSelection, z: Array, x: Array, subspace: Array, batch: int) -> tuple[Array, Array]:
-    """z after searches along itself, the gradient over the diagonal, and twice that over M; and the subspace."""
+    """Return z after searches along z, the gradient over the diagonal, and twice that over M; and the subspace."""
     for search in range(4):
         gradient = problem.gz(z, x, None)
-        rows, rest = row_diagonals(problem, z, x)
-        h = rows.mean(axis=0) + rest
+        rows, penalty = row_diagonals(problem, z, x)
+        h = rows.mean(axis=0) + penalty
         M, subspace = metric(problem, z, x, subspace, batch)
         diagonal = h + np.mean(rows**2, axis=0) / (batch * h)
         direction = gradient / diagonal if search == 1 else np.linalg.solve(M, gradient)
@@ -50,15 +50,15 @@ def first_fit(problem: LogisticSelection, z: Array, x: Array, subspace: Array, b
     return z, subspace
 
 
-class Wait:
-    """Whether x moves: where z and v follow, and z is not far behind; at first it waits for fifty passes at most."""
+class Freeze:
+    """The rule by which x is frozen until z and v are close to their solutions; at the start for at most 50 passes."""
 
     def __init__(self, step_size: float) -> None:
-        self.step_size, self.waited, self.sizes = step_size, 1, None
+        self.step_size, self.passes, self.sizes = step_size, 1, None
         self.first: list[float] = []
 
     def moves(self, M: Array, u: Sequence[Array], D: Sequence[Array], outer_value: float) -> bool:
-        """After a pass with these directions."""
+        """Return True if x moves after a full-batch pass with these directions."""
         lengths = [np.sqrt(part @ M @ part) for part in u[:2]]
         sizes = [np.sqrt(part @ np.linalg.solve(M, part)) for part in D[:2]]
         if self.sizes is None:
@@ -68,13 +68,13 @@ class Wait:
         near = all(d <= max(a / 2, s / 100) for d, a, s in zip(sizes, lengths, self.sizes, strict=True))
         if self.first:
             near &= all(d <= max(f / 10, a / 1000) for d, a, f in zip(sizes, lengths, self.first, strict=True))
-        behind = u[1] @ D[0]
-        near &= abs(behind) <= 0.1 * abs(outer_value + behind)
-        self.waited += 1
-        over = near or (bool(self.first) and self.waited > 50)
-        if over:
-            self.first, self.waited = [], 0
-        return over
+        lag = u[1] @ D[0]
+        near &= abs(lag) <= 0.1 * abs(outer_value + lag)
+        self.passes += 1
+        moves = near or (bool(self.first) and self.passes > 50)
+        if moves:
+            self.first, self.passes = [], 0
+        return moves
 
 
 def low_rank_srba(
@@ -90,15 +90,15 @@ def low_rank_srba(
     bounds: Sequence[float],
     subspace: Array,
 ) -> list[dict[str, Any]]:
-    """Draws: inner, outer (not read at the steps that take all rows)."""
+    """Draws: inner, outer (not used in full-batch steps)."""
     z, subspace = first_fit(problem, z, x, subspace, batch)
     u = u_prev = (z, np.zeros_like(z), x)
-    wait, history = Wait(step_size), []
+    freeze, history = Freeze(step_size), []
     for s, draw in enumerate(draws):
         if s % period == 0:
             estimate = directions(problem, u, None, None)
             M, subspace = metric(problem, u[0], u[2], subspace, batch)
-            moves = wait.moves(M, u, estimate, problem.outer_value(u[0], u[2], None))
+            moves = freeze.moves(M, u, estimate, problem.outer_value(u[0], u[2], None))
         else:
             here = directions(problem, u, draw.inner, draw.outer)
             there = directions(problem, u_prev, draw.inner, draw.outer)

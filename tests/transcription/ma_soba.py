@@ -1,4 +1,4 @@
-"""MA-SOBA: SOBA with x following a moving average of its directions, one step late."""
+"""MA-SOBA: SOBA, where x moves along the moving average of its directions up to the step before."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def ma_soba(
     outer_ratio: float,
     theta: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """Draws: inner, outer. The average starts at 0, so x rests at the first step."""
+    """Draws: inner, outer. The average starts at 0, so x does not move in the first step."""
     v, average = np.zeros_like(z), np.zeros_like(x)
     history = []
     for t, draw in enumerate(draws, start=1):
@@ -36,5 +36,5 @@ def ma_soba(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     return ma_soba(problem, z, x, single(run), theta=float(run.solver.momentum), **settings)

@@ -42,7 +42,7 @@ def mrbo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, n_neumann = DrawnRows(run), run.solver.n_neumann
     draws = [SimpleNamespace(inner=rows.inner(d.inner), **rows.series(d.neumann, n_neumann)) for d in run.draws]
     return mrbo(problem, z, x, draws, **storm_settings(run, settings))

@@ -20,7 +20,7 @@ def nbo(
         g_y, f_y = problem.gz(z, x, draw.inner), problem.fz(z, x, draw.outer)
         v, w = np.zeros_like(z), np.zeros_like(z)
         for t, rows in enumerate(draw.inner_loop):
-            # u is minus the library's v, and w what is subtracted from it.
+            # u is -v of the library, w the Newton step of u.
             slope_v = (problem.hv(z, x, v, rows) if t else 0) - g_y
             slope_w = problem.hv(z, x, w - u, rows) + f_y
             v, w = v - step_size * slope_v, w - step_size * slope_w
@@ -31,7 +31,7 @@ def nbo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, times = DrawnRows(run), run.solver.n_inner_steps
     draws = [
         SimpleNamespace(

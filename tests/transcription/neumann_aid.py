@@ -11,7 +11,7 @@ from .problems import Array, Problem
 def neumann_aid(
     problem: Problem, z: Array, x: Array, draws: Sequence[Any], *, step_size: float, outer_ratio: float, terms: int
 ) -> list[dict[str, Any]]:
-    """Draws: inner_loop (T), inner (for every product and the mixed derivative), outer. ``terms`` after the first."""
+    """Draws: inner_loop (T), inner (for all products), outer. The series has ``terms`` + 1 terms."""
     history = []
     for draw in draws:
         for rows in draw.inner_loop:
@@ -29,7 +29,7 @@ def neumann_aid(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, solver = DrawnRows(run), run.solver
     draws = [
         SimpleNamespace(

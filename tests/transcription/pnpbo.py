@@ -1,4 +1,4 @@
-"""PnPBO: one loop, each of z, v and x with an estimator of its own for the sum of terms that its direction is."""
+"""PnPBO: one loop, with a separate estimator for the terms of each direction."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ TERMS = {"z": ["gz"], "v": ["hv", "fz"], "x": ["cr", "fx"]}
 
 
 def term(problem: Problem, kind: str, u: dict[str, Array], rows: Rows) -> Array:
-    """One of the five derivatives."""
+    """Return one of the five derivatives."""
     if kind in ("hv", "cr"):
         return getattr(problem, kind)(u["z"], u["x"], u["v"], rows)
     return getattr(problem, kind)(u["z"], u["x"], rows)
@@ -37,7 +37,7 @@ def pnpbo(
     n_inner_blocks: int = 1,
     n_outer_blocks: int = 1,
 ) -> list[dict[str, Any]]:
-    """Draws: inner, outer (rows), inner_block, outer_block (their numbers), refresh (the coin of page)."""
+    """Draws: inner, outer (rows), inner_block, outer_block (their numbers), refresh (whether page reads all rows)."""
     u = {"z": z, "v": np.zeros_like(z), "x": x}
     last = dict(u)
     d = {name: np.zeros_like(part) for name, part in u.items()}
@@ -67,7 +67,7 @@ def pnpbo(
                     tables[kind].weights[block] = len(rows) / (problem.m if outer else problem.n)
                     saga = saga + tables[kind].saga(block, g)
             if how == "zerosarah":
-                # As in its own paper, with the memory at the last point: g_old - Y + M = saga - (g - g_old).
+                # As in its own paper, with the tables at the last point: g_old - Y + M = saga - (g - g_old).
                 lam_k = 1.0 if k == 0 else lam
                 new_d[name] = difference + (1 - lam_k) * d[name] + lam_k * (saga - difference)
             else:
@@ -84,7 +84,7 @@ def pnpbo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, solver = DrawnRows(run), run.solver
     has_blocks = solver.sampling == "blocks"
     draws = [

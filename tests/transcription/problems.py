@@ -1,4 +1,4 @@
-"""Two small bilevel problems in dense NumPy that count the rows they evaluate.
+"""Two small bilevel problems in dense NumPy, which count the rows of each derivative.
 
 inner level: G(z, x) = mean_i G_i(z, x)        outer level: F(z, x) = mean_j F_j(z, x)
 
@@ -27,7 +27,7 @@ class Solution(NamedTuple):
 
 
 class Problem:
-    """Counted oracles; a subclass implements them in methods whose names start with an underscore."""
+    """Counted derivatives; subclasses implement them in methods whose names start with an underscore."""
 
     def __init__(self, n: int, m: int, p: int, d: int) -> None:
         self.n, self.m, self.p, self.d = n, m, p, d
@@ -35,10 +35,11 @@ class Problem:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all counts."""
+        """Set all counts to 0."""
         self.calls = dict.fromkeys(INNER_KINDS + OUTER_KINDS, 0)
 
-    def _ask(self, kind: str, rows: Rows) -> Array:
+    def _count(self, kind: str, rows: Rows) -> Array:
+        """Count the rows, and return their indices."""
         size = self.n if kind in INNER_KINDS else self.m
         rows = np.arange(size) if rows is None else np.asarray(rows)
         self.calls[kind] += len(rows)
@@ -46,38 +47,38 @@ class Problem:
 
     def gz(self, z: Array, x: Array, rows: Rows = None) -> Array:
         """Gradient of G in z."""
-        return self._gz(z, x, self._ask("gz", rows))
+        return self._gz(z, x, self._count("gz", rows))
 
     def gx(self, z: Array, x: Array, rows: Rows = None) -> Array:
         """Gradient of G in x."""
-        return self._gx(z, x, self._ask("gx", rows))
+        return self._gx(z, x, self._count("gx", rows))
 
     def hv(self, z: Array, x: Array, w: Array, rows: Rows = None) -> Array:
         """Hessian of G in z, times w."""
-        return self._hessian(z, x, self._ask("hv", rows)) @ w
+        return self._hessian(z, x, self._count("hv", rows)) @ w
 
     def cr(self, z: Array, x: Array, w: Array, rows: Rows = None) -> Array:
         """Cross derivative of G (a d by p matrix), times w."""
-        return self._cross(z, x, self._ask("cr", rows)) @ w
+        return self._cross(z, x, self._count("cr", rows)) @ w
 
     def fz(self, z: Array, x: Array, rows: Rows = None) -> Array:
         """Gradient of F in z."""
-        return self._fz(z, x, self._ask("fz", rows))
+        return self._fz(z, x, self._count("fz", rows))
 
     def fx(self, z: Array, x: Array, rows: Rows = None) -> Array:
         """Gradient of F in x."""
-        return self._fx(z, x, self._ask("fx", rows))
+        return self._fx(z, x, self._count("fx", rows))
 
     def inner_value(self, z: Array, x: Array, rows: Rows = None) -> float:
         """Value of G."""
-        return self._inner_value(z, x, self._ask("inner_value", rows))
+        return self._inner_value(z, x, self._count("inner_value", rows))
 
     def outer_value(self, z: Array, x: Array, rows: Rows = None) -> float:
         """Value of F."""
-        return self._outer_value(z, x, self._ask("outer_value", rows))
+        return self._outer_value(z, x, self._count("outer_value", rows))
 
     def solve(self, x: Array) -> Solution:
-        """z*, v*, h and its gradient at x, to rounding; not counted."""
+        """Return z*, v*, h and its gradient at x, to rounding; not counted."""
         every_i, every_j = np.arange(self.n), np.arange(self.m)
         z = self._argmin(x)
         v = -np.linalg.solve(self._hessian(z, x, every_i), self._fz(z, x, every_j))
@@ -169,7 +170,7 @@ def _logistic_gradient(features: Array, labels: Array, z: Array) -> Array:
 
 
 class LogisticSelection(Problem):
-    """G_i = log(1 + exp(-y d'z)) + ½ sum_k exp(x_k) z_k² on training rows; F_j the loss alone, on validation.
+    """G_i = log(1 + exp(-y d'z)) + ½ sum_k exp(x_k) z_k² on training rows; F_j without the penalty, on validation rows.
 
     Labels are -1 or 1.
     """
@@ -208,7 +209,7 @@ class LogisticSelection(Problem):
         return _logistic_value(self.X_val[rows], self.y_val[rows], z)
 
     def _argmin(self, x: Array) -> Array:
-        """Newton's method with halving until the full step decreases G, then full steps to rounding."""
+        """Return z* by Newton's method, with halved steps until the full step decreases G."""
         rows, z = np.arange(self.n), np.zeros(self.p)
         for _ in range(100):
             gradient = self._gz(z, x, rows)

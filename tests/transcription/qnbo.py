@@ -12,7 +12,7 @@ EPS = np.finfo(float).eps
 
 
 def updated(form: str, h: Array, z: Array, s: Array, g: Array) -> Array:
-    """H after the pair (s, g) of a move from z; the same H if the pair violates the curvature condition."""
+    """Return H updated by the pair (s, g) of a move from z, or unchanged if the pair is rejected."""
     if np.linalg.norm(s) <= np.sqrt(EPS) * np.linalg.norm(z):
         return h
     if form == "sr1":
@@ -70,7 +70,7 @@ def qnbo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     solver = run.solver
     names = ("n_gradient_steps", "n_inner_steps", "n_v_steps", "form")
     loops = {name: getattr(solver, name) for name in names}

@@ -35,5 +35,5 @@ def s_tfbo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     return s_tfbo(problem, z, x, single(run), **settings)

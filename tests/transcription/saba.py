@@ -12,7 +12,7 @@ from .problems import Array, Problem
 
 
 class Table:
-    """Last estimate of each block and their weighted mean."""
+    """The last estimate of each block, and the weighted mean."""
 
     def __init__(self, weights: Array, dim: int) -> None:
         self.weights = weights
@@ -20,12 +20,12 @@ class Table:
         self.mean = np.zeros(dim)
 
     def fill(self, entries: Sequence[Array]) -> None:
-        """Replace everything."""
+        """Replace all estimates."""
         self.entries = np.array(entries)
         self.mean = self.weights @ self.entries
 
     def saga(self, i: int, new: Array) -> Array:
-        """new - old + mean, with the mean before the update; then put the new estimate in its place."""
+        """Return new - old + mean, with the mean before the update, and store the new estimate."""
         change = new - self.entries[i]
         direction = change + self.mean
         self.mean = self.mean + self.weights[i] * change
@@ -91,7 +91,7 @@ def saba(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     draws = [SimpleNamespace(inner_block=int(d.inner), outer_block=int(d.outer)) for d in run.draws]
     tables = {
         "inner_blocks": blocks(run.oracles.inner_samples),

@@ -1,4 +1,4 @@
-"""SHINE with dense inverse Hessians: L-BFGS to a tolerance on z, v = -H f_z, and HOAG's rule for the outer step."""
+"""SHINE with dense inverse Hessians: L-BFGS on z to a tolerance, v = -H f_z, and the outer steps of HOAG."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ EPS = np.finfo(float).eps
 
 
 class Memory:
-    """The last pairs that satisfy the curvature condition."""
+    """The last accepted pairs."""
 
     def __init__(self, size: int, scale: float, p: int) -> None:
         self.size, self.first, self.pairs, self.length = size, scale * np.eye(p), [], 0.0
@@ -29,14 +29,14 @@ class Memory:
             self.pairs = [*self.pairs, (z, s, y)][-self.size :]
 
     def add_outer(self, problem: Problem, z: Array, x: Array, grad: Array, f_z: Array) -> None:
-        """The extra secant of outer-problem awareness."""
+        """Add the pair of outer-problem awareness (OPA)."""
         e = self.inverse() @ f_z
         e = e / np.linalg.norm(e) * max(self.length, 1e-6 * (1 + np.linalg.norm(z)))
         self.add(z, e, problem.gz(z + e, x) - grad)
 
 
 def line_search(problem: Problem, z: Array, x: Array, d: Array, value: float, grad: Array) -> Any:
-    """Halve the step until the value falls, or is level with a small slope; None where the step gets lost."""
+    """Halve the step until G falls, or is level to rounding with a small slope; return None without such a step."""
     t = 1.0
     for _ in range(30):
         new_value, new_grad = problem.inner_value(z + t * d, x), problem.gz(z + t * d, x)
@@ -51,7 +51,7 @@ def line_search(problem: Problem, z: Array, x: Array, d: Array, value: float, gr
 
 
 def refined(problem: Problem, z: Array, x: Array, f_z: Array, v: Array, tolerance: float) -> Array:
-    """Conjugate gradients on H v = -f_z from v."""
+    """Return v after conjugate gradient steps on H v = -f_z."""
     limit = int(0.01 / np.sqrt(tolerance))
     if limit == 0:
         return v
@@ -81,7 +81,7 @@ def shine(
     refine: bool = False,
     decrease: float = 0.5,
 ) -> list[dict[str, Any]]:
-    """The elements of draws are not read: there is one step for each."""
+    """Take one step per element of ``draws``; the elements are not used."""
     pairs, history = Memory(memory, scale, len(z)), []
     first_norm, c, step, last_value, move = 0.0, 0.0, 0.0, 0.0, 0.0
     for k, _ in enumerate(draws):

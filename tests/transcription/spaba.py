@@ -1,4 +1,4 @@
-"""SPABA: the recursive estimates of SRBA, restarted by a coin instead of a period."""
+"""SPABA: the recursive estimates of SRBA, restarted at random instead of periodically."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def spaba(
     outer_ratio: float,
     v_radius: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Draws: inner, outer, refresh (the coin; the first step is always on all rows)."""
+    """Draws: inner, outer, refresh (True for a full-batch step; the first step always is)."""
     v = np.zeros_like(z)
     z_prev, v_prev, x_prev = z, v, x
     d_z, d_v, d_x = np.zeros_like(z), np.zeros_like(z), np.zeros_like(x)
@@ -41,7 +41,7 @@ def spaba(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     draws = single(run)
     for one, drawn in zip(draws, run.draws, strict=True):
         one.refresh = bool(drawn.coin)

@@ -1,4 +1,4 @@
-"""SRBA: recursive estimates of the three directions, restarted from all rows every `period` steps."""
+"""SRBA: recursive estimates of the three directions, restarted by a full-batch pass every `period` steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def srba(
     bounds: Sequence[float] | None = None,
     v: Array | None = None,
 ) -> list[dict[str, Any]]:
-    """Draws: inner, outer (not read at the steps that take all rows)."""
+    """Draws: inner, outer (not used in full-batch steps)."""
     rho, gamma = step_size, step_size / outer_ratio
     u = (z, np.zeros_like(z) if v is None else v, x)
     u_prev = u
@@ -45,5 +45,5 @@ def srba(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     return srba(problem, z, x, single(run), period=run.solver.period, **settings)

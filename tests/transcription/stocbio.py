@@ -31,7 +31,7 @@ def stocbio(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, times, n_neumann = DrawnRows(run), run.solver.n_inner_steps, run.solver.n_neumann
     draws = [
         SimpleNamespace(inner_loop=rows.inner_list(d.inner_loop, times), **rows.series(d.neumann, n_neumann))

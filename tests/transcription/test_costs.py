@@ -1,4 +1,4 @@
-"""The oracle calls of the transcriptions per step."""
+"""The costs of the transcriptions per step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -134,7 +134,7 @@ COSTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int], dict[
     "hoag": (hoag, {}, HOAG_STEP, HOAG_STEP),
 }
 
-# totals in units of b, as they are written for each algorithm
+# total cost per step in units of b, as stated in the file of each solver
 UNITS = {
     "srba": 10,
     "spaba": 10,
@@ -171,7 +171,7 @@ UNITS = {
 
 
 def calls_of(name: str, steps: int) -> dict[str, int]:
-    """Return the counts of a run of this number of steps from the start."""
+    """Return the counts of a run of ``steps`` steps."""
     function, options, _, _ = COSTS[name]
     problem = make_quadratic()
     z, x, _ = point(problem)
@@ -186,7 +186,7 @@ def calls_of(name: str, steps: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_cost_per_step(name: str) -> None:
+def test_the_cost_per_step_is_as_stated(name: str) -> None:
     _, _, first, later = COSTS[name]
     one, two, three = (calls_of(name, steps) for steps in (1, 2, 3))
     assert {k: c for k, c in one.items() if c} == first
@@ -195,7 +195,7 @@ def test_cost_per_step(name: str) -> None:
         assert sum(later.values()) == UNITS[name] * B
 
 
-def test_cost_of_full_passes() -> None:
+def test_the_cost_of_full_batch_passes_is_as_stated() -> None:
     assert sum(FULL.values()) == 3 * N + 2 * M
     assert sum(VRBO_FULL.values()) == (Q + 2) * N + 2 * M
     period, steps = 4, 8
@@ -209,7 +209,7 @@ def test_cost_of_full_passes() -> None:
 
 
 @pytest.mark.parametrize("length", range(Q))
-def test_cost_follows_the_random_length(length: int) -> None:
+def test_the_number_of_products_is_the_random_length(length: int) -> None:
     problem = make_quadratic()
     z, x, _ = point(problem)
     draw = make_draw(problem, np.random.default_rng(4), length)

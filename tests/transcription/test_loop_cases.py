@@ -1,4 +1,4 @@
-"""Transcriptions of methods with loops where their steps are known in closed form, or are those of another."""
+"""Transcriptions of methods with loops, in cases where their steps are known or equal those of another method."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -43,13 +43,13 @@ from .stocbio import stocbio
 from .ttsa import ttsa
 
 
-def test_bsa_with_warm_start_is_alset(problem: Problem) -> None:
+def test_bsa_with_a_warm_start_is_alset(problem: Problem) -> None:
     z, x, _ = point(problem)
     draws = make_draws(problem, 5)
     assert_same(bsa(problem, z, x, draws, n_neumann=Q, **STEPS), alset(problem, z, x, draws, n_neumann=Q, **STEPS))
 
 
-def test_bsa_cold_start(problem: Problem) -> None:
+def test_bsa_with_a_cold_start_begins_at_the_initial_z(problem: Problem) -> None:
     z0, x, _ = point(problem)
     draws = make_draws(problem, 2)
     one, two = bsa(problem, z0, x, draws, n_neumann=Q, warm_start=False, **STEPS)
@@ -60,7 +60,7 @@ def test_bsa_cold_start(problem: Problem) -> None:
         np.testing.assert_allclose(record["inner_var"], z, rtol=1e-12)
 
 
-def test_ttsa_first_step_is_alset_with_one_inner_step(problem: Problem) -> None:
+def test_the_first_step_of_ttsa_is_alset_with_one_inner_step(problem: Problem) -> None:
     z, x, _ = point(problem)
     draw = make_draws(problem, 1)[0]
     draw.inner_loop = [draw.inner]
@@ -68,7 +68,7 @@ def test_ttsa_first_step_is_alset_with_one_inner_step(problem: Problem) -> None:
     assert_same(one, alset(problem, z, x, [draw], n_neumann=Q, **STEPS))
 
 
-def test_amigo_and_stocbio_approach_the_gradient(problem: Problem) -> None:
+def test_amigo_and_stocbio_with_long_loops_follow_the_gradient(problem: Problem) -> None:
     _, x, _ = point(problem)
     z, _, _, grad_h = problem.solve(x)
     many = SimpleNamespace(inner_loop=[None], outer=None, linear_loop=[None] * 2000, neumann=[None] * 600, cross=None)
@@ -79,7 +79,7 @@ def test_amigo_and_stocbio_approach_the_gradient(problem: Problem) -> None:
         np.testing.assert_allclose((x - history[0]["outer_var"]) / 0.05, grad_h, rtol=1e-6, atol=1e-8)
 
 
-def test_f2sa_step_and_multiplier(problem: Problem) -> None:
+def test_the_first_steps_of_f2sa_equal_its_formulas(problem: Problem) -> None:
     z0, x, _ = point(problem)
     draw = make_draws(problem, 1)[0]
     options = {"lambda_0": 3.0, "delta_0": 0.5, **STEPS}
@@ -87,8 +87,8 @@ def test_f2sa_step_and_multiplier(problem: Problem) -> None:
     z, y = z0, z0
     for k in range(T):
         z = z - 0.1 * problem.gz(z, x, draw.inner_loop[k])
-        push = problem.fz(y, x, draw.y_outer_loop[k]) / 3.0 + problem.gz(y, x, draw.y_inner_loop[k])
-        y = y - 0.05 * push
+        grad = problem.fz(y, x, draw.y_outer_loop[k]) / 3.0 + problem.gz(y, x, draw.y_inner_loop[k])
+        y = y - 0.05 * grad
     move = problem.fx(y, x, draw.outer)
     move = move + 3.0 * (problem.gx(y, x, draw.inner) - problem.gx(z, x, draw.inner_at_z))
     np.testing.assert_allclose(one["inner_var"], z, rtol=1e-12)
@@ -130,7 +130,7 @@ def test_itd_is_the_derivative_of_the_unrolled_value(problem: Problem) -> None:
     np.testing.assert_array_equal(record["inner_var"], end)
 
 
-def test_itd_on_batches(problem: Problem) -> None:
+def test_itd_on_batches_is_the_derivative_of_the_unrolled_value(problem: Problem) -> None:
     z, x, _ = point(problem)
     draw = make_draws(problem, 1)[0]
 
@@ -147,7 +147,7 @@ def test_itd_on_batches(problem: Problem) -> None:
 
 
 def test_pzobo_with_orthogonal_directions_is_itd(problem: Problem) -> None:
-    """sqrt(d) times the coordinate vectors average u u' to I; a small smoothing leaves the ITD gradient."""
+    """For u = sqrt(d) times the coordinate vectors, the mean of u u' is I; with a small smoothing this is ITD."""
     z, x, _ = point(problem)
     draw = make_draws(problem, 1)[0]
     draw.gaussians = np.sqrt(problem.d) * np.eye(problem.d)
@@ -157,7 +157,7 @@ def test_pzobo_with_orthogonal_directions_is_itd(problem: Problem) -> None:
     np.testing.assert_allclose(record["outer_var"], expected["outer_var"], rtol=1e-6, atol=1e-8)
 
 
-def test_bome_multiplier(problem: Problem) -> None:
+def test_the_multiplier_of_bome_enforces_its_barrier(problem: Problem) -> None:
     """The move's product with the gap's gradient q is at least eta_b q'q, with equality if lam > 0."""
     z, x, _ = point(problem)
     record = bome(problem, z, x, [None], n_inner_steps=T, eta_b=0.5, **STEPS)[0]
@@ -172,7 +172,7 @@ def test_bome_multiplier(problem: Problem) -> None:
         assert move @ q >= 0.5 * q @ q
 
 
-def test_bome_at_the_inner_solution_follows_f() -> None:
+def test_bome_at_the_inner_solution_moves_along_the_gradient_of_f() -> None:
     problem = make_quadratic()
     problem.inner.az[:] = np.eye(P)
     problem.inner.b[:] = 0.0
@@ -183,7 +183,7 @@ def test_bome_at_the_inner_solution_follows_f() -> None:
     np.testing.assert_allclose(record["outer_var"], x - 0.05 * problem.fx(np.zeros(P), x))
 
 
-def test_the_rules_of_f2sa_p_are_those_of_tables() -> None:
+def test_the_weights_of_f2sa_p_are_those_of_finite_difference_tables() -> None:
     assert [indices_of(order) for order in (1, 2, 3)] == [[0, 1], [-1, 1], [-1, 0, 1, 2]]
     for order, weights in {
         1: [-1, 1],
@@ -196,7 +196,7 @@ def test_the_rules_of_f2sa_p_are_those_of_tables() -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_the_error_of_f2sa_p_falls_with_the_power_of_its_order(order: int) -> None:
+def test_the_error_of_f2sa_p_is_proportional_to_nu_to_its_order(order: int) -> None:
     problem = make_quadratic()
     _, x, _ = point(problem)
     z, _, _, grad_h = problem.solve(x)
@@ -210,22 +210,22 @@ def test_the_error_of_f2sa_p_falls_with_the_power_of_its_order(order: int) -> No
     np.testing.assert_allclose(error(0.04) / error(0.02), 2**order, rtol=0.15)
 
 
-def test_clipping_the_coordinates_of_v_moves_the_solution_and_a_wide_ball_does_not() -> None:
+def test_clipping_the_coordinates_of_v_changes_the_solution_and_a_large_ball_does_not() -> None:
     problem = make_quadratic()
     largest = np.max(np.abs(problem.solve(np.zeros(D)).v))
 
-    def slope_at_the_end(projection: Callable[[np.ndarray], np.ndarray]) -> float:
+    def final_gradient_norm(projection: Callable[[np.ndarray], np.ndarray]) -> float:
         z, v, x = np.zeros(P), np.zeros(P), np.zeros(D)
         for _ in range(800):
             d_z, d_v, d_x = directions(problem, (z, v, x), None, None)
             z, v, x = z - 0.1 * d_z, projection(v - 0.1 * d_v), x - 0.1 * d_x
         return float(np.linalg.norm(problem.solve(x).grad_h))
 
-    assert slope_at_the_end(lambda v: ball(v, 10 * largest)) < 1e-4
-    assert slope_at_the_end(lambda v: np.clip(v, -largest / 4, largest / 4)) > 1e-2
+    assert final_gradient_norm(lambda v: ball(v, 10 * largest)) < 1e-4
+    assert final_gradient_norm(lambda v: np.clip(v, -largest / 4, largest / 4)) > 1e-2
 
 
-def test_hoag_converges_and_uses_its_rule(problem: Problem) -> None:
+def test_hoag_converges_and_adapts_its_step_by_its_rule(problem: Problem) -> None:
     z, x, _ = point(problem)
     history = hoag(problem, z, x, range(150))
     first = problem.solve(x)

@@ -22,7 +22,7 @@ def test_derivatives_match_finite_differences(problem: Problem, rows: np.ndarray
     np.testing.assert_allclose(problem.cr(z, x, w, rows), slope(lambda s: problem.gz(z, s, rows), x) @ w, **close)
 
 
-def test_batches_average_to_all_rows(problem: Problem) -> None:
+def test_the_mean_over_rows_is_the_full_batch(problem: Problem) -> None:
     z, x, w = point(problem)
     single = [np.array([i]) for i in range(problem.n)]
     np.testing.assert_allclose(np.mean([problem.gz(z, x, r) for r in single], axis=0), problem.gz(z, x))
@@ -30,7 +30,7 @@ def test_batches_average_to_all_rows(problem: Problem) -> None:
     np.testing.assert_allclose(np.mean([problem.cr(z, x, w, r) for r in single], axis=0), problem.cr(z, x, w))
 
 
-def test_sample_loss_of_the_quadratic() -> None:
+def test_the_quadratic_equals_its_sample_loss() -> None:
     rng = np.random.default_rng(7)
     inner, outer = factors(rng, 6, P, D), factors(rng, 4, P, D)
     quadratic = Quadratic(inner, outer)
@@ -42,7 +42,7 @@ def test_sample_loss_of_the_quadratic() -> None:
             assert value(z, x, np.array([i])) == pytest.approx(expected, rel=1e-12)
 
 
-def test_exact_solution(problem: Problem) -> None:
+def test_the_exact_solution_satisfies_its_equations(problem: Problem) -> None:
     _, x, _ = point(problem)
     problem.reset()
     z, v, h, grad_h = problem.solve(x)
@@ -55,7 +55,7 @@ def test_exact_solution(problem: Problem) -> None:
     np.testing.assert_allclose(grad_h, slope(lambda s: problem.solve(s).h, x), rtol=1e-6, atol=1e-8)
 
 
-def test_counts(problem: Problem) -> None:
+def test_calls_count_rows(problem: Problem) -> None:
     z, x, w = point(problem)
     problem.reset()
     problem.gz(z, x, np.array([1, 1, 2]))
@@ -70,16 +70,16 @@ def test_counts(problem: Problem) -> None:
     assert not any(problem.calls.values())
 
 
-def test_ball() -> None:
+def test_the_ball_shortens_only_longer_vectors() -> None:
     v = np.array([3.0, 4.0])
     np.testing.assert_allclose(ball(v, 1.0), [0.6, 0.8])
     assert ball(v, 6.0) is v and ball(v, None) is v
 
 
-# ---------------------------------------------------------------- Neumann series
+# Neumann series
 
 
-def test_neumann_closed_sums(problem: Problem) -> None:
+def test_full_batch_neumann_series_equal_sums_of_powers(problem: Problem) -> None:
     z, x, _ = point(problem)
     eta, f = 0.2, problem.fz(z, x)
     hessian = np.stack([problem.hv(z, x, e) for e in np.eye(problem.p)], axis=1)
@@ -92,7 +92,7 @@ def test_neumann_closed_sums(problem: Problem) -> None:
     np.testing.assert_allclose(np.mean(estimates, axis=0), -eta * sum(powers[:Q]), rtol=1e-10)
 
 
-def test_neumann_multiplies_the_batches_in_order(problem: Problem) -> None:
+def test_neumann_series_multiply_their_batches_in_order(problem: Problem) -> None:
     z, x, _ = point(problem)
     eta, draw = 0.1, make_draws(problem, 1)[0]
     product, terms = np.eye(problem.p), [problem.fz(z, x, draw.outer)]
@@ -106,7 +106,7 @@ def test_neumann_multiplies_the_batches_in_order(problem: Problem) -> None:
     np.testing.assert_allclose(random_length, -eta * Q * terms[3], rtol=1e-10)
 
 
-def test_long_neumann_series_gives_the_gradient(problem: Problem) -> None:
+def test_a_long_neumann_series_gives_the_gradient(problem: Problem) -> None:
     _, x, _ = point(problem)
     z, _, _, grad_h = problem.solve(x)
     np.testing.assert_allclose(hyp1(problem, z, x, None, [None] * 600, None, 0.3), grad_h, rtol=1e-8, atol=1e-10)

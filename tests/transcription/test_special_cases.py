@@ -1,4 +1,4 @@
-"""Each transcription where its steps are known in closed form, or are those of another."""
+"""Transcriptions in cases where their steps are known in closed form or equal those of another method."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ from .ttsa import ttsa
 from .vrbo import vrbo
 
 
-def test_srba_of_period_one_is_full_gradient(problem: Problem) -> None:
+def test_srba_with_period_one_makes_full_batch_steps(problem: Problem) -> None:
     z, x, _ = point(problem)
     history = srba(problem, z, x, make_draws(problem, 6), period=1, **STEPS)
     v = np.zeros(problem.p)
@@ -46,14 +46,14 @@ def test_srba_of_period_one_is_full_gradient(problem: Problem) -> None:
             np.testing.assert_allclose(record[key], value, rtol=1e-12)
 
 
-def test_srba_on_all_rows_forgets_the_period(problem: Problem) -> None:
+def test_the_period_of_srba_has_no_effect_on_full_batches(problem: Problem) -> None:
     z, x, _ = point(problem)
     one = srba(problem, z, x, [ALL] * 7, period=1, v_radius=0.3, **STEPS)
     assert_same(one, srba(problem, z, x, [ALL] * 7, period=3, v_radius=0.3, **STEPS), "inner_var v outer_var")
     assert max(np.linalg.norm(r["v"]) for r in one) == pytest.approx(0.3)
 
 
-def test_spaba_with_a_regular_coin_is_srba(problem: Problem) -> None:
+def test_spaba_with_periodic_refreshes_is_srba(problem: Problem) -> None:
     z, x, _ = point(problem)
     draws = make_draws(problem, 8)
     for s, draw in enumerate(draws):
@@ -62,7 +62,7 @@ def test_spaba_with_a_regular_coin_is_srba(problem: Problem) -> None:
     assert_same(one, srba(problem, z, x, draws, period=3, v_radius=0.5, **STEPS), "inner_var v outer_var")
 
 
-def test_srba_estimate_by_hand(problem: Problem) -> None:
+def test_the_second_step_of_srba_equals_its_formula(problem: Problem) -> None:
     z, x, _ = point(problem)
     draws = make_draws(problem, 2)
     first, second = srba(problem, z, x, draws, period=2, bounds=(-1.0, 1.0), **STEPS)
@@ -78,7 +78,7 @@ def test_srba_estimate_by_hand(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("init", ["zero", "full"])
-def test_saba_keeps_the_weighted_mean(problem: Problem, init: str) -> None:
+def test_saba_stores_the_weighted_mean_of_its_tables(problem: Problem, init: str) -> None:
     z, x, _ = point(problem)
     rng = np.random.default_rng(8)
     uneven = [np.arange(problem.n)[: problem.n - 3], np.arange(problem.n - 3, problem.n)]
@@ -93,7 +93,7 @@ def test_saba_keeps_the_weighted_mean(problem: Problem, init: str) -> None:
 
 
 def test_saba_is_unbiased(problem: Problem) -> None:
-    """The mean of the next iterate over all pairs of blocks, weighted, is a step along the full direction."""
+    """The weighted mean of the next iterate over all pairs of blocks is a step along the full-batch direction."""
     z, x, _ = point(problem)
     inner = [np.arange(10), np.arange(10, problem.n)]
     outer = [np.arange(4), np.arange(4, problem.m)]
@@ -112,7 +112,7 @@ def test_saba_is_unbiased(problem: Problem) -> None:
         np.testing.assert_allclose(mean[k], u[k] - step * size, rtol=1e-10, atol=1e-12)
 
 
-def test_saba_on_one_block_is_full_gradient(problem: Problem) -> None:
+def test_saba_with_one_block_makes_full_batch_steps(problem: Problem) -> None:
     z, x, _ = point(problem)
     draws = [SimpleNamespace(inner_block=0, outer_block=0)] * 4
     one = [np.arange(problem.n)]
@@ -120,7 +120,7 @@ def test_saba_on_one_block_is_full_gradient(problem: Problem) -> None:
     assert_same(history, srba(problem, z, x, [ALL] * 4, period=1, **STEPS), "inner_var v outer_var")
 
 
-def test_ma_soba_lags_one_step(problem: Problem) -> None:
+def test_ma_soba_moves_x_one_step_later_than_soba(problem: Problem) -> None:
     z, x, _ = point(problem)
     draws = make_draws(problem, 3)
     one, two, _ = ma_soba(problem, z, x, draws, **STEPS)
@@ -132,8 +132,8 @@ def test_ma_soba_lags_one_step(problem: Problem) -> None:
     np.testing.assert_allclose(soba_one["outer_var"], x - 0.05 * d_x)
 
 
-def test_storm_and_sarah_are_exact_on_all_rows(problem: Problem) -> None:
-    """Without sampling, the carried estimates equal the direction at the point where they were taken."""
+def test_storm_and_sarah_estimates_are_exact_on_full_batches(problem: Problem) -> None:
+    """Without sampling, the recursive estimates equal the gradients at their points."""
     z, x, _ = point(problem)
     for history, old in (
         (mrbo(problem, z, x, [ALL] * 4, **STEPS), True),
@@ -147,7 +147,7 @@ def test_storm_and_sarah_are_exact_on_all_rows(problem: Problem) -> None:
             np.testing.assert_allclose(record["dh"], expected, rtol=1e-8, atol=1e-10)
 
 
-def test_sustain_without_memory_is_plain(problem: Problem) -> None:
+def test_sustain_with_momentum_one_uses_plain_estimates(problem: Problem) -> None:
     z, x, _ = point(problem)
     draws = make_draws(problem, 4)
     history = sustain(problem, z, x, draws, n_neumann=Q, momentum=1e9, **STEPS)
@@ -159,8 +159,8 @@ def test_sustain_without_memory_is_plain(problem: Problem) -> None:
         np.testing.assert_allclose(record["outer_var"], x, rtol=1e-10)
 
 
-def test_storm_by_hand(problem: Problem) -> None:
-    """MRBO at t = 3: the estimate of step 2, its batch at both points, and a = c 2^(-2/3)."""
+def test_the_third_step_of_mrbo_equals_its_formula(problem: Problem) -> None:
+    """At t = 3: the estimate of step 2, the new batch at both points, and a = c 2^(-2/3)."""
     z, x, _ = point(problem)
     draws = make_draws(problem, 3)
     one, two, three = mrbo(problem, z, x, draws, momentum=0.7, **STEPS)
@@ -170,7 +170,7 @@ def test_storm_by_hand(problem: Problem) -> None:
     np.testing.assert_allclose(three["dz"], new + (1 - a) * (two["dz"] - old), rtol=1e-12)
 
 
-def test_sustain_on_all_rows(problem: Problem) -> None:
+def test_the_estimates_of_sustain_are_exact_on_full_batches(problem: Problem) -> None:
     z, x, _ = point(problem)
     for record in sustain(problem, z, x, [ALL] * 4, n_neumann=Q, outer_momentum=0.2, **STEPS):
         v = n2(problem, z, x, None, [None] * Q, ALL.length, Q, 0.5)
@@ -179,8 +179,8 @@ def test_sustain_on_all_rows(problem: Problem) -> None:
         z, x = record["inner_var"], record["outer_var"]
 
 
-def test_fsla_by_hand(problem: Problem) -> None:
-    """Second step: each variable at the others' newest values, a = c 2^(-1/2), one batch at both points."""
+def test_the_second_step_of_fsla_equals_its_formula(problem: Problem) -> None:
+    """Each variable moves at the newest values of the others; a = c 2^(-1/2), and one batch at both points."""
     z0, x0, _ = point(problem)
     draws = make_draws(problem, 2)
     one, two = fsla(problem, z0, x0, draws, momentum=0.6, **STEPS)
@@ -196,7 +196,7 @@ def test_fsla_by_hand(problem: Problem) -> None:
     np.testing.assert_allclose(two["outer_var"], x1 - size / 2.0 * dh, rtol=1e-12)
 
 
-def test_differences_of_fde_hbo_miss_by_the_square_of_delta() -> None:
+def test_the_error_of_the_differences_of_fde_hbo_is_proportional_to_delta_squared() -> None:
     problem = make_logistic()
     z, x, v = point(problem)
 
@@ -210,7 +210,7 @@ def test_differences_of_fde_hbo_miss_by_the_square_of_delta() -> None:
     assert coarse[1] < 1e-12, "∇x G is quadratic in z"
 
 
-def test_fde_hbo_on_all_rows_of_a_quadratic_is_one_loop_of_full_gradients() -> None:
+def test_fde_hbo_on_full_batches_of_a_quadratic_moves_along_the_exact_directions() -> None:
     problem = make_quadratic()
     z, x, _ = point(problem)
     v = np.zeros(problem.p)
@@ -223,7 +223,7 @@ def test_fde_hbo_on_all_rows_of_a_quadratic_is_one_loop_of_full_gradients() -> N
 
 
 def conjugate_gradients(matrix: np.ndarray, right: np.ndarray, start: np.ndarray, steps: int) -> list[np.ndarray]:
-    """Iterates 1, …, steps."""
+    """Return the iterates 1, …, steps."""
     v, residual = start, right - matrix @ start
     direction, iterates = residual, []
     for _ in range(steps):
@@ -235,25 +235,25 @@ def conjugate_gradients(matrix: np.ndarray, right: np.ndarray, start: np.ndarray
     return iterates
 
 
-def test_lanc_bio_where_nothing_moves_is_restarted_conjugate_gradients() -> None:
+def test_lanc_bio_with_fixed_variables_is_restarted_conjugate_gradients() -> None:
     problem = make_quadratic()
     _, x, _ = point(problem)
     z, v, _, _ = problem.solve(x)
-    still = {"step_size": 0.1, "outer_ratio": 1e30}
+    fixed = {"step_size": 0.1, "outer_ratio": 1e30}
     matrix, right = problem.inner.az.mean(axis=0), -problem.fz(z, x)
-    history = lanc_bio(problem, z, x, [ALL] * 9, m=3, **still)
+    history = lanc_bio(problem, z, x, [ALL] * 9, m=3, **fixed)
     expected = [np.zeros_like(z)]
     for _ in range(3):
         expected += conjugate_gradients(matrix, right, expected[-1], 3)
     for record, wanted in zip(history, expected[1:], strict=True):
         np.testing.assert_allclose(record["v"], wanted, rtol=1e-9, atol=1e-12)
-    longer = lanc_bio(problem, z, x, [ALL] * 8, m=9, **still)
+    longer = lanc_bio(problem, z, x, [ALL] * 8, m=9, **fixed)
     assert [record["dimension"] for record in longer] == [1, 2, 3, 4, 5, 5, 5, 5]
     for record in longer[4:]:
         np.testing.assert_allclose(record["v"], v, rtol=1e-9)
 
 
-def test_soba_and_ttsa_second_steps(problem: Problem) -> None:
+def test_the_second_steps_of_soba_and_ttsa_equal_their_formulas(problem: Problem) -> None:
     z, x, _ = point(problem)
     draws = make_draws(problem, 2)
     one, two = soba(problem, z, x, draws, **STEPS)
@@ -271,7 +271,7 @@ def test_soba_and_ttsa_second_steps(problem: Problem) -> None:
     np.testing.assert_allclose(two["outer_var"], x)
 
 
-def test_fsla_on_all_rows(problem: Problem) -> None:
+def test_the_estimate_of_fsla_is_exact_on_full_batches(problem: Problem) -> None:
     z, x, _ = point(problem)
     places = x
     for record in fsla(problem, z, x, [ALL] * 4, **STEPS):

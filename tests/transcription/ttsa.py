@@ -1,4 +1,4 @@
-"""TTSA: one inner step and one outer step on two time scales, t^(-2/5) and t^(-3/5)."""
+"""TTSA: one inner step and one outer step, with sizes proportional to t^(-2/5) and t^(-3/5)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def ttsa(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     draws, fixed = alternating(run, 1)
     for draw in draws:
         draw.inner = draw.inner_loop[0]

@@ -1,4 +1,4 @@
-"""VRBO: SARAH estimates carried through an inner loop, restarted from all rows every `period` outer steps."""
+"""VRBO: SARAH estimates in an inner loop, restarted by a full-batch pass every `period` outer steps."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def vrbo(
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Follow a run of the library on its draws."""
+    """Repeat a run of the library on the same draws."""
     rows, n_neumann = DrawnRows(run), run.solver.n_neumann
     differences = run.solver.n_inner_steps + 1
 

@@ -52,7 +52,7 @@ def tree_problem(**kwargs):
 
 
 def badly_scaled(strongly_convex):
-    """Own losses on columns from 1e-2 to 1e2, whose curvatures eight probes cannot tell apart."""
+    """Own losses on columns from 1e-2 to 1e2, whose curvatures eight probes cannot distinguish."""
     rng, p = np.random.default_rng(0), 10
     X, y = rng.standard_normal((200, p)), np.sign(rng.standard_normal(200))
     X = (X + y[:, None] * rng.standard_normal(p)) * np.geomspace(1e-2, 1e2, p)
