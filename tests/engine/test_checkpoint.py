@@ -14,6 +14,7 @@ from tests import cases
 SOLVERS = cases.SOLVERS
 
 
+@pytest.mark.filterwarnings("ignore:AutoSRBA")  # after so few steps z is far from its solution
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype, tmp_path):

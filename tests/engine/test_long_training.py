@@ -31,6 +31,7 @@ def assert_same_run(found, expected):
         np.testing.assert_array_equal(found.history[name], expected.history[name], err_msg=name)
 
 
+@pytest.mark.filterwarnings("ignore:AutoSRBA")  # after so few steps z is far from its solution
 @pytest.mark.parametrize("name", cases.marked(cases.SOLVERS))
 def test_a_run_resumed_from_a_checkpoint_equals_an_uninterrupted_one(name, tmp_path):
     problem, solver = cases.quadratic("float32"), cases.SOLVERS[name]

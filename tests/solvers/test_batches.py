@@ -8,7 +8,7 @@ import pytest
 import bilevel
 from tests import cases
 from tests.solvers.test_transcriptions import assert_same_path, both, plain, steps
-from tests.solvers.transcribed import KIND_NAMES
+from tests.solvers.transcribed import KIND_NAMES, TRANSCRIBED
 
 OUTER = 5  # 31 rows have a shorter last block
 
@@ -17,7 +17,7 @@ def two_sizes(name, **changes):
     return replace(plain(type(cases.SOLVERS[name])), outer_batch_size=OUTER, **changes)
 
 
-@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA",)))
+@pytest.mark.parametrize("name", cases.marked(TRANSCRIBED, quick=("SRBA",)))
 def test_iterates_and_costs_with_two_sizes_equal_the_transcription(name):
     solver = two_sizes(name)
     run, expected, counted = both("quadratic", solver)

@@ -69,7 +69,9 @@ def test_declared_cost_equals_counted_cost(name, sampling):
     except ValueError:
         pytest.skip(f"{name} does not draw {sampling}")
     with arithmetic("float64"):
-        oracles = problem.oracles.with_batches(cases.BATCH, sampling)
+        # Closed forms of the metric of AutoSRBA count as one product, but evaluate several.
+        oracles = cases.by_autodiff("logistic", problem) if name == "AutoSRBA" else problem.oracles
+        oracles = oracles.with_batches(cases.BATCH, sampling)
         solver = solver.configure(problem).cast("float64")
         page = draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH)
         counting = CountingOracles(oracles)
@@ -116,6 +118,7 @@ def n_compiled():
     return {kind: program._cache_size() for kind, program in _programs._programs.items()}
 
 
+@pytest.mark.filterwarnings("ignore:AutoSRBA")  # after so few steps z is far from its solution
 @pytest.mark.parametrize("name", cases.marked(SOLVERS))
 def test_step_sizes_share_one_compiled_program(name):
     problem = cases.quadratic("float32")
