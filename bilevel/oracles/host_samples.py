@@ -91,6 +91,7 @@ class HostData:
             raise ValueError("`HostData(function)`: give the number of rows as `length=…`.")
         else:
             self.n = int(length)
+        self.columns = list(getattr(data, "columns", ()))  # of a data frame
         self._like: list[np.ndarray] | None = None
         self.head = self.read(np.arange(1))  # the first row: structure, shapes and dtypes of all
 

@@ -91,7 +91,7 @@ def check_bounds(bounds: Any, outer_var: PyTree, name: str = "`outer_bounds`") -
         raise ValueError(f"{name}: bounds are numbers, or None for no bound, got {bounds!r}.")
     try:
         lower, upper = _spread(bounds[0], outer_var, -np.inf), _spread(bounds[1], outer_var, np.inf)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: a bound does not have the shape of the outer variable: {error}") from None
     for low, high, start in zip(*map(jax.tree.leaves, (lower, upper, outer_var)), strict=True):
         if not np.all(low <= high):
@@ -138,10 +138,13 @@ def check_tables(
 
 def check_same_columns(names: tuple[str, str], tables: tuple[Any, Any], *, reordered: bool = False) -> None:
     """Raise ValueError for data frames with different columns, or, if ``reordered``, the same in another order."""
-    columns = [list(getattr(table, "columns", ())) for table in tables]
-    if all(columns) and columns[0] != columns[1] and (not reordered or set(columns[0]) == set(columns[1])):
-        due = f"`{names[1]}` must have the columns of `{names[0]}` in the same order"
-        raise ValueError(f"{due}, got {columns[1][:9]} and {columns[0][:9]}; use `{names[1]}[{names[0]}.columns]`.")
+    frames = [dict(jax.tree_util.tree_leaves_with_path(table)) for table in tables]
+    for path in frames[0].keys() & frames[1].keys():
+        columns = [list(getattr(found[path], "columns", ())) for found in frames]
+        if all(columns) and columns[0] != columns[1] and (not reordered or set(columns[0]) == set(columns[1])):
+            first, second = (name + jax.tree_util.keystr(path) for name in names)
+            due = f"`{second}` must have the columns of `{first}` in the same order"
+            raise ValueError(f"{due}, got {columns[1][:9]} and {columns[0][:9]}; use `{second}[{first}.columns]`.")
 
 
 def check_same_features(names: tuple[str, str], tables: tuple[Any, Any]) -> None:

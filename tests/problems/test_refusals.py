@@ -139,13 +139,28 @@ def test_validation_rows_with_columns_in_another_order_are_refused(build):
     assert build(FRAME.copy()).n_inner == build(X).n_inner == 24
 
 
-def test_reordered_columns_of_own_rows_are_refused_and_other_columns_are_not():
+@pytest.mark.parametrize(
+    ("within", "features", "place"),
+    [
+        (lambda frame: frame, lambda row: row, ""),
+        (lambda frame: (frame, X[:, 0]), lambda row: row[0], r"\[0\]"),
+        (lambda frame: {"features": frame}, lambda row: row["features"], r"\['features'\]"),
+        (lambda frame: bilevel.HostData(frame), lambda row: row, ""),
+    ],
+    ids=["frame", "tuple", "dictionary", "rows on the host"],
+)
+def test_reordered_columns_of_own_rows_are_refused_and_other_columns_are_not(within, features, place):
     def made(outer):
-        return bilevel.BilevelProblem.from_losses(
-            lambda z, x, row: (row[:3] @ z) ** 2, lambda z, x, row: (row[:3] @ z - x[0]) ** 2, FRAME, outer, X[0], X[0]
-        )
+        def inner_loss(z, x, row):
+            return (features(row)[:3] @ z) ** 2
 
-    with pytest.raises(ValueError, match=r"use `outer_data\[inner_data.columns\]`"):
+        def outer_loss(z, x, row):
+            return (features(row)[:3] @ z - x[0]) ** 2
+
+        data = within(FRAME), within(outer)
+        return bilevel.BilevelProblem.from_losses(inner_loss, outer_loss, *data, X[0], X[0], dtype="float64")
+
+    with pytest.raises(ValueError, match=rf"use `outer_data{place}\[inner_data{place}.columns\]`"):
         made(FRAME[["dose", "age", "weight"]])
     assert made(FRAME.assign(more=1.0)).n_outer == 24
 
