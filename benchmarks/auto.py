@@ -31,8 +31,8 @@ from markdown import number, table
 from scipy.optimize import minimize
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.driver import sweep
 from bilevel.engine.steps import prepare
 

@@ -53,7 +53,7 @@ def draw_batches(task, steps):
     """Return the indices of the rows that a run of this library draws."""
     import jax
 
-    from bilevel._precision import arithmetic
+    from bilevel._core.compilation import arithmetic
     from bilevel.engine.loop import run_key
 
     with arithmetic("float32"):

@@ -70,7 +70,7 @@ def our_steps(problem, solver, steps):
     import jax
     from stepping import steps_of
 
-    from bilevel._precision import arithmetic
+    from bilevel._core.compilation import arithmetic
 
     stepping = steps_of(problem, solver)
     with arithmetic(problem.dtype):

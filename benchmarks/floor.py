@@ -11,8 +11,8 @@ import numpy as np
 from stepping import steps_of
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Rows
 from bilevel.engine.loop import run_key
 from bilevel.engine.steps import PAGE_LENGTH
 

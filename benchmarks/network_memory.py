@@ -17,7 +17,7 @@ from markdown import table
 from stepping import steps_of
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.loop import advance
 
 STEPS, ROUNDS = 3, 5

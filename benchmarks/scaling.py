@@ -15,7 +15,7 @@ from markdown import number, table
 from processes import answer, peak_bytes, peak_with_jax
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 
 FEATURES, ROWS = 22, 10_000  # fixed while the other one varies
 OVER_ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)

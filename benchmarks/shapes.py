@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevel
-from bilevel._types import Calls
+from bilevel._core.types import Calls
 from bilevel.problems.linear import logistic
 
 BATCH = 64

@@ -16,7 +16,7 @@ from markdown import head, line
 from stepping import steps_of
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 
 SOLVERS = {"SOBA": bilevel.SOBA, "SRBA": bilevel.SRBA}
 

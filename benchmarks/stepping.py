@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.engine.steps import prepare
 

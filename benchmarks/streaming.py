@@ -19,7 +19,7 @@ import numpy as np
 from markdown import head, line
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.steps import PAGE_LENGTH
 
 N_VALIDATION = 1_000_000

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 
 
 @dataclass(frozen=True)

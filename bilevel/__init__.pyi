@@ -7,9 +7,9 @@ from bilevel import oracles as oracles
 from bilevel import problems as problems
 from bilevel import solvers as solvers
 from bilevel import theory as theory
+from bilevel._core.types import Point as Point
 from bilevel._process import fuse_cpu_loops as fuse_cpu_loops
 from bilevel._process import keep_programs as keep_programs
-from bilevel._types import Point as Point
 from bilevel.bench.execute import benchmark as benchmark
 from bilevel.engine.driver import CertifiedTolerance as CertifiedTolerance
 from bilevel.engine.driver import EarlyStopping as EarlyStopping

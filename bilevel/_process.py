@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bilevel._io import cache_folder
+from bilevel._core.files import cache_folder
 
 _FLAG, _OPTION = "--xla_backend_extra_options=", "xla_cpu_small_while_loop_byte_threshold"
 # Above a step of a linear model or of the quadratics; below a step on rows of hundreds of features and several classes,

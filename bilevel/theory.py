@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._programs import Compiled
-from bilevel._types import Array, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic
+from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Constants

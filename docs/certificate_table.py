@@ -8,8 +8,8 @@ import numpy as np
 
 import bilevel
 from bilevel import problems
-from bilevel._precision import arithmetic
-from bilevel._types import Point
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point
 
 SRBA = bilevel.SRBA
 STEPS = [4**k for k in range(8)]

@@ -8,7 +8,7 @@ import re
 import sys
 
 import bilevel
-from bilevel._types import Calls
+from bilevel._core.types import Calls
 from bilevel.engine.loop import run_key
 from bilevel.solvers import HostSolver
 

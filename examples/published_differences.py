@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._types import Rows
+from bilevel._core import trees
+from bilevel._core.types import Rows
 from bilevel.oracles.samples import permute
 from bilevel.solvers.base import solver
 from bilevel.solvers.fields import flag, fraction

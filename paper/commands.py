@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 from bilevel._process import fuse_cpu_loops
 from bilevel.cli.app import EPILOG
 from bilevel.cli.experiments import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bilevel._progress import Reporter
+from bilevel._core.extras import Reporter
 from bilevel.problems import BilevelProblem
 from paper.measuring import (
     FIRST_TUNING_SEED,

@@ -7,8 +7,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from bilevel._io import replacing
-from bilevel._optional import require
+from bilevel._core.extras import require
+from bilevel._core.files import replacing
 from bilevel.bench.config import TIMING
 from bilevel.bench.page import FONT_SIZE, assign_looks, draw_figure
 from bilevel.bench.select import AXES, Section

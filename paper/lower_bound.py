@@ -14,8 +14,8 @@ from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from bilevel._progress import Reporter
-from bilevel._types import Calls
+from bilevel._core.extras import Reporter
+from bilevel._core.types import Calls
 from bilevel.problems import BilevelProblem, worst_case
 from bilevel.solvers import SABA, SOBA, SRBA, Solver
 from paper.measuring import (

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from scipy.stats import linregress, t
 
-from bilevel import _tree as trees
-from bilevel._io import replacing
-from bilevel._progress import Reporter
-from bilevel._types import Calls
+from bilevel._core import trees
+from bilevel._core.extras import Reporter
+from bilevel._core.files import replacing
+from bilevel._core.types import Calls
 from bilevel.engine.run import Run
 from bilevel.problems import BilevelProblem
 from bilevel.problems.exact import stationarity

@@ -6,8 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bilevel._io import replacing
-from bilevel._optional import require
+from bilevel._core.extras import require
+from bilevel._core.files import replacing
 from bilevel.bench.select import Section
 from paper.audit import Claim, list_claims
 from paper.contenders import part_table

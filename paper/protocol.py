@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bilevel._types import Calls
+from bilevel._core.types import Calls
 from bilevel.bench.config import SWEEP, TIMING, Experiment, GridSetting, find_config, load_config
 from bilevel.bench.distribution import Where
 from bilevel.bench.execute import execute

@@ -5,9 +5,8 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from bilevel._io import replacing
-from bilevel._optional import require
-from bilevel._progress import Reporter
+from bilevel._core.extras import Reporter, require
+from bilevel._core.files import replacing
 from paper import complexity, lower_bound
 from paper.complexity import Measurement, median_calls
 from paper.figures import write_svg

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._types import Point
+from bilevel._core import trees
+from bilevel._core.types import Point
 from bilevel.engine.run import run
 from bilevel.problems import BilevelProblem
 from bilevel.problems.worst_case import WorstCaseOracles

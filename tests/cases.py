@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Calls, Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import AutodiffOracles

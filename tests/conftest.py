@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from bilevel import _programs
+from bilevel._core import compilation
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -13,7 +13,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_programs.MAX_PROGRAMS = 10**6  # tests share programs across modules; the fixture below frees them
+compilation.MAX_PROGRAMS = 10**6  # tests share programs across modules; the fixture below frees them
 
 gc.set_threshold(50_000, 20, 50)  # tracing creates many long-lived objects; this saves 5 % of the time
 

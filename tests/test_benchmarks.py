@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.bench.store import Store
 from bilevel.engine.loop import run_key
 

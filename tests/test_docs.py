@@ -16,7 +16,7 @@ from scipy.linalg import lstsq
 from scipy.optimize import approx_fprime
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.bench.config import load_config
 from tests import cases
 

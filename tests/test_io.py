@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from bilevel import _io
-from bilevel._io import replacing
+from bilevel._core import files
+from bilevel._core.files import replacing
 
 
 def write(path, content=b"new"):
@@ -35,11 +35,11 @@ def test_the_next_write_removes_temporary_files_of_a_killed_writer(tmp_path):
 
 
 def test_temporary_files_of_a_running_writer_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(_io, "_FRESH", -1.0)
+    monkeypatch.setattr(files, "_FRESH", -1.0)
     rename = os.replace
 
     def clean_and_rename(*paths):
-        _io._remove_leftovers(tmp_path)
+        files._remove_leftovers(tmp_path)
         rename(*paths)
 
     with replacing(tmp_path / "slow") as file:
@@ -68,9 +68,9 @@ def test_without_locks_temporary_files_are_removed_after_an_hour(tmp_path, monke
         raise OSError(errno.ENOLCK, "No locks available")
 
     if lacking == "module":
-        monkeypatch.setattr(_io, "fcntl", None)
+        monkeypatch.setattr(files, "fcntl", None)
     else:
-        monkeypatch.setattr(_io.fcntl, "flock", refuse)
+        monkeypatch.setattr(files.fcntl, "flock", refuse)
     old, young = leftover(tmp_path, age=3700.0), leftover(tmp_path, age=3500.0)
     write(tmp_path / "a")
     assert young.exists() and not old.exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.loop import run_key
 from tests.scripts import load_example
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import bilevel
-from bilevel._progress import progress_bar
+from bilevel._core.extras import progress_bar
 from bilevel.bench import config, live
 from bilevel.bench.page import file_names, write_figures, write_report
 from bilevel.bench.select import make_sections

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bilevel import _threefry
+from bilevel._core import threefry
 
 
 @pytest.mark.parametrize("x64", [False, True])
@@ -15,10 +15,10 @@ def test_keys_and_integers_are_bit_for_bit_those_of_jax_random(x64):
     @jax.jit
     def both(seed, index):
         key = jax.random.key(seed, impl="threefry2x32")
-        ours, theirs = _threefry.fold_in(key, index), jax.random.fold_in(key, index)
+        ours, theirs = threefry.fold_in(key, index), jax.random.fold_in(key, index)
         pairs = [(jax.random.key_data(ours), jax.random.key_data(theirs))]
         for n, shape in cases:
-            pairs.append((_threefry.integers(ours, shape, n), jax.random.randint(ours, shape, 0, n, dtype=jnp.int32)))
+            pairs.append((threefry.integers(ours, shape, n), jax.random.randint(ours, shape, 0, n, dtype=jnp.int32)))
         return pairs
 
     with jax.enable_x64(x64):

@@ -1,5 +1,5 @@
 """Benchmarks: run grids of solvers on a problem, store the results, select the best settings, and report them."""
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 
 require("msgspec", "bench")

@@ -25,8 +25,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_type_hin
 import msgspec
 from msgspec import Meta, Struct
 
-from bilevel._io import read_bounded
-from bilevel._precision import as_float_dtype
+from bilevel._core.compilation import as_float_dtype
+from bilevel._core.files import read_bounded
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.metrics import metric as describe
 from bilevel.problems import PROBLEMS, BilevelProblem

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 
 _PATIENCE = 20  # seconds, for a scheduler and its first worker
 _POLL_PAUSE = 0.05  # seconds between two checks for finished tasks of a cluster

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from bilevel._optional import require
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
+from bilevel._core.extras import require
 from bilevel.bench.config import (
     SWEEP,
     TIMING,

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bilevel._optional import require
-from bilevel._progress import describe_time, printable
+from bilevel._core.extras import describe_time, printable, require
 
 _console: Any = require("rich.console", "bench")
 _markup = require("rich.markup", "bench")

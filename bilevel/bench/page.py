@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bilevel._io import replacing
-from bilevel._optional import require
-from bilevel._progress import printable
+from bilevel._core.extras import printable, require
+from bilevel._core.files import replacing
 from bilevel.bench.config import TIMING
 from bilevel.bench.select import (
     AXES,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 from bilevel.bench.config import SWEEP, TIMING, Pairs, check_selects, find_loaded_solver, parameter_types, suggest
 from bilevel.bench.store import PARAMETER, Frame, list_metrics
 from bilevel.engine.metrics import METRICS, Metric

@@ -28,10 +28,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bilevel._io import read_bounded, replacing
-from bilevel._optional import require
-from bilevel._progress import printable
-from bilevel._types import Calls
+from bilevel._core.extras import printable, require
+from bilevel._core.files import read_bounded, replacing
+from bilevel._core.types import Calls
 from bilevel.bench.config import SWEEP, TIMING, Cell, Statement, find_config, parameter_types, read_statement
 from bilevel.engine.metrics import METRICS
 from bilevel.engine.result import Status

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 from bilevel.bench.config import TIMING
 from bilevel.bench.select import AXES, Contender, Section, count_diverged, final_values, quantiles, reach, worst_value
 from bilevel.bench.store import PARAMETER, Frame, list_metrics

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import bilevel
-from bilevel._io import cache_folder
+from bilevel._core.extras import printable
+from bilevel._core.files import cache_folder
 from bilevel._process import program_folder
-from bilevel._progress import printable
 
 _FOR_DEVELOPERS = ("all", "docs", "dev")
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<extras>[^\]]*)\])?[^;]*(?:;.*\bextra == ['\"](?P<of>[^'\"]+))?")

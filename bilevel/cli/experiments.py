@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 from bilevel.cli.terminal import (
     FAILED,
     OutFolder,

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from bilevel._optional import require
-from bilevel._progress import printable
+from bilevel._core.extras import printable, require
 from bilevel.bench.live import Console
 
 typer = require("typer", "bench")

@@ -27,10 +27,8 @@ from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
-from bilevel._archives import read_array, read_header
-from bilevel._io import cache_folder, read_bounded, replacing
-from bilevel._optional import require
-from bilevel._progress import progress_bar
+from bilevel._core.extras import progress_bar, require
+from bilevel._core.files import cache_folder, read_array, read_bounded, read_header, replacing
 from bilevel.datasets.registry import SETS, ArraySpec, Dataset, EmbeddedSet, FileSet, RemoteFile
 
 _BLOCK_BYTES = 2**20

@@ -8,7 +8,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import jax
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._progress import Reporter
-from bilevel._types import INT32_MAX, Calls, Point, as_float, is_number
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.extras import Reporter
+from bilevel._core.types import INT32_MAX, Calls, Point, as_float, is_number
 from bilevel.engine.logs import Recorder, warn_user
 from bilevel.engine.loop import SEEDS_AND_SETTINGS, SETTINGS, Evaluation, draw_page, run_key
 from bilevel.engine.metrics import default_metric, exact_metrics, metric

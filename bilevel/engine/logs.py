@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from bilevel._io import as_path, replacing
-from bilevel._optional import require
+from bilevel._core.extras import require
+from bilevel._core.files import as_path, replacing
 
 _PACKAGE = str(Path(__file__).parents[1])
 _RESUME = "; the log of a saved run is continued by `bilevel.resume(..., log=...)`."

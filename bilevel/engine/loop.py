@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.backend import get_backend
 
+from bilevel._core.compilation import Compiled, compiled
+from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel._process import may_be_fused
-from bilevel._programs import Compiled, compiled
-from bilevel._types import Array, Calls, Point, Rows
 from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
 from bilevel.solvers import SOLVERS

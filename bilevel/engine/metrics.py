@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-from bilevel import _tree as trees
-from bilevel._programs import Compiled
-from bilevel._types import Array, Calls, Point
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled
+from bilevel._core.types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem, ExactSolution
 from bilevel.problems.exact import norm_sq, stationarity

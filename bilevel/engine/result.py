@@ -18,12 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._archives import read_stored_arrays
-from bilevel._io import as_path, replacing
-from bilevel._precision import arithmetic
-from bilevel._programs import Compiled
-from bilevel._types import Calls, Point, PyTree, is_number
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic
+from bilevel._core.files import as_path, read_stored_arrays, replacing
+from bilevel._core.types import Calls, Point, PyTree, is_number
 from bilevel.engine import metrics, show
 from bilevel.engine.logs import warn_user
 from bilevel.oracles import Oracles

@@ -12,11 +12,11 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._io import as_path
-from bilevel._precision import arithmetic
-from bilevel._progress import compiling_bar
-from bilevel._types import INT32_MAX, Calls, Point, is_number
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.extras import compiling_bar
+from bilevel._core.files import as_path
+from bilevel._core.types import INT32_MAX, Calls, Point, is_number
 from bilevel.engine.driver import Budget, Criterion, Driver
 from bilevel.engine.logs import About, Log, Recorder, warn_user
 from bilevel.engine.metrics import inner_complaint

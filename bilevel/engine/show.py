@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from bilevel import _html
-from bilevel._optional import require
+from bilevel._core.extras import html_table, require
 from bilevel.engine import metrics
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def as_html(run: Shown) -> str:
     line = (metric.title, run.history[metric.name].tolist()) if metric.name in run.history else None
     parameters = ", ".join(f"{name}={value}" for name, value in run.solver.parameters().items() if value is not None)
     title = f"{type(run.solver).__name__}({parameters}) on {run.problem.name}, seed {run.seed}"
-    return _html.table(title, rows, line)
+    return html_table(title, rows, line)
 
 
 def as_dataframe(run: Shown) -> Any:

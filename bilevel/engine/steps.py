@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Point, Rows
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point, Rows
 from bilevel.engine.loop import ON_HOST, ONE_RUN, Evaluation, Page, Programs, State, for_one_run, run_key
 from bilevel.engine.metrics import check_metrics
 from bilevel.oracles import HostSamples, Oracles, Samples

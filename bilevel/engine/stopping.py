@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bilevel._programs import compiled
-from bilevel._types import Array, Point
+from bilevel._core.compilation import compiled
+from bilevel._core.types import Array, Point
 from bilevel.engine.result import RunResult
 from bilevel.engine.steps import CompiledSteps, Steps
 from bilevel.oracles import Oracles

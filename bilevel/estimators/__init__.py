@@ -3,7 +3,7 @@
 Needs ``pip install 'bilevel[estimators]'``.
 """
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 
 require("sklearn", "estimators")
 

@@ -29,7 +29,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from bilevel import _html
+from bilevel._core.extras import html_table
 from bilevel.estimators.losses import Array
 
 P = ParamSpec("P")
@@ -342,7 +342,7 @@ feature_names_in_ : ndarray of shape (n_features,)
         if not hasattr(self, "coef_"):
             return plain
         rows, values = self._summarize()
-        return plain + _html.table(f"{type(self).__name__}, fitted", rows, ("loss of held-out rows", values.tolist()))
+        return plain + html_table(f"{type(self).__name__}, fitted", rows, ("loss of held-out rows", values.tolist()))
 
     def _print(self, text: str) -> None:
         if self.verbose:

@@ -20,7 +20,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from bilevel._optional import require
+from bilevel._core.extras import require
 from bilevel.estimators.base import (
     Groups,
     LinearClassifier,
@@ -576,7 +576,7 @@ class BilevelRidge(LeastSquares):
         """Return the context in which JAX computes in the precision of the estimator."""
         if self.device == "cpu":
             return nullcontext()
-        from bilevel._precision import arithmetic
+        from bilevel._core.compilation import arithmetic
 
         return arithmetic(self.dtype)
 

@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
-from bilevel import _tree as trees
-from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.base import Oracles
 from bilevel.oracles.samples import PIECE, STATIC, Samples
 

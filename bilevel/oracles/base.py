@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _threefry
-from bilevel import _tree as trees
-from bilevel._types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel._core import threefry, trees
+from bilevel._core.types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 from bilevel.oracles.samples import Samples
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
@@ -165,11 +164,11 @@ class Oracles(ABC):
 
     def draw_inner(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw inner rows for step ``index``: one batch, or ``count`` batches along a leading axis."""
-        return self.inner_samples.draw(_threefry.fold_in(key, _INNER_STREAM), index, count)
+        return self.inner_samples.draw(threefry.fold_in(key, _INNER_STREAM), index, count)
 
     def draw_outer(self, key: Array, index: Array, count: int | None = None) -> Any:
         """Draw outer rows for step ``index``, independently of the inner ones."""
-        return self.outer_samples.draw(_threefry.fold_in(key, _OUTER_STREAM), index, count)
+        return self.outer_samples.draw(threefry.fold_in(key, _OUTER_STREAM), index, count)
 
     def draw(self, key: Array, index: Array) -> Rows:
         """Draw one batch on each level, or one batch for both levels if they share their rows."""
@@ -204,7 +203,7 @@ class Oracles(ABC):
         """Return the words of the key for the losses in step ``index``, or None if no loss takes a key."""
         if not self.takes_keys:
             return None
-        return jax.random.key_data(_threefry.fold_in(_threefry.fold_in(key, _LOSS_STREAM), index))
+        return jax.random.key_data(threefry.fold_in(threefry.fold_in(key, _LOSS_STREAM), index))
 
     def with_key(self, words: Array | None) -> Self:
         """Return the same oracles, whose losses derive their keys from these words."""

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Count, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.types import Array, Count, Point, PyTree
 from bilevel.oracles.base import Oracles, estimate
 
 N_PROBES = 8  # a power of two

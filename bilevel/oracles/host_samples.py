@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._types import INT32_MAX, Array, PyTree, is_number
+from bilevel._core import trees
+from bilevel._core.types import INT32_MAX, Array, PyTree, is_number
 from bilevel.oracles.samples import NARROW, PIECE, STATIC, Samples
 
 _PIECE_BYTES = 2**23  # of narrow rows that a full-batch pass reads at a time

@@ -10,8 +10,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from bilevel import _tree as trees
-from bilevel._types import Array, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, InnerPass, OuterPass, Point, PyTree, Rows
 from bilevel.oracles.base import Oracles, estimate, join
 
 

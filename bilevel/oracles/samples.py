@@ -23,10 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _threefry
-from bilevel import _tree as trees
-from bilevel._programs import compiled
-from bilevel._types import Array, Count, PyTree
+from bilevel._core import threefry, trees
+from bilevel._core.compilation import compiled
+from bilevel._core.types import Array, Count, PyTree
 
 SAMPLINGS = ("blocks", "iid", "reshuffle", "full")
 STATIC = {"static": True}  # metadata of a field that is not a pytree of arrays; programs are compiled for its value
@@ -199,7 +198,7 @@ class Samples:
             return self._next_of_pass(key, index, count)
         shape = (() if count is None else (count,)) + ((self.batch_size,) if self.sampling == "iid" else ())
         if self.window is None:
-            rows = _threefry.integers(_threefry.fold_in(key, index), shape, self.n)
+            rows = threefry.integers(threefry.fold_in(key, index), shape, self.n)
         else:
             rows = self._draw_in_window(self.window, key, index, shape, count or 1)
         return rows if self.sampling == "iid" else rows // self.batch_size
@@ -211,16 +210,16 @@ class Samples:
         """
         size = min(window, self.n)
         turns, number = -(-self.n // size), index // max(1, size // (self.batch_size * count))
-        place_key = _threefry.fold_in(_threefry.fold_in(key, _WINDOW_STREAM), number // turns)
+        place_key = threefry.fold_in(threefry.fold_in(key, _WINDOW_STREAM), number // turns)
         # The sum of two row numbers needs all 32 bits, without a sign.
-        first = _threefry.integers(place_key, (), self.n).astype(jnp.uint32)
+        first = threefry.integers(place_key, (), self.n).astype(jnp.uint32)
         first += jnp.uint32(size) * (number % turns).astype(jnp.uint32)
-        inside = _threefry.integers(_threefry.fold_in(key, index), shape, size).astype(jnp.uint32)
+        inside = threefry.integers(threefry.fold_in(key, index), shape, size).astype(jnp.uint32)
         return ((first % jnp.uint32(self.n) + inside) % jnp.uint32(self.n)).astype(jnp.int32)
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
-            pass_key = _threefry.fold_in(key, position // self.n_blocks)
+            pass_key = threefry.fold_in(key, position // self.n_blocks)
             return permute(pass_key, position % self.n_blocks, self.n_blocks)
 
         if count is None:
@@ -240,7 +239,7 @@ class Samples:
         drawn = jnp.ravel(jnp.asarray(0 if rows is None else rows + 1, jnp.uint32))
         places = 2 * jnp.arange(drawn.size, dtype=jnp.uint32) + 1
         number = jnp.sum(drawn * places * jnp.uint32(0x9E3779B1), dtype=jnp.uint32)
-        return jax.random.key_data(jax.random.split(_threefry.fold_in(key, number), count))
+        return jax.random.key_data(jax.random.split(threefry.fold_in(key, number), count))
 
     def _take(self, rows: Any) -> tuple[PyTree, Array]:
         if rows is None:

@@ -19,10 +19,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._programs import compiled
-from bilevel._types import Array, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic, compiled
+from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles.base import Oracles
 from bilevel.oracles.host_samples import HostSamples, Reader, call_host, check_batches, reader_of
 from bilevel.oracles.samples import STATIC, Samples

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._precision import arithmetic, resolve_dtype
-from bilevel._types import Point, PyTree, as_float
+from bilevel._core.compilation import arithmetic, resolve_dtype
+from bilevel._core.types import Point, PyTree, as_float
 from bilevel.oracles import AutodiffOracles, DifferenceOracles, HostData, HostSamples, Oracles, Samples
 from bilevel.oracles.autodiff import Loss, checked, has_convolutions, takes_key
 from bilevel.oracles.host_samples import head

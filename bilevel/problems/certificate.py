@@ -40,10 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._programs import compiled
-from bilevel._types import Array, Point
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic, compiled
+from bilevel._core.types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.problems.checks import as_array, make_rng
 from bilevel.problems.exact import derivative, stationarity

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import check_concrete
-from bilevel._types import INT32_MAX, Array, PyTree, as_float, is_number
+from bilevel._core import trees
+from bilevel._core.compilation import check_concrete
+from bilevel._core.types import INT32_MAX, Array, PyTree, as_float, is_number
 from bilevel.oracles import HostData
 from bilevel.oracles.host_samples import head
 

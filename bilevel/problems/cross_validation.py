@@ -26,10 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic, resolve_dtype
-from bilevel._programs import compiled
-from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree, Rows, as_float
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic, compiled, resolve_dtype
+from bilevel._core.types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree, Rows, as_float
 from bilevel.oracles import RowwiseOracles, Samples
 from bilevel.oracles.base import estimate, join
 from bilevel.problems.base import BilevelProblem, documented, lay_out

@@ -24,10 +24,9 @@ import numpy as np
 from jax.tree_util import Partial
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic, resolve_dtype
-from bilevel._programs import Compiled
-from bilevel._types import Array, InnerPass, Point
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic, resolve_dtype
+from bilevel._core.types import Array, InnerPass, Point
 from bilevel.problems import softmax
 from bilevel.problems.base import BilevelProblem, documented, lay_out
 from bilevel.problems.certificate import (

@@ -19,10 +19,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._programs import Compiled, compiled
-from bilevel._types import Array, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic, compiled
+from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.oracles.curvature import inner_diagonal
 from bilevel.problems.checks import check_outer

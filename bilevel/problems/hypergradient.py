@@ -28,10 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._programs import Compiled, compiled
-from bilevel._types import Array, Point, PyTree, Scalar, is_number
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic, compiled
+from bilevel._core.types import Array, Point, PyTree, Scalar, is_number
 from bilevel.oracles import DifferenceOracles, Oracles
 from bilevel.problems.checks import check_choice, check_flag, check_positive, check_sizes, check_variable, make_rng
 from bilevel.problems.exact import DIRECT_SIZE, cholesky, derivative, hessian, lbfgs, unflatten

@@ -34,11 +34,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic, resolve_dtype
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic, compiled, resolve_dtype
+from bilevel._core.types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree
 from bilevel._process import may_be_fused
-from bilevel._programs import Compiled, compiled
-from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles import HostData, RowwiseOracles
 from bilevel.oracles.base import estimate
 from bilevel.oracles.host_samples import head

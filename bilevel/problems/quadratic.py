@@ -22,10 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic, resolve_dtype
-from bilevel._programs import Compiled
-from bilevel._types import Array, InnerPass, OuterPass, Point, Rows
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic, resolve_dtype
+from bilevel._core.types import Array, InnerPass, OuterPass, Point, Rows
 from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._precision import resolve_dtype
+from bilevel._core.compilation import resolve_dtype
 from bilevel.datasets import Dataset, load
 from bilevel.problems.base import BilevelProblem, documented
 from bilevel.problems.checks import check_reals, check_sizes, make_rng

@@ -38,10 +38,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import resolve_dtype
-from bilevel._programs import compiled
-from bilevel._types import AnyArray, Array, InnerPass, OuterPass, Point
+from bilevel._core import trees
+from bilevel._core.compilation import compiled, resolve_dtype
+from bilevel._core.types import AnyArray, Array, InnerPass, OuterPass, Point
 from bilevel.oracles import RowwiseOracles, Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems import certificate

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic, resolve_dtype
-from bilevel._types import Array, InnerPass, OuterPass, Point
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic, resolve_dtype
+from bilevel._core.types import Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.certificate import Found, Region, Values

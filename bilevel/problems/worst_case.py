@@ -24,10 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic, resolve_dtype
-from bilevel._programs import Compiled
-from bilevel._types import INT32_MAX, Array, InnerPass, OuterPass, Point
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic, resolve_dtype
+from bilevel._core.types import INT32_MAX, Array, InnerPass, OuterPass, Point
 from bilevel.oracles import Oracles, Samples
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem

@@ -12,8 +12,8 @@ Cost (2T + 3) b. Memory 2p + d. Adaptive: nothing. With constant steps the error
 
 from typing import Any
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import whole

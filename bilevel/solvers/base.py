@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._types import Array, Calls, Point
+from bilevel._core.types import Array, Calls, Point
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.fields import bounds, document, flag, fraction, one_of, positive, transformation, whole

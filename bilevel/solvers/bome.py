@@ -15,8 +15,8 @@ is of the order of (1 - α mu_G)^T.
 
 import jax.numpy as jnp
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import one_of, positive, whole

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bilevel._types import Array, Point, PyTree
+from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, solver
 from bilevel.solvers.fields import flag, whole

@@ -25,9 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel import _tree as trees
-from bilevel._programs import Compiled, compiled
-from bilevel._types import Array, OuterPass, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, compiled
+from bilevel._core.types import Array, OuterPass, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.fields import positive, whole

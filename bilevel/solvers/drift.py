@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Point, Scalar
+from bilevel._core import trees
+from bilevel._core.types import Array, Point, Scalar
 from bilevel.solvers.base import Monitor
 
 _LARGE_DRIFT = 0.5  # recursions that work show 0 to 0.3, those at the floor of their arithmetic 0.4 to 1.1

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _tree as trees
-from bilevel._types import Calls, Count, Point, PyTree, Rows
+from bilevel._core import trees
+from bilevel._core.types import Calls, Count, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.saga_memory import BlockTable, Level
 

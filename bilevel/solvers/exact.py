@@ -24,8 +24,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from bilevel._tree import flat
-from bilevel._types import Point
+from bilevel._core.trees import flat
+from bilevel._core.types import Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.exact import System, newton, solve_adjoint

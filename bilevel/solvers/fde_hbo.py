@@ -21,8 +21,8 @@ Cost 14b, half at the first step, all of them gradients. Memory 6p + 3d. Adaptiv
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import bounds, fraction, positive, transformation

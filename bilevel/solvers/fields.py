@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from bilevel._types import INT32_MAX, as_float, is_number
+from bilevel._core.types import INT32_MAX, as_float, is_number
 
 # Descriptions of parameters that several solvers declare; the docstring of a class takes precedence.
 SHARED_DESCRIPTIONS = {

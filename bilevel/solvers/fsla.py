@@ -13,8 +13,8 @@ Cost 7b, 5b at the first step. Memory 4p + 3d. Adaptive: nothing.
 
 from typing import Any, NamedTuple
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import fraction

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from bilevel._types import Point
+from bilevel._core.types import Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.exact import lbfgs

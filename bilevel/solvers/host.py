@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from bilevel._programs import compiled
-from bilevel._tree import flat
-from bilevel._types import Calls, Point, PyTree
+from bilevel._core.compilation import compiled
+from bilevel._core.trees import flat
+from bilevel._core.types import Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems.exact import hessian, unflatten
 from bilevel.solvers.base import SolverBase, State

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel._types import Array, Calls, Point, PyTree, Rows
+from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import flag, whole

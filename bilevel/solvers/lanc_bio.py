@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, OuterPass, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, OuterPass, Point, PyTree
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import flag, one_of, whole

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import jax
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import fraction

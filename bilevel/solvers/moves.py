@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel import _threefry
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Array, Calls, Count, Point, PyTree, Scalar
+from bilevel._core import threefry, trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Array, Calls, Count, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.problems.checks import check_bounds
 from bilevel.solvers.fields import bounds_text
@@ -180,7 +179,7 @@ def repeat(times: int | Array, rows: Any, update: Callable[[T, Any], T], state: 
 
 def draw_below(key: Array, index: Array, limit: Count) -> Array:
     """Draw an integer in {0, …, limit - 1} for step ``index``, independently of its batches."""
-    return _threefry.integers(_threefry.fold_in(_threefry.fold_in(key, 2), index), (), limit)
+    return threefry.integers(threefry.fold_in(threefry.fold_in(key, 2), index), (), limit)
 
 
 # Transformations

@@ -15,8 +15,8 @@ Cost 2(Q + 4) b, half at the first step. Memory 3p + 3d. Adaptive: nothing.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, solver

@@ -17,8 +17,8 @@ Cost (2T + 3) b, of which 2T - 1 products. Memory 3p + d. Adaptive: nothing. On 
 
 from typing import Any, NamedTuple
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import whole

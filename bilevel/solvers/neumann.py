@@ -12,8 +12,8 @@ curvature of a batch. The relative error along an eigenvector of curvature h is 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree, Scalar
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Draw, PointState, Solver, State

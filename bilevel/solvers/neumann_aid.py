@@ -18,7 +18,7 @@ Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is computed from scratch 
 
 import jax.numpy as jnp
 
-from bilevel._types import Array, Calls, Point
+from bilevel._core.types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import whole

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bilevel import _threefry
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree
+from bilevel._core import threefry, trees
+from bilevel._core.types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import positive, whole
@@ -52,7 +51,7 @@ class PZOBO(Solver[PointState, PZOBODraw]):
         return PointState(start)
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> PZOBODraw:
-        gaussian_key = _threefry.fold_in(_threefry.fold_in(key, 2), index)  # batches use the streams 0 and 1
+        gaussian_key = threefry.fold_in(threefry.fold_in(key, 2), index)  # batches use the streams 0 and 1
         inner_loop = oracles.draw_inner(key, index, self.n_inner_steps)
         return PZOBODraw(inner_loop, oracles.draw_outer(key, index), gaussian_key)
 

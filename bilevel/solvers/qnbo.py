@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import flag, fraction, one_of, positive, whole

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel._types import AnyArray, Array, Scalar
+from bilevel._core.types import AnyArray, Array, Scalar
 
 FORMS = ("bfgs", "sr1")
 _SMALLEST_COSINE = 1e-8  # of the angle between w and g, for SR1

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import one_of, positive

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from bilevel._types import Array, Calls, Point, Rows
+from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles, RowwiseOracles, join
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Point, PyTree
+from bilevel._core import trees
+from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles import Samples
 
 

@@ -32,9 +32,9 @@ from typing import NamedTuple, Self
 import jax
 import numpy as np
 
-from bilevel._programs import Compiled
-from bilevel._tree import flat, to_numpy
-from bilevel._types import AnyArray, Array, Point
+from bilevel._core.compilation import Compiled
+from bilevel._core.trees import flat, to_numpy
+from bilevel._core.types import AnyArray, Array, Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, solver

@@ -11,7 +11,7 @@ Cost 5b. Memory 2p + d. Adaptive: nothing.
 
 from typing import Any
 
-from bilevel._types import Array, Calls, Point, Rows
+from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import bounds, positive, transformation

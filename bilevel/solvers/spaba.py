@@ -19,8 +19,8 @@ Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d. Adaptive: nothing.
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver

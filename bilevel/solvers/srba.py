@@ -14,8 +14,8 @@ Cost per period: 3n + 2m + 10 b (q - 1). Memory: 6p + 3d, no tables. Adaptive: n
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver

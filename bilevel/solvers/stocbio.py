@@ -11,7 +11,7 @@ Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is computed from scratch 
 
 from typing import Self
 
-from bilevel._types import Array, Calls, Point
+from bilevel._core.types import Array, Calls, Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import neumann

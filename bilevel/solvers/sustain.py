@@ -8,7 +8,7 @@ estimates of ∇z G and of the hypergradient, with the same P and batches at bot
 Cost 2(P + 4) b with P of mean (Q - 1)/2, half at the first step. Memory 3p + 3d. Adaptive: nothing.
 """
 
-from bilevel._types import Array
+from bilevel._core.types import Array
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.moves import draw_below, split

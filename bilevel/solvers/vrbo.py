@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree, Rows
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import neumann

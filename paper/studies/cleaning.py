@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.datasets import load
 from bilevel.problems import real_data
 from bilevel.problems.exact import IterativeExactSolver, lbfgs, norm_sq

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.engine.steps import prepare
 from paper.markdown import markdown_table as table

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from bilevel import SOLVERS
-from bilevel._types import Calls
+from bilevel._core.types import Calls
 from bilevel.bench.config import Cell
 
 HOSTILE = "<script>window.hacked = 1</script>"

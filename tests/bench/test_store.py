@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
-from bilevel._types import Calls
+from bilevel._core.types import Calls
 from bilevel.bench.store import SCHEMA, Store
 from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS

@@ -422,7 +422,7 @@ def test_a_writer_killed_in_the_middle_of_a_file_leaves_the_files_before_it(tmp_
     assert len(list(tmp_path.glob(".*.part"))) == 1
     store = Store(tmp_path)
     assert counts(store.read()) == counts(pandas.read_parquet(tmp_path)) == whole(1)
-    monkeypatch.setattr("bilevel._io._FRESH", 0.0)
+    monkeypatch.setattr("bilevel._core.files._FRESH", 0.0)
     store.write(group(2))
     assert counts(store.read()) == whole(1, 2)
     assert all(name.endswith(".parquet") for name in files(store)), "no leftovers"

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from bilevel._types import Calls
+from bilevel._core.types import Calls
 from bilevel.bench.config import load_config
 from bilevel.bench.execute import make_rows
 from bilevel.engine.driver import CellResult

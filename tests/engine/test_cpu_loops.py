@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel._process import may_be_fused
 from bilevel.engine.loop import IN_PLACE, compiler_options
 from bilevel.solvers import Solver

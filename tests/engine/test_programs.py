@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _process, _programs
-from bilevel._programs import Compiled, compiled
+from bilevel import _process
+from bilevel._core import compilation
+from bilevel._core.compilation import Compiled, compiled
 from tests import cases
 
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(_programs, "_programs", type(_programs._programs)())
-    monkeypatch.setattr(_programs, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(compilation, "_programs", type(compilation._programs)())
+    monkeypatch.setattr(compilation, "MAX_PROGRAMS", 3)
 
 
 def own_problem(number, n_features=3):
@@ -42,7 +43,7 @@ def n_programs_after(function, sizes):
     counts = []
     for size in sizes:
         function(np.zeros(size, np.float32))
-        counts.append(len(_programs._programs))
+        counts.append(len(compilation._programs))
     return counts
 
 
@@ -62,20 +63,20 @@ def test_programs_depend_on_structure_shape_dtype_and_constants_but_not_on_value
     vector = np.zeros(2, np.float32)
     for tree, name in ((vector, "a"), (vector + 1, "a"), ([vector], "a"), (vector, "b")):
         function(tree, name=name)
-    assert len(_programs._programs) == 3
+    assert len(compilation._programs) == 3
 
 
 def test_a_function_called_within_a_trace_is_part_of_the_larger_program():
     inner = Compiled(lambda x: x * 2)
-    before = len(_programs._programs)
+    before = len(compilation._programs)
     assert jax.jit(lambda x: inner(x) + 1)(3.0) == 7.0
     assert jax.grad(lambda x: inner(x) ** 2)(3.0) == 24.0
-    assert len(_programs._programs) == before
+    assert len(compilation._programs) == before
 
 
 def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(monkeypatch):
-    monkeypatch.setattr(_programs, "_programs", type(_programs._programs)())
-    monkeypatch.setattr(_programs, "MAX_PROGRAMS", 8)
+    monkeypatch.setattr(compilation, "_programs", type(compilation._programs)())
+    monkeypatch.setattr(compilation, "MAX_PROGRAMS", 8)
     traces = []
     users = jax.jit(lambda x: traces.append(1) or 2 * x)
     users(1.0)
@@ -84,7 +85,7 @@ def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(m
         problem = own_problem(number)
         losses.append(weakref.ref(problem.oracles.inner_loss))
         bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=5)
-        counts.append(len(_programs._programs))
+        counts.append(len(compilation._programs))
     users(2.0)
     assert traces == [1]
     assert counts[-1] == 8
@@ -94,14 +95,14 @@ def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(m
 
 
 def test_problems_of_equal_structure_share_their_programs(monkeypatch):
-    monkeypatch.setattr(_programs, "_programs", type(_programs._programs)())
+    monkeypatch.setattr(compilation, "_programs", type(compilation._programs)())
     kinds = []
     for seed in (0, 1):
         X = np.random.default_rng(seed).standard_normal((30, 3))
         y = np.where(X[:, 0] > 0, 1, -1)
         problem = bilevel.problems.logistic_selection(X, y, X, y, dtype="float32")
         bilevel.run(problem, bilevel.SOBA(0.01, 1.0, 8), max_steps=5)
-        kinds.append(set(_programs._programs))
+        kinds.append(set(compilation._programs))
     assert kinds[0] == kinds[1]
 
 
@@ -109,9 +110,9 @@ def test_a_run_whose_programs_are_freed_continues_bit_for_bit():
     problem, solver = cases.quadratic("float32"), cases.SOLVERS["SRBA"]
     run = bilevel.Run(problem, solver)
     run.advance(20)
-    for program in _programs._programs.values():
+    for program in compilation._programs.values():
         program.clear_cache()
-    _programs._programs.clear()
+    compilation._programs.clear()
     run.advance(20)
     cases.assert_trees_equal(run.point, bilevel.run(problem, solver, max_steps=40).point)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._types import Calls
+from bilevel._core.types import Calls
 from bilevel.engine import steps as runner
 from bilevel.engine.driver import Budget, sweep
 from tests import cases
@@ -220,7 +220,7 @@ def test_the_summary_explains_why_there_are_no_exact_metrics():
 
 
 def test_progress_shows_a_bar_in_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("bilevel._progress.can_redraw", lambda: True)
+    monkeypatch.setattr("bilevel._core.extras.can_redraw", lambda: True)
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5000, progress=True)
     shown = capsys.readouterr().out
     assert "SRBA on quadratic" in shown and "100%" in shown and "epochs" in shown

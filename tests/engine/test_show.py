@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _html
+from bilevel._core import extras
 from bilevel.engine import show
 from tests import cases
 
@@ -31,7 +31,7 @@ def test_the_html_of_a_result_is_well_formed(runs):
 
 
 def test_names_are_escaped_in_html(runs):
-    shown = _html.table("<b>x</b>", {"<i>": "<script>"}, ("<u>", [1.0, 2.0]))
+    shown = extras.html_table("<b>x</b>", {"<i>": "<script>"}, ("<u>", [1.0, 2.0]))
     assert not re.search(r"<(b>x|i|script|u)>", shown) and "&lt;script&gt;" in shown
 
 
@@ -45,11 +45,11 @@ def test_names_are_escaped_in_html(runs):
     ],
 )
 def test_a_sparkline_is_drawn_to_scale(values, expected):
-    assert f"points='{expected}'" in _html.sparkline(values)
+    assert f"points='{expected}'" in extras.sparkline(values)
 
 
 def test_a_sparkline_without_finite_values_is_a_note():
-    assert _html.sparkline([np.nan]) == "no finite number"
+    assert extras.sparkline([np.nan]) == "no finite number"
 
 
 def test_the_data_frame_of_a_history_names_its_run(runs):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Calls
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls
 from bilevel.engine import steps as module
 from bilevel.engine.driver import sweep
 from bilevel.engine.metrics import cheap_metrics

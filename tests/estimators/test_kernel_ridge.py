@@ -7,7 +7,7 @@ import scipy.sparse as sp
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.estimators import BilevelRidge, kernel_ridge, linear_model
 from bilevel.estimators.base import Groups
 from bilevel.estimators.kernel_ridge import GPUKernelRidge, KernelRidge, reduce_targets

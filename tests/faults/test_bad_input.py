@@ -7,7 +7,7 @@ import pytest
 
 hypothesis = pytest.importorskip("hypothesis")
 
-from bilevel._precision import as_float_dtype  # noqa: E402
+from bilevel._core.compilation import as_float_dtype  # noqa: E402
 from bilevel.problems.checks import make_rng  # noqa: E402
 from tests.faults import SEED, inputs, repeats  # noqa: E402
 from tests.faults.bad_input.judge import Case, judge  # noqa: E402

@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Calls, Rows
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.oracles.curvature import inner_diagonal
 from bilevel.solvers import HostSolver

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Rows
 from tests import cases
 from tests.oracles.test_losses_of_batches import START, inner_batch_loss, made, noisy, outer_batch_loss
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Rows
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from tests import cases
 from tests.solvers.transcribed import KIND_NAMES

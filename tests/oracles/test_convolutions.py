@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.oracles.autodiff import channels_last, has_convolutions
 
 N_ROWS = 12

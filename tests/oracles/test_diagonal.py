@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.oracles.curvature import (
     N_PROBES,
     diagonal_majorizer,

@@ -18,8 +18,8 @@ import pytest
 
 import bilevel
 from bilevel import HostData
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.driver import sweep
 from bilevel.engine.loop import run_key
 from bilevel.oracles import HostSamples, host_samples

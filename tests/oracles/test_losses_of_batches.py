@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Rows
 from tests import cases
 
 RNG = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Rows
 from bilevel.engine.loop import draw_page, run_key
 from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles.samples import Samples, permute

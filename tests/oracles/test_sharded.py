@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.oracles.sharding import ShardedOracles
 from tests import cases
 from tests.problems import small

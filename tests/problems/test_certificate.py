@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Point
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point
 from bilevel.problems.certificate import Bounds, Certifier
 from bilevel.problems.linear import logistic_curvature
 from bilevel.problems.softmax import curvature_bounds, hessian_products, probabilities, third_derivative_bounds

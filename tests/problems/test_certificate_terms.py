@@ -8,8 +8,8 @@ import pytest
 from scipy.linalg import eigh
 
 from bilevel import problems
-from bilevel._precision import arithmetic
-from bilevel._types import Point
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point
 from bilevel.problems.certificate import Bounds, Certifier, Metric, SampledBounds, ball
 from bilevel.problems.quadratic import Factors, QuadraticBounds
 from tests import cases

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bilevel._types import Point
+from bilevel._core.types import Point
 from bilevel.problems.certificate import (
     ASSUMED,
     DERIVED,

@@ -11,9 +11,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Point
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point
 from bilevel.problems.certificate import ASSUMED, DERIVED, implied
 from bilevel.problems.worst_case import worst_case
 from tests import cases

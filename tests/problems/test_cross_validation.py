@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import bilevel
 from bilevel import problems
-from bilevel._precision import arithmetic
-from bilevel._types import Calls, Point, Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls, Point, Rows
 from bilevel.engine.loop import draw_page, run_key
 from bilevel.estimators import selection
 from bilevel.estimators.losses import Logistic

@@ -9,8 +9,8 @@ from sklearn.metrics import roc_auc_score
 
 import bilevel
 from bilevel import problems
-from bilevel._precision import arithmetic
-from bilevel._types import Point
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point
 from bilevel.problems.exact import IterativeExactSolver, System, newton
 from tests import cases
 from tests.problems import small

@@ -7,8 +7,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
 from tests import cases
 
 METHODS = ("exact", "neumann", "unrolled", "differences")

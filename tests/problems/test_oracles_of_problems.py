@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Rows
 from tests import cases
 from tests.problems import small
 

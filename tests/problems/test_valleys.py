@@ -6,8 +6,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Point, Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point, Rows
 from bilevel.oracles import AutodiffOracles
 from bilevel.problems.valleys import SHARPEST, pseudo_huber, pseudo_huber_slope
 from tests import cases

@@ -9,8 +9,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.optimize import minimize
 
-from bilevel._precision import arithmetic
-from bilevel._types import Calls, Point
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls, Point
 from bilevel.oracles import AutodiffOracles
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.worst_case import chain, gamma, gamma_slope, worst_case

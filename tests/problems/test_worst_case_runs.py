@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.problems.worst_case import chain, worst_case
 from tests import cases
 from tests.problems.test_worst_case import BATCH, BOTH, ROTATIONS, M, basis_of, small

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Rows
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Rows
 from tests import cases
 
 ETA = 0.5

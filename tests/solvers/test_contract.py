@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _programs
-from bilevel._precision import arithmetic
-from bilevel._types import Calls
+from bilevel._core import compilation
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls
 from bilevel.engine.loop import advance, draw_page, initial_state, run_key
 from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import Oracles
@@ -115,7 +115,7 @@ def test_a_vmapped_sweep_over_step_sizes_equals_a_loop(name):
 
 def n_compiled():
     """Return the number of compiled programs of each function."""
-    return {kind: program._cache_size() for kind, program in _programs._programs.items()}
+    return {kind: program._cache_size() for kind, program in compilation._programs.items()}
 
 
 @pytest.mark.filterwarnings("ignore:AutoSRBA")  # after so few steps z is far from its solution

@@ -11,8 +11,8 @@ import pytest
 from scipy.optimize import minimize
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Calls
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls
 from bilevel.solvers import exact, hoag, host
 from bilevel.solvers.exact import Exact
 from bilevel.solvers.hoag import HOAG

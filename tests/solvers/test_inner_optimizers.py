@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from tests import cases
 
 # The plain steps of z decrease like t to minus these powers.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _tree as trees
+from bilevel._core import trees
 from tests import cases
 from tests.solvers.test_networks import flat_losses, inner_loss, outer_loss, pieces
 

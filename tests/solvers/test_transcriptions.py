@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _tree as trees
+from bilevel._core import trees
 from tests import cases
 from tests.solvers.transcribed import KIND_NAMES, TRANSCRIBED, TRANSCRIPTIONS, start_of
 

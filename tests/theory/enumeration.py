@@ -7,8 +7,8 @@ from math import sqrt
 import jax
 import numpy as np
 
-from bilevel._precision import arithmetic
-from bilevel._types import Point
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point
 from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem
 from bilevel.problems.quadratic import Factors, Means, QuadraticExactSolver, QuadraticOracles

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Array, Point, Rows
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Array, Point, Rows
 from bilevel.engine.loop import run_key
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems import BilevelProblem

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _tree as trees
-from bilevel._types import Point, PyTree, Rows
+from bilevel._core import trees
+from bilevel._core.types import Point, PyTree, Rows
 from bilevel.oracles import Oracles, Samples
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import Solver

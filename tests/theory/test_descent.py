@@ -5,9 +5,9 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Point
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point
 from bilevel.theory import descent_constants, lyapunov, phi_v_smoothness, step_sizes
 from tests.problems.test_constants import made
 from tests.theory.enumeration import STARTS, Expected, Scalars, mild

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
-from bilevel._types import Point, Rows
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point, Rows
 from bilevel.engine.loop import run_key
 from tests import cases
 from tests.theory.identities import neumann_mean, recursive_mse, saba_tables, sampled_direction

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Point, Rows
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Point, Rows
 from bilevel.theory import descent_constants, lyapunov, lyapunov_coefficients, step_sizes
 from tests import cases
 from tests.problems.test_constants import made

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._types import Point
+from bilevel._core.types import Point
 from bilevel.problems.worst_case import worst_case
 from bilevel.solvers import Solver
 from bilevel.solvers.neumann import LoopDraw

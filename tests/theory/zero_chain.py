@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bilevel._types import Point
+from bilevel._core.types import Point
 
 ORDERS = ("together", "in_turn")
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.solvers.pzobo import gaussian_like
 from tests.cases import indices
 

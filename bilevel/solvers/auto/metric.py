@@ -38,9 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from bilevel import _threefry
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Count, Point, PyTree
+from bilevel._core import threefry, trees
+from bilevel._core.types import Array, Calls, Count, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.oracles.curvature import (
     N_PROBES,
@@ -202,7 +201,7 @@ def init_low_rank(oracles: Oracles, start: Point) -> tuple[Point, LowRank]:
     Each round takes a full-batch pass and searches along M^-1 ∇z G.
     """
     flat, unravel = ravel_pytree(start.inner_var)
-    signs = 2 * _threefry.integers(jax.random.key(0, impl="threefry2x32"), (RANK, flat.size), 2) - 1
+    signs = 2 * threefry.integers(jax.random.key(0, impl="threefry2x32"), (RANK, flat.size), 2) - 1
     subspace = _orthonormal(signs.astype(flat.dtype))
     scales: Any = ()
     probed = diagonal_passes(oracles) > 1

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel import _tree as trees
-from bilevel._types import Array
+from bilevel._core import trees
+from bilevel._core.types import Array
 from bilevel.solvers.auto.rollback import Rollback
 
 _LENGTH_FRACTION, _SIZE_FRACTION = 0.5, 0.01

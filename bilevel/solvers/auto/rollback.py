@@ -16,8 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Point, PyTree, Scalar
+from bilevel._core import trees
+from bilevel._core.types import Array, Point, PyTree, Scalar
 from bilevel.solvers.auto.metric import Metric
 from bilevel.solvers.moves import MovesState
 

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from bilevel import _tree as trees
-from bilevel._types import Array, Calls, Point, PyTree, Rows, Scalar
+from bilevel._core import trees
+from bilevel._core.types import Array, Calls, Point, PyTree, Rows, Scalar
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.auto.metric import (

@@ -14,10 +14,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigvalsh_tridiagonal
 
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._programs import Compiled
-from bilevel._types import Array, Point
+from bilevel._core import trees
+from bilevel._core.compilation import Compiled, arithmetic
+from bilevel._core.types import Array, Point
 from bilevel.oracles import Oracles
 from bilevel.oracles.curvature import probe_signs
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import bilevel
 from bilevel import problems
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.metrics import cheap_metrics, exact_metrics
 from tests.faults.bad_input import tables, values
 from tests.faults.bad_input.judge import Case

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
-from bilevel._types import Calls
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls
 from bilevel.oracles.curvature import diagonal_majorizer, majorized_hvp, probe_signs
 from bilevel.problems import cross_validation, softmax_selection
 from bilevel.solvers.auto.metric import (

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.driver import sweep
 from bilevel.solvers.auto.metric import Metric
 from bilevel.solvers.auto.progress import Reading, check_following, init_progress, return_to_best

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _tree as trees
-from bilevel._precision import arithmetic
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.driver import sweep
 from bilevel.solvers.auto.metric import Metric
 from bilevel.solvers.auto.rollback import check_pass, init_rollback, point_to_evaluate

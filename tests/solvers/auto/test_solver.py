@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import minimize
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.engine.metrics import inner_complaint, refit_outer_value
 from tests import cases
 from tests.solvers.auto.problems import (

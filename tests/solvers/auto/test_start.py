@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel._precision import arithmetic
+from bilevel._core.compilation import arithmetic
 from bilevel.solvers.auto.start import has_negative_curvature
 from tests import cases
 from tests.solvers.auto.problems import regression

@@ -1,26 +1,73 @@
-"""Compiled programs, of which a bounded number stays in memory.
+"""How functions of JAX are computed: in which floating type, and with which compiled programs.
 
-A function under `jax.jit` keeps each of its programs, and the losses and shapes they were compiled for, as long as the
-function exists. For a function of a module that is the life of the process. The programs of one run take about twenty
+A function under `jax.jit` keeps each of its programs, with the losses and shapes it was compiled for, as long as the
+function exists, which for a function of a module is the life of the process. The programs of one run take about twenty
 megabytes and some hundred memory maps, of which Linux allows a process 65 530, so a loop over problems would end in a
-crash of XLA. `Compiled` therefore gives every kind of arguments a jitted function of its own, and frees the one that
-was not used for longest when there are too many. Programs of other libraries and of the user are never touched.
+crash of XLA. `Compiled` therefore gives each kind of arguments a jitted function of its own, and frees the least
+recently used one if there are too many. Programs of other libraries and of the user are never touched.
 """
 
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 MAX_PROGRAMS = 64  # of all functions together; a run has five to ten
 _programs: OrderedDict[Hashable, Any] = OrderedDict()  # jitted functions, the least recently used first
 _lock = RLock()
 T = TypeVar("T")
+
+
+# Floating types
+
+
+@contextmanager
+def arithmetic(dtype: DTypeLike) -> Iterator[None]:
+    """Compute in ``dtype``: with 64-bit types if it is float64, and without TF32 products on a GPU."""
+    with jax.enable_x64(np.dtype(dtype) == np.float64), jax.default_matmul_precision("highest"):
+        yield
+
+
+def as_float_dtype(dtype: DTypeLike) -> np.dtype:
+    """Return ``dtype`` as a NumPy dtype, or raise ValueError if the library does not compute in it."""
+    for known in (np.dtype("float32"), np.dtype("float64")):
+        if isinstance(dtype, str | type | np.dtype) and known == dtype:
+            return known
+    raise ValueError(f"`dtype={dtype!r}`: must be 'float32' or 'float64'.")
+
+
+def resolve_dtype(dtype: DTypeLike | None, **data: Any) -> np.dtype:
+    """Return ``dtype``, or if it is None the dtype of the data in JAX, which is float64 for data without floats."""
+    for name, rows in data.items():
+        for leaf in jax.tree.leaves(rows):
+            check_concrete(name, leaf)
+    if dtype is not None:
+        return as_float_dtype(dtype)
+    found = {np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)}
+    floats = {leaf_dtype for leaf_dtype in found if leaf_dtype.kind == "f"} or {np.dtype("float64")}
+    return jax.dtypes.canonicalize_dtype(np.result_type("float32", *floats))
+
+
+def check_concrete(name: str, given: Any) -> None:
+    """Raise an error for an array that is traced by JAX or has extended precision."""
+    if isinstance(given, jax.core.Tracer):
+        raise TypeError(
+            f"`{name}` is traced by JAX, but this computes with concrete numbers and cannot be traced. Call it outside "
+            "of `jax.jit`, `jax.vmap` and `jax.grad`; `bilevel.hypergradient` gives derivatives with respect to x."
+        )
+    dtype = getattr(given, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind == "f" and dtype.itemsize > 8:
+        raise ValueError(f"`{name}` has the dtype {dtype}, in which JAX does not compute; use `.astype(np.float64)`.")
+
+
+# Compiled programs
 
 
 class Compiled(Generic[T]):

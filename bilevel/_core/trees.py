@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bilevel._programs import compiled
-from bilevel._types import AnyArray, Array, PyTree, Scalar
+from bilevel._core.compilation import compiled
+from bilevel._core.types import AnyArray, Array, PyTree, Scalar
 
 add = partial(jax.tree.map, operator.add)
 subtract = partial(jax.tree.map, operator.sub)
@@ -41,29 +41,29 @@ def largest(tree: PyTree) -> Array:
 
 
 def norm(tree: PyTree, squared: Callable[[PyTree], Array] = norm_sq) -> Array:
-    """Return the root of a quadratic form, by default the Euclidean norm, whose squares neither over- nor underflow."""
+    """Return the root of a quadratic form, by default the Euclidean norm, without overflow or underflow of squares."""
     exponent = jnp.frexp(largest(tree))[1]
-    # Not by a division, which XLA may join with others of the quadratic form.
+    # Not by a division, which XLA may combine with others of the quadratic form.
     return jnp.ldexp(jnp.sqrt(squared(jax.tree.map(lambda leaf: jnp.ldexp(leaf, -exponent), tree))), exponent)
 
 
 def is_finite(tree: PyTree) -> bool:
-    """Tell whether every number of the tree is finite."""
+    """Return True if all leaves are finite."""
     return all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
 
 
 def to_numpy(tree: PyTree, dtype: DTypeLike | None = None) -> Any:
-    """Return a copy of the tree in NumPy, its floating leaves in ``dtype`` where one is given."""
+    """Return a copy of the tree in NumPy, in ``dtype`` if it is given."""
     return jax.tree.map(lambda leaf: np.array(leaf, dtype=dtype), tree)
 
 
 def flat(tree: PyTree) -> np.ndarray:
-    """Return the leaves of a tree one after the other, in float64."""
+    """Return the concatenated leaves of a tree, in float64."""
     return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
 
 
 def put(array: AnyArray, dtype: DTypeLike | None = None) -> Array:
-    """Return a NumPy array on the device. Other than `jnp.asarray`, this compiles no program for its shape."""
+    """Return a NumPy array on the device. Unlike `jnp.asarray`, this compiles no program for its shape."""
     return jax.device_put(np.asarray(array, dtype))
 
 

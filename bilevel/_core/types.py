@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 Array: TypeAlias = jax.Array
-AnyArray: TypeAlias = Any  # of JAX or of NumPy, as data are before they are laid out
+AnyArray: TypeAlias = Any  # of JAX or of NumPy
 PyTree: TypeAlias = Any
 Scalar: TypeAlias = Any  # a float, a 0-d array, or a tracer
 Count: TypeAlias = Any  # an int or an integer array
@@ -30,12 +30,12 @@ INT32_MAX = int(np.iinfo(np.int32).max)
 
 
 def is_number(value: Any, kind: type = Real) -> bool:
-    """Tell whether a value of a user's is a number of this kind; True and False are none."""
+    """Return True if a value is a number of this kind; True and False are not numbers."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def as_float(value: Any) -> Any:
-    """Return a real number as a float; what is none, or too large to be one, as it is."""
+    """Return a real number as a float, and other values or numbers too large for a float unchanged."""
     try:
         return float(value) if is_number(value) else value
     except OverflowError:
@@ -51,14 +51,14 @@ class Point(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Drawn rows of each level, opaque to solvers; ``None`` is every row."""
+    """Drawn rows of each level, opaque to solvers; ``None`` means all rows."""
 
     inner: Any = None
     outer: Any = None
 
 
 class InnerPass(NamedTuple):
-    """The three derivatives of G that one pass over inner rows gives."""
+    """The three derivatives of G from one pass over inner rows."""
 
     grad: PyTree
     hvp: PyTree
@@ -73,7 +73,7 @@ class OuterPass(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Oracle calls: rows read, by kind of derivative."""
+    """Oracle calls: numbers of rows, by kind of derivative."""
 
     inner_grad: Count = 0
     inner_grad_outer: Count = 0

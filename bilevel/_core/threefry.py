@@ -1,7 +1,7 @@
-"""Draws of integers, bit for bit those of `jax.random`.
+"""Random integers, bit for bit those of `jax.random`.
 
-JAX writes its hash as a loop, over arrays of several axes once it is vmapped. Written out, a page of draws compiles in
-half the time and is drawn several times as fast.
+JAX computes its hash in a loop, over arrays of several axes if it is vmapped. Without the loop, a page of draws
+compiles in half the time and is drawn several times as fast.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from bilevel._types import Array
+from bilevel._core.types import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
