@@ -18,7 +18,7 @@ _HOME = {
     "HostData": "oracles.host_samples",
     "Hypergradient": "problems.hypergradient",
     "Log": "engine.logs",
-    "Point": "_types",
+    "Point": "_core.types",
     "Run": "engine.run",
     "RunResult": "engine.result",
     "SOLVERS": "solvers",
