@@ -39,7 +39,7 @@ _ROOMS = (*_MODULES, "engine", "estimators", "oracles", "solvers", "theory")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or a solver, when it is first asked for."""
+    """Import a public name, or a solver, when it is first used."""
     if name in _ROOMS:
         return importlib.import_module(f"bilevel.{name}")
     if name == "__all__":

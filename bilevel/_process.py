@@ -1,10 +1,10 @@
-"""Settings of the whole process, which the library never changes by itself: programs that own their process call these.
+"""Settings of the whole process, which the library never changes by itself, for programs that own their process.
 
-**Fused loops.** On a CPU XLA runs the body of a loop as some dozens of pieces, each launched by its runtime: for small
-batches that costs more than the arithmetic. Loops that touch few bytes are compiled whole instead; XLA's own limit is
-1 kB, and a step of a linear model touches a hundred. Only the environment can raise it, before JAX starts its backends.
+**Fused loops.** On a CPU XLA runs the body of a loop as some dozens of pieces, each launched by its runtime, which
+costs more than the arithmetic of small batches. XLA compiles loops whole if they access at most 1 kB; a step of a
+linear model accesses a hundred. This limit can only be raised in the environment, before JAX initializes its backends.
 
-**Kept programs.** JAX can keep compiled programs in a folder, and does so only if it is given one.
+**Kept programs.** JAX keeps compiled programs in a folder if it is given one.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from typing import Any
 from bilevel._core.files import cache_folder
 
 _FLAG, _OPTION = "--xla_backend_extra_options=", "xla_cpu_small_while_loop_byte_threshold"
-# Above a step of a linear model or of the quadratics; below a step on rows of hundreds of features and several classes,
-# whose products XLA's library computes faster than its own loops, and below a pass over a large data set.
+# Larger than a step of a linear model or of the quadratics. Smaller than a step on rows of hundreds of features and
+# several classes, whose products are faster in XLA's library, and smaller than a pass over a large data set.
 _LIMIT_BYTES = 2**20
 _FOLDER, _LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 _MAX_FOLDER_BYTES = 2**29
@@ -29,15 +29,17 @@ _MAX_FOLDER_BYTES = 2**29
 def fuse_cpu_loops() -> None:
     """Make steps on a CPU up to twice as fast, for this process and those it starts.
 
-    Call it before JAX computes anything. It adds an option to the environment variable ``XLA_FLAGS`` and keeps what
-    else is there; where you set this option yourself, it does nothing.
+    Call it before JAX computes anything. It adds an option to the environment variable ``XLA_FLAGS`` and keeps its other
+    flags; if you have set this option yourself, it does nothing.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     if any(_OPTION in flag for flag in flags):
         return
     if _jax_runs():
         or_so = f"or start Python with XLA_FLAGS={_FLAG}{_OPTION}={_LIMIT_BYTES}"
-        raise RuntimeError(f"`fuse_cpu_loops()` comes too late: JAX runs. Call it before the first array, {or_so}")
+        raise RuntimeError(
+            f"`fuse_cpu_loops()` comes too late: JAX is running. Call it before the first array, {or_so}"
+        )
     if not all(flag.startswith("--") for flag in flags):
         raise RuntimeError(f"`fuse_cpu_loops()` cannot add to XLA_FLAGS={' '.join(flags)!r}; add {_OPTION} yourself.")
     own = [flag.removeprefix(_FLAG) for flag in flags if flag.startswith(_FLAG)]
@@ -54,17 +56,17 @@ def _jax_runs() -> bool:
 
 
 def may_be_fused() -> bool:
-    """Tell whether loops are compiled whole, as far as the environment says."""
+    """Return True if the environment variable ``XLA_FLAGS`` makes XLA compile loops whole."""
     flags = os.environ.get("XLA_FLAGS", "")
     return _OPTION in flags and f"{_OPTION}=0" not in flags
 
 
 def keep_programs(folder: str | Path | None = None) -> Path:
-    """Have JAX keep compiled programs in a folder, so that the next process need not compile them again.
+    """Make JAX keep compiled programs in a folder, so that the next process need not compile them again.
 
-    It sets environment variables, so it applies to the processes that this one starts as well, and to programs of
-    others. A folder that JAX has been given already, as in ``JAX_COMPILATION_CACHE_DIR``, stays. The oldest programs
-    are removed from a folder of more than 512 MB.
+    It sets environment variables, so it also applies to the processes that this one starts, and to programs of other
+    libraries. A folder that JAX has already been given, as in ``JAX_COMPILATION_CACHE_DIR``, is kept. The oldest
+    programs are removed from a folder of more than 512 MB.
 
     Parameters
     ----------
@@ -89,7 +91,7 @@ def keep_programs(folder: str | Path | None = None) -> Path:
         )
     _remove_oldest(path)
     os.environ |= {_FOLDER: str(path), _LEAST_SECONDS: "0"}
-    if jax is not None:  # which has read them already
+    if jax is not None:  # JAX has already read the variables
         jax.config.update(_FOLDER.lower(), str(path))
         jax.config.update(_LEAST_SECONDS.lower(), 0.0)
     return path

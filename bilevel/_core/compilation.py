@@ -77,7 +77,7 @@ class Compiled(Generic[T]):
     ----------
     function : the function, of pytrees of arrays
     static_argnames : names of arguments that are compile-time constants
-    options : returns the compiler options from the same arguments as ``function``; by default there are none
+    options : returns the compiler options from the same arguments as ``function``; None means no options
     """
 
     def __init__(

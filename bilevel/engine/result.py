@@ -44,7 +44,7 @@ _SAME = 1e-6  # relative difference; rounding errors stay below, even if a loss 
 # The evaluated point with the smallest exact value h, that value, and its row in the history.
 Best: TypeAlias = tuple[Point | None, float, int]
 NO_BEST: Best = (None, np.inf, -1)  # without exact values
-_NOTABLE = 1e-3  # difference between the last and the lowest value, relative to the latter
+_NOTABLE = 1e-3  # relative difference between the last and the lowest value
 
 
 class Status(StrEnum):

@@ -189,7 +189,7 @@ class Steps(ABC):
         return jax.tree.map(lambda column: np.asarray(column, np.float64).reshape(self.shape), found)
 
     def _read(self, computed: Any) -> Any:
-        """Wait for the result of a program, and raise the error of a reader that was held back meanwhile."""
+        """Wait for the result of a program, and raise the error of a reader that was held back until then."""
         jax.block_until_ready(computed)
         for reader in self.oracles.readers:
             reader.raise_held_back()

@@ -521,7 +521,7 @@ class BilevelRidge(LeastSquares):
 
     Several targets share the penalties and have equal influence: they are scaled to unit deviation, the mean is over
     rows and targets, and n is the number of both. From 10 targets on, if rows are fewer than features, the model is
-    fitted through kernels of the groups, whose cost hardly depends on the numbers of features and targets. "auto" then
+    fitted through kernels of the groups, whose cost barely depends on the numbers of features and targets. "auto" then
     compares one penalty per group with a single one.
 
     Parameters

@@ -308,7 +308,7 @@ class Certificate:
         vectors that point outwards are left out
     inner_distance_bound, v_distance_bound : bounds of ||z - z*(x)|| and ||v - v*(x)||
     certified : whether the bounds are proved; if they are not, `why` contains the reason
-    why : where the constants come from, or why there are none
+    why : the source of the constants, or the reason that they are unknown
     """
 
     error_bound: float

@@ -33,7 +33,7 @@ class Complexity(NamedTuple):
     """Oracle calls that suffice for ||∇h||² <= ε, and the assumptions; "none" if nothing is proved.
 
     C^{p,k} means p times differentiable with Lipschitz derivatives up to order k; Õ hides a factor log(1/ε). G is
-    strongly convex in every case. What is not known is empty.
+    strongly convex in every case. Unknown entries are empty.
     """
 
     calls: str

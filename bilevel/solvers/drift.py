@@ -29,7 +29,7 @@ class Drift(NamedTuple):
         return cls(jnp.zeros_like(like), jnp.zeros_like(like))
 
     def measure(self, exact: Point, estimate: Point, index: Array) -> "Drift":
-        """Return the drift at a full-batch pass; there is none before the first one."""
+        """Return the drift at a full-batch pass; it is 0 at the first one."""
         norm = jnp.sqrt(trees.norm_sq(exact))
         gap = jnp.sqrt(trees.norm_sq(trees.subtract(exact, estimate)))
         return Drift(norm, jnp.where(index == 0, 0, gap / jnp.maximum(norm, self.norm)))

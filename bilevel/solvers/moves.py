@@ -5,7 +5,7 @@ transformations T_z and T_x where they are given,
 
     z ← z - ρ D_z   or   z + T_z(D_z)        v ← P(v - ρ D_v)        x ← P(x - γ D_x)   or   P(x + T_x(D_x))
 
-What is not used leaves nothing in a state and nothing in a compiled program.
+Unused parts add nothing to a state or to a compiled program.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class MovesState(NamedTuple):
-    """The states of the transformations of z and of x; empty where there is no transformation."""
+    """The states of the transformations of z and of x; empty without a transformation."""
 
     inner: Any = ()
     outer: Any = ()

@@ -256,7 +256,7 @@ class AutoMonitor(DriftMonitor):
         return f"h was still decreasing: {_describe(row)} Continue with `resume`."
 
     def checks_inner_solution(self, step: int) -> bool:
-        # With "norm" z is not expected to be at a minimum, and before the second pass a run has hardly begun.
+        # With "norm" z is not expected to be at a minimum, and before the second pass it is too early to judge.
         return self.solver.preconditioner in (DIAGONAL, LOW_RANK) and step > given(self.solver.period)
 
     def warning(self, row: dict[str, Any], dtype: DTypeLike) -> str | None:
