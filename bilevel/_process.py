@@ -29,8 +29,8 @@ _MAX_FOLDER_BYTES = 2**29
 def fuse_cpu_loops() -> None:
     """Make steps on a CPU up to twice as fast, for this process and those it starts.
 
-    Call it before JAX computes anything. It adds an option to the environment variable ``XLA_FLAGS`` and keeps its other
-    flags; if you have set this option yourself, it does nothing.
+    Call it before JAX computes anything. It adds an option to the environment variable ``XLA_FLAGS`` and keeps its
+    other flags; if you have set this option yourself, it does nothing.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     if any(_OPTION in flag for flag in flags):

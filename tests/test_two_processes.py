@@ -110,6 +110,33 @@ def test_a_run_that_loses_a_process_is_saved_and_ends_soon(example, tmp_path, mo
         assert "about" in saved
 
 
+FAILS_EARLY = """
+import os, sys
+import jax
+address, process = sys.argv[1], int(sys.argv[2])
+timeouts = {"initialization_timeout": 30, "heartbeat_timeout_seconds": 10, "shutdown_timeout_seconds": 20}
+jax.distributed.initialize(address, 2, process, **timeouts)
+if process == 1:
+    os._exit(3)
+import bilevel
+problem = bilevel.problems.quadratic(64, 32, 4, 2).sharded()
+bilevel.run(problem, bilevel.SOBA(batch_size=8), max_steps=5)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_before_jax_is_used_ends_the_other_within_the_documented_timeouts(example):
+    command = [sys.executable, "-c", FAILS_EARLY, example.free_address()]
+    processes = [subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in (0, 1)]
+    try:
+        assert processes[1].wait(timeout=60) == 3
+        assert processes[0].wait(timeout=60) != 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 @pytest.fixture
 def started(monkeypatch):
     """Return the list of processes that are started."""
