@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
-from bilevel.problems import BilevelProblem, quadratic, valleys
+from bilevel.problems import BilevelProblem, quadratic
 from bilevel.solvers import F2SA, MRBO, SABA, SOBA, SRBA, VRBO, AmIGO, Exact, SolverBase, StocBiO
+from paper.valleys import valleys
 
 DIM_INNER, DIM_OUTER = 10, 5
 
@@ -119,7 +120,7 @@ def make_quadratic(size: int) -> BilevelProblem:
 
 
 def make_valleys(size: int) -> BilevelProblem:
-    """Return :func:`bilevel.problems.valleys` with n = m = size / 2, in float64."""
+    """Return :func:`paper.valleys.valleys` with n = m = size / 2, in float64."""
     return valleys(size // 2, size // 2, dtype="float64")
 
 

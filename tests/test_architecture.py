@@ -21,7 +21,7 @@ PAPER = sorted((ROOT / "paper").rglob("*.py"))  # only in a clone; not counted a
 
 # Without the modules that define an algorithm, of which there may be any number.
 MOST_MODULES = 85
-MOST_LINES = 20_900
+MOST_LINES = 20_650
 LONGEST_MODULE = 800  # above that, a module holds two concepts
 MEDIAN_FUNCTION = 8  # lines of code; the median must be smaller
 SHARED_LINES = 10  # lines of code that no two places may share

@@ -19,7 +19,6 @@ from bilevel.problems.real_data import (
     mnist_cleaning,
 )
 from bilevel.problems.softmax import softmax_selection
-from bilevel.problems.valleys import valleys
 from bilevel.problems.worst_case import worst_case
 
 # Those that need no data to be handed over.
@@ -27,7 +26,7 @@ PROBLEMS: dict[str, Callable[..., BilevelProblem]] = {
     builder.__name__: builder
     for builder in (
         *(quadratic, ijcnn1, mnist_cleaning, covtype, covtype_folds, breast_cancer, breast_cancer_folds),
-        *(digits_cleaning, worst_case, valleys),
+        *(digits_cleaning, worst_case),
     )
 }
 
@@ -42,5 +41,4 @@ __all__ += [
     "digits_cleaning",
     "ijcnn1",
     "mnist_cleaning",
-    "valleys",
 ]

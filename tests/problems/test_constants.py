@@ -16,6 +16,7 @@ from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point
 from bilevel.problems.certificate import ASSUMED, DERIVED, implied
 from bilevel.problems.worst_case import worst_case
+from paper.valleys import valleys
 from tests import cases
 from tests.problems import small
 
@@ -40,7 +41,7 @@ MADE = {
     "grouped": (partial(small.grouped_logistic, dtype="float64"), {"radius": 1.0, "box": (-1.0, 0.5)}),
     "worst case": (worst, {"radius": 80.0}),
     "cleaning": (cleaning, {}),
-    "valleys": (partial(bilevel.problems.valleys, 12, 8, 4, dtype="float64"), {"radius": 20.0}),
+    "valleys": (partial(valleys, 12, 8, 4, dtype="float64"), {"radius": 20.0}),
 }
 NAMES = pytest.mark.parametrize("name", MADE)
 

@@ -6,6 +6,7 @@ import pytest
 
 import bilevel
 from bilevel import problems
+from paper.valleys import valleys
 from tests import cases
 from tests.problems import extended
 
@@ -147,7 +148,7 @@ def test_an_outer_variable_that_is_not_finite_is_refused(name, bad):
         "quadratic": lambda: cases.quadratic(),
         "ridge_selection": lambda: problems.ridge_selection(*rows),
         "logistic_selection": lambda: problems.logistic_selection(*rows),
-        "valleys": lambda: problems.valleys(16, 16, 4),
+        "valleys": lambda: valleys(16, 16, 4),
         "softmax_selection": lambda: problems.softmax_selection(X, (y + 1) // 2, X, (y + 1) // 2),
     }[name]()
     x = np.array(made.start.outer_var)

@@ -10,6 +10,7 @@ import pytest
 
 import bilevel
 from bilevel.problems.certificate import implied
+from paper.valleys import valleys
 from tests import cases
 from tests.problems import small
 
@@ -57,7 +58,7 @@ def own(**changes):
         (lambda: quadratic(n_inner=2**31 - 1, dim_inner=2**20), " GiB are needed, and this machine has "),
         (lambda: quadratic(coupling="a"), "`coupling='a'`: must be a finite number."),
         (lambda: quadratic(largest_eigenvalue=0.0), "`largest_eigenvalue=0.0`: must be above 0 and finite."),
-        (lambda: bilevel.problems.valleys(inner_ripple=...), "`inner_ripple=Ellipsis`: must be a finite number."),
+        (lambda: valleys(inner_ripple=...), "`inner_ripple=Ellipsis`: must be a finite number."),
         (lambda: bilevel.problems.worst_case(2, [1e-6]), "`epsilon=[1e-06]`: must be a finite number."),
         (lambda: bilevel.problems.worst_case(2, 1e-6, rotation=[]), "`rotation=[]`: must be one of"),
         (lambda: bilevel.problems.digits_cleaning(n_train=5), "`n_train=5`: these rows do not contain all classes"),

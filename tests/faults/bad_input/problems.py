@@ -71,11 +71,6 @@ BUILDERS = {
     | {n: (v, values.anything) for n, v in (("smallest_eigenvalue", 0.5), ("largest_eigenvalue", 1.0))}
     | {n: (v, values.anything) for n, v in (("coupling", 0.1), ("common_linear", 0.0))}
     | _drawn,
-    problems.valleys: _counts
-    | {"dim": (4, _sizes)}
-    | {n: (v, values.anything) for n, v in (("flattest", 1e-4), ("inner_curvature", 0.5))}
-    | {n: (v, values.anything) for n, v in (("inner_ripple", 0.25), ("outer_ripple", 1.0))}
-    | _drawn,
     problems.worst_case: {"n_outer": (2, _sizes), "epsilon": (1e-6, values.anything), "n_inner": (None, _sizes)}
     | {"normalization": ("individual", _choices), "rotation": ("coordinates", _choices)}
     | {name: (1.0, values.anything) for name in ("smoothness", "gap", "inner_curvature")}

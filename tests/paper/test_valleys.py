@@ -5,18 +5,17 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-import bilevel
 from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point, Rows
 from bilevel.oracles import AutodiffOracles
-from bilevel.problems.valleys import SHARPEST, pseudo_huber, pseudo_huber_slope
+from paper.valleys import SHARPEST, pseudo_huber, pseudo_huber_slope, valleys
 from tests import cases
 
 DIM = 4
 
 
 def small(**kwargs):
-    return bilevel.problems.valleys(24, 16, DIM, seed=1, **({"dtype": "float64"} | kwargs))
+    return valleys(24, 16, DIM, seed=1, **({"dtype": "float64"} | kwargs))
 
 
 def rows_in_numpy(problem):
@@ -89,7 +88,7 @@ def test_exact_solution_agrees_with_finite_differences_of_h():
 
 
 def test_h_and_its_solution_do_not_depend_on_the_number_of_rows():
-    small_one, large = (bilevel.problems.valleys(n, n, DIM, dtype="float64") for n in (8, 64))
+    small_one, large = (valleys(n, n, DIM, dtype="float64") for n in (8, 64))
     x = random_point().outer_var
     cases.assert_trees_equal(small_one.exact_solver(x), large.exact_solver(x))
     cases.assert_trees_equal(small_one.start, large.start)
@@ -107,7 +106,7 @@ def test_a_point_beyond_all_bounds_is_not_stationary():
 
 
 def test_gradient_flow_lowers_the_squared_gradient_like_one_over_time():
-    problem = bilevel.problems.valleys(2, 2, dtype="float64")
+    problem = valleys(2, 2, dtype="float64")
     times = np.geomspace(10, 1000, 9)
     flow = solve_ivp(
         lambda _, x: -problem.exact_solver(x).hypergrad,
@@ -158,4 +157,4 @@ def test_constants_hold_between_random_points_of_single_rows():
 )
 def test_bad_input_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        bilevel.problems.valleys(**arguments)
+        valleys(**arguments)
