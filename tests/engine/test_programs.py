@@ -149,12 +149,36 @@ def test_memory_maps_stop_growing_in_a_loop_over_problems(kind, solver, n_proble
 
 
 SETTINGS = """
-import jax, os, numpy as np
-names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_x64")
-before = [getattr(jax.config, name) for name in names], dict(os.environ)
+import logging, os, pickle, random, signal, sys, threading, warnings
+import jax, numpy as np
+import jax.numpy
+
+def settings():
+    return {
+        "JAX": dict(jax.config.values),
+        "environment": dict(os.environ),
+        "warning filters": list(warnings.filters),
+        "logging": {name: (log.level, log.disabled, len(log.handlers)) for name, log in loggers().items()},
+        "random state": (random.getstate(), pickle.dumps(np.random.get_state())),
+        "NumPy": (np.geterr(), np.get_printoptions()),
+        "signals": signal.getsignal(signal.SIGINT),
+        "folder": os.getcwd(),
+        "hooks": (sys.excepthook, threading.excepthook, sys.displayhook),
+    }
+
+def loggers():
+    known = logging.root.manager.loggerDict
+    return {"": logging.root} | {name: known[name] for name in NAMES if isinstance(known.get(name), logging.Logger)}
+
+jax.block_until_ready(jax.numpy.ones(3) + 1)  # JAX sets its own loggers and handlers at its first use
+NAMES = list(logging.root.manager.loggerDict)
+before = settings()
 import bilevel
 bilevel.run(bilevel.problems.quadratic(40, 30, 4, 2), bilevel.SOBA(0.01, 1.0, 8), max_steps=5)
-assert ([getattr(jax.config, name) for name in names], dict(os.environ)) == before
+bilevel.run(bilevel.problems.quadratic(40, 30, 4, 2), max_steps=5)
+after = settings()
+changed = [name for name in before if before[name] != after[name]]
+assert not changed, [(name, before[name], after[name]) for name in changed]
 """
 
 
@@ -164,7 +188,7 @@ def run_python(script, folder, **changes):
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
 
 
-def test_a_run_changes_no_setting_and_writes_no_file(tmp_path):
+def test_import_and_runs_change_no_setting_of_the_process_and_write_no_file(tmp_path):
     done = run_python(SETTINGS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
