@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -118,11 +118,14 @@ class Budget:
     eval_every: int | tuple[int | None, int] | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self)[:3]:
-            value = getattr(self, field.name)
-            kind, what = (Integral, "an integer") if field.type == int | None else (Real, "a finite number")
-            if value is not None and not (is_number(value, kind) and 0 <= value < math.inf):
-                raise ValueError(f"`{field.name}={value!r}`: must be {what} of at least 0, or None.")
+        for name in ("max_steps", "max_calls"):
+            if (value := getattr(self, name)) is not None and not (is_number(value, Integral) and value >= 0):
+                raise ValueError(f"`{name}={value!r}`: must be an integer of at least 0, or None.")
+        if self.max_seconds is not None:
+            seconds = as_float(self.max_seconds)
+            if not isinstance(seconds, float) or not 0 <= seconds < math.inf:
+                raise ValueError(f"`max_seconds={self.max_seconds!r}`: must be a finite number of at least 0, or None.")
+            object.__setattr__(self, "max_seconds", seconds)
         if self.max_steps is not None and self.max_steps > INT32_MAX:
             raise ValueError(f"`max_steps={self.max_steps}`: steps are counted in 32 bits, at most {INT32_MAX}.")
         if self.max_steps is None and self.max_calls is None and self.max_seconds is None:

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -64,11 +63,8 @@ class Presses:
         self.handled += 1
         if self.forced():
             raise KeyboardInterrupt
-        print(
-            "\nCtrl-C: the run ends after its present step, or once it is compiled. Press again to stop at once.",
-            file=sys.stderr,
-            flush=True,
-        )
+        with suppress(OSError):  # not `print`, which a signal may interrupt
+            os.write(2, b"\nCtrl-C: the run ends after its present step. Press again to stop at once.\n")
 
 
 @contextmanager

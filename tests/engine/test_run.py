@@ -288,6 +288,7 @@ def test_stationarity_ignores_components_that_push_against_a_bound():
         ({"max_calls": "many"}, "max_calls='many'"),
         ({"max_seconds": np.inf}, "max_seconds=inf"),
         ({"max_seconds": np.nan}, "max_seconds=nan"),
+        ({"max_seconds": 10**400}, "max_seconds=1000.*finite number"),
         ({"max_steps": 5, "stop": -1.0}, "stop=-1.0"),
         ({"max_steps": 5, "eval_every": 0}, "eval_every=0"),
         ({"max_steps": 5, "seed": -1}, "seed=-1"),

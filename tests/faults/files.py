@@ -130,7 +130,7 @@ class TextLog(Kind):
             warnings.simplefilter("always")
             check_same(bilevel.resume(self.half, problem(), log=self.log(), **STEPS))
         message = " ".join(str(one.message) for one in caught)
-        assert "The run goes on without it" in message, message
+        assert "The run continues without it" in message, message
 
     def after(self):
         self.check(bilevel.resume(self.half, problem(), log=self.log(), **STEPS))

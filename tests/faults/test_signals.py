@@ -25,7 +25,7 @@ CASES = [(phase, number) for phase in PHASES for number in CODES] if LONG else [
 def check_stopped(process, number, folder):
     output = process.end(code=None)
     assert process.popen.returncode == CODES[number], f"{process.popen.returncode}: {output}"
-    assert f"what is finished is in {folder}. To go on: bilevel run" in " ".join(output.split()), output
+    assert f"finished results are in {folder}. To continue: bilevel run" in " ".join(output.split()), output
     sweeps.check_whole(folder)
 
 
