@@ -137,11 +137,11 @@ class Budget:
                     f"`stop={criterion!r}`: must be a number of at least 0, a bilevel.CertifiedTolerance, a "
                     "bilevel.EarlyStopping, or a tuple of these."
                 )
-        for every in (self.every, self.metrics_every):
-            if every is not None and not (is_number(every, Integral) and every >= 1):
-                raise ValueError(
-                    f"`eval_every={self.eval_every!r}`: must be an integer of at least 1, or a pair of such integers."
-                )
+        numbers = self.eval_every if isinstance(self.eval_every, tuple | list) else (self.eval_every, None)
+        if len(numbers) != 2 or not all(n is None or (is_number(n, Integral) and n >= 1) for n in numbers):
+            raise ValueError(
+                f"`eval_every={self.eval_every!r}`: must be an integer of at least 1, or a pair of such integers."
+            )
 
     @property
     def _criteria(self) -> tuple[Any, ...]:

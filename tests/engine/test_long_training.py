@@ -111,6 +111,8 @@ def test_bad_settings_of_checkpoints_are_named(arguments, message):
     ("arguments", "message"),
     [
         ({"checkpoint": 3}, "`checkpoint=3`: must be a path"),
+        ({"eval_every": ()}, r"`eval_every=\(\)`: must be an integer of at least 1"),
+        ({"eval_every": (10, 20, 30)}, r"`eval_every=\(10, 20, 30\)`: must be an integer of at least 1, or a pair"),
         ({"eval_every": (10, 0)}, r"`eval_every=\(10, 0\)`: must be an integer of at least 1, or a pair"),
         ({"stop": "test_error"}, "`stop='test_error'`: must be a number of at least 0, a bilevel.CertifiedTolerance"),
         ({"stop": (1e-3, None)}, "`stop=None`: must be a number of at least 0"),
