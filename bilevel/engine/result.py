@@ -30,6 +30,7 @@ from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certificate, Certifier
 from bilevel.solvers import SOLVERS
 from bilevel.solvers.base import SolverBase
+from bilevel.solvers.fields import ARRAY_BOUNDS
 from bilevel.solvers.moves import describe_transformations
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ def load(
         raise ValueError(f"`{path}` was made by `{name}`, which is not in SOLVERS; pass it as `solver=`.")
     if solver is None and any(str(value).startswith("optax ") for value in parameters.values()):
         raise ValueError(f"`{path}` was made by {name} with a transformation of optax; pass it as `solver=`.")
+    if solver is None and ARRAY_BOUNDS in parameters.values():
+        raise ValueError(f"`{path}` was made by {name} with `outer_bounds` that are arrays; pass it as `solver=`.")
     if solver is not None and (type(solver).__name__, solver.parameters()) != (name, parameters):
         raise ValueError(f"`{path}` was made by {name} with {parameters}, not by {solver!r}.")
     solver = SOLVERS[name](**parameters) if solver is None else solver

@@ -28,6 +28,7 @@ SHARED_DESCRIPTIONS = {
 _HEADING = "\n\nParameters\n----------\n"
 _ITEM = re.compile(r"(\w+(?:, \w+)*) : (.+(?:\n +.+)*)")
 
+ARRAY_BOUNDS = "like the outer variable"  # the text of bounds that are not numbers
 _OFF = ", or 0 to turn it off"
 
 T = TypeVar("T")
@@ -173,4 +174,4 @@ def bounds_text(value: Any) -> str | None:
     if value is None:
         return None
     finite = (side if math.isfinite(side) else None for side in value)
-    return str(tuple(finite)) if all(map(is_number, value)) else "like the outer variable"
+    return str(tuple(finite)) if all(map(is_number, value)) else ARRAY_BOUNDS

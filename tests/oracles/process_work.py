@@ -73,12 +73,12 @@ def assert_rows_of_files_run_as_arrays(process, folder):
 
 def assert_different_starts_of_runs_are_refused(process, folder):
     """Both processes refuse, and name what differs."""
-    wide = np.full(4, 8.0 + process)
-    problem, first = cases.logistic_selection().sharded(), replace(solver("SRBA"), outer_bounds=(-wide, wide))
+    bound, other_bound = np.full(4, 8.0), np.full(4, 9.0)
+    problem, first = cases.logistic_selection().sharded(), replace(solver("SRBA"), outer_bounds=(-bound, bound))
     second = {
         r"`step_size` is 0.05 in process 0 and 0.1 in process 1": {"solver": replace(first, step_size=0.1)},
         r"`solver` is SRBA in process 0 and SOBA in process 1": {"solver": solver("SOBA")},
-        r"arrays of `solver`": {"solver": replace(first, outer_bounds=(-wide, wide))},
+        r"arrays of `solver`": {"solver": replace(first, outer_bounds=(-other_bound, other_bound))},
         r"`seed` is 0 in process 0 and 3 in process 1": {"seed": 3},
         r"`max_steps` is 6 in process 0 and 7 in process 1": {"max_steps": STEPS + 1},
         r"`eval_every` is None in process 0 and 2 in process 1": {"eval_every": 2},
@@ -96,10 +96,10 @@ def assert_different_starts_of_runs_are_refused(process, folder):
     for result, name in zip(results, ("short", "long"), strict=True):
         result.save(folder / f"{name}{process}.npz")
     with pytest.raises(ValueError, match="`path` is a run of 2 steps in process 0 and a run of 4 steps in process 1"):
-        bilevel.resume(folder / ("short0.npz", "long1.npz")[process], problem, max_steps=STEPS)
+        bilevel.resume(folder / ("short0.npz", "long1.npz")[process], problem, solver=first, max_steps=STEPS)
     starts = [
         lambda: bilevel.run(problem, first, max_steps=STEPS),
-        lambda: bilevel.resume(folder / "short1.npz", problem, max_steps=STEPS),
+        lambda: bilevel.resume(folder / "short1.npz", problem, solver=first, max_steps=STEPS),
     ]
     with pytest.raises(ValueError, match="`call` is run in process 0 and resume in process 1"):
         starts[process]()
@@ -146,7 +146,7 @@ def main():
     assert_same(cases.quadratic(), bilevel.Exact())
     assert_rows_of_files_run_as_arrays(options.process, options.folder)
     assert_resumed(cases.logistic_selection().sharded(), options.folder / f"{options.process}.npz")
-    with pytest.raises(ValueError, match="`max_seconds=1`"):
+    with pytest.raises(ValueError, match=r"`max_seconds=1\.0`"):
         bilevel.run(cases.quadratic().sharded(), solver("SOBA"), max_seconds=1)
     assert np.all(jax.experimental.multihost_utils.process_allgather(np.ones(1, np.int32)) == 1)
 

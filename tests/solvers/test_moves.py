@@ -116,8 +116,16 @@ def test_a_transformation_is_shown_as_the_function_that_made_it():
     assert method == replace(method)
 
 
-def test_resuming_a_run_with_a_transformation_requires_the_solver(tmp_path):
-    method = replace(PLAIN, outer_optimizer=optax.adam(1e-2))
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        ({"outer_optimizer": optax.adam(1e-2)}, "with a transformation of optax; pass it as `solver=`"),
+        ({"outer_bounds": (np.full(4, -3.0), 3.0)}, "with `outer_bounds` that are arrays; pass it as `solver=`"),
+    ],
+)
+def test_resuming_a_run_whose_solver_is_not_in_the_file_requires_it(parameter, message, tmp_path):
+    method = replace(PLAIN, **parameter)
     bilevel.run(selection(), method, max_steps=3).save(tmp_path / "run.npz")
-    with pytest.raises(ValueError, match="with a transformation of optax; pass it as `solver=`"):
+    with pytest.raises(ValueError, match=message):
         bilevel.resume(tmp_path / "run.npz", selection(), max_steps=5)
+    assert bilevel.resume(tmp_path / "run.npz", selection(), solver=method, max_steps=5).history["step"][-1] == 5
