@@ -190,7 +190,7 @@ def test_every_script_that_a_page_names_exists():
     pages += root.glob("reports/**/*.toml")
     for page in pages:
         text = page.read_text()
-        for path in re.findall(r"\b(?:benchmarks|examples|paper)/[\w/]+\.(?:py|toml)\b", text):
+        for path in re.findall(r"(?<![\w/])(?:benchmarks|examples|paper|tests)/[\w/]+\.(?:py|toml)\b", text):
             assert (root / path).exists(), f"{page.name} names {path}"
         for module in re.findall(r"python -m ((?:benchmarks|paper|tests)[\w.]*)", text):
             path = root / module.replace(".", "/")
