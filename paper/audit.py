@@ -61,12 +61,8 @@ class _ExperimentalClaim(NamedTuple):
 
 
 def contender(section: Section, solver: str, column: str = PUBLISHED) -> Contender:
-    """Return a solver at the setting that was selected from one of its grids.
-
-    In the kept results, the untuned solver `AutoSRBA` has its former name, SRBA.
-    """
-    labels = {f"{solver} ({column})", f"Auto{solver} ({column})"}
-    return next(one for one in section.contenders if one.label in labels)
+    """Return a solver at the setting that was selected from one of its grids."""
+    return next(one for one in section.contenders if one.label == f"{solver} ({column})")
 
 
 def list_claims(sections: Sections, kept: Path) -> list[Claim]:

@@ -219,7 +219,7 @@ class GPUKernelRidge(KernelRidge):
 
 
 def reduce_targets(y: Array) -> Array:
-    """Return targets with the same Y Y', at most as many as rows."""
+    """Return targets with the same Y Y' and at most one column per row."""
     if y.shape[1] <= y.shape[0]:
         return y
     values, vectors = np.linalg.eigh(y @ y.T)

@@ -74,7 +74,7 @@ def estimate_noise(
     """Estimate the noise matrix by maximum likelihood, with fixed probabilities of the true classes.
 
     A uniform matrix has one rate of correct labels for all classes, and equal probabilities of all wrong labels. The
-    prior of a general one consists of as many rows per class as there are classes, distributed like a uniform matrix:
+    prior of a general one consists of k rows for each of the k classes, distributed like a uniform matrix:
     otherwise a few rows of a class would determine its wrong labels.
     """
     n_classes = len(start)

@@ -408,8 +408,8 @@ _METHODS: dict[str, Callable[..., Hypergradient]] = {
 
 # Checks of derivatives. A difference quotient has rounding errors if its step is short, and curvature errors if it is
 # long. In a loss with kinks, such as a network with ReLUs, each row that crosses a kink adds a jump of the gradient. So
-# several steps are tried and the smallest error counts, as a wrong derivative is wrong at all of them. If so many rows
-# have kinks that some are crossed at every step, products are compared row by row, and the median counts.
+# several steps are tried and the smallest error counts, as a wrong derivative is wrong at all of them. If at every
+# step some rows cross a kink, products are compared row by row, and the median counts.
 
 
 _STEPS = (1e-5, 1e-7, 1e-3)

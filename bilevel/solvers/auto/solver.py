@@ -1,6 +1,6 @@
 """AutoSRBA: the solver that needs no tuning.
 
-The `bilevel` library, 2026; not from a paper. Confidence: high; tests compare each part with NumPy.
+The `bilevel` library, 2026; not from a paper. Confidence: high; its iterates are compared with NumPy.
 
 Its estimate of D = (D_z, D_v, D_x) is the recursive estimate of :mod:`bilevel.solvers.srba`. The rest is made to work
 without a choice of step sizes, and has no convergence theory:
