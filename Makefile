@@ -1,19 +1,22 @@
+# `make test PYTHON=python3.13` installs into an environment of its own, .venv-3.13.
 PYTHON ?= python3
-VENV := .venv
+VERSION := $(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])")
+VENV := $(if $(filter file,$(origin PYTHON)),.venv,.venv-$(VERSION))
 BIN := $(VENV)/bin
+CONSTRAINTS := constraints/$(VERSION).txt
 STAMP := $(VENV)/.installed
 
 # Python then keeps what it compiles of the modules that it imports, as it does unless told otherwise: a new process
 # would compile them again, which takes longer than to import them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo reproduce audit test test-slow test-solver coverage campaign lint docs serve bench constraints clean
+.PHONY: install demo reproduce audit test test-slow test-quick test-solver coverage campaign lint docs serve bench constraints clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile $(addprefix --constraint ,$(wildcard $(CONSTRAINTS))) --editable '.[dev]'
 	touch $(STAMP)
 
 demo: install  ## SRBA untuned beside four tuned solvers, on embedded data; the report is a page in demo/
@@ -30,10 +33,12 @@ audit: install  ## each claim of the SRBA paper with its verdict and the evidenc
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 # Most of the time of a test is XLA's, on programs that run once: it is told to optimize little. One test compares every
 # solver with what it computes when XLA does its best, as it does for users, in the documentation and in the demo.
-# JAX 0.11 and later have no fusion emitters to switch off, and end a process that is given the flag.
-FUSION = $(shell $(BIN)/python -c "from importlib.metadata import version as v; \
-	print('--xla_cpu_use_fusion_emitters=false' if v('jax').startswith('0.10.') else '')")
-HASTY = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true $(FUSION)"
+# XLA also splits a program into parts for threads, which takes an eighth of the time; with the workers below it gains
+# nothing. JAX 0.11 and later have no fusion emitters to switch off, and end a process that is given an unknown flag.
+MORE = $(shell $(BIN)/python -c "from importlib.metadata import version as v; \
+	print('--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1' \
+	if v('jax').startswith('0.10.') else '')")
+HASTY = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true $(MORE)"
 # BLAS threads of two workers would wait for one another.
 PYTEST = $(CACHE) $(HASTY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
@@ -56,6 +61,12 @@ test-slow: install  ## every solver through every shared test, and their floors;
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow --ignore=$(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m slow $(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(BOTH_MODES_SLOW)
+
+# Every solver against its transcription, and what a process finds without extras.
+QUICK := tests/test_optional.py $(addprefix tests/solvers/test_,transcriptions.py contract.py deterministic.py)
+
+test-quick: install  ## the part of the suite that differs most with the versions of Python and JAX
+	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow" $(QUICK)
 
 test-solver: install  ## one solver through all shared tests: make test-solver S=StocBiO
 	JAX_ENABLE_X64=1 $(PYTEST) --solver "$(S)" tests/solvers tests/engine tests/oracles
@@ -83,8 +94,8 @@ bench: install  ## measure this machine; writes results/bench.md
 campaign: install  ## the long form of the fault injection tests, in about two hours; `make test-slow` has the short form
 	BILEVEL_CAMPAIGN=long $(CACHE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/faults --numprocesses 2
 
-constraints: install  ## write the versions of this environment to constraints.txt
-	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+constraints: install  ## write the versions of this environment to the constraints of its Python
+	$(BIN)/python -m pip freeze --exclude-editable --exclude setuptools > $(CONSTRAINTS)
 
 clean:
 	rm -rf $(VENV) .jax_cache demo site build *.egg-info
