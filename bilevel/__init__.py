@@ -10,28 +10,34 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "BatchLoss": "oracles.autodiff",
     "BilevelProblem": "problems",
     "CSVLog": "engine.logs",
     "CertifiedTolerance": "engine.driver",
     "Checkpoints": "engine.result",
+    "Differentiation": "problems.base",
     "EarlyStopping": "engine.driver",
     "HostData": "oracles.host_samples",
     "Hypergradient": "problems.hypergradient",
+    "L1": "oracles.outer_terms",
     "Log": "engine.logs",
     "Point": "_core.types",
     "Run": "engine.run",
     "RunResult": "engine.result",
     "SOLVERS": "solvers",
+    "Simplex": "oracles.outer_terms",
     "Status": "engine.result",
     "StepError": "engine.stopping",
-    "TensorBoardLog": "engine.logs",
     "benchmark": "bench.execute",
     "fuse_cpu_loops": "_process",
     "hypergradient": "problems.hypergradient",
+    "implicit": "differentiation.implicit",
     "keep_programs": "_process",
     "plot": "engine.show",
     "resume": "engine.run",
     "run": "engine.run",
+    "unrolled": "differentiation.unrolled",
+    "unrolled_gradient": "differentiation.unrolled",
 }
 _OF_EXTRAS = ("benchmark",)  # not imported by `from bilevel import *`, which must work without
 _MODULES = ("datasets", "problems")
@@ -41,11 +47,11 @@ _ROOMS = (*_MODULES, "engine", "estimators", "oracles", "solvers", "theory")
 def __getattr__(name: str) -> Any:
     """Import a public name, or a solver, when it is first used."""
     if name in _ROOMS:
-        return importlib.import_module(f"bilevel.{name}")
+        return _import(name)
     if name == "__all__":
         return sorted([*(_HOME.keys() - set(_OF_EXTRAS)), *_MODULES, *_solvers()])
     if name in _HOME:
-        found = getattr(importlib.import_module(f"bilevel.{_HOME[name]}"), name)
+        found = getattr(_import(_HOME[name]), name)
     elif not name.startswith("_") and name in _solvers():
         found = _solvers()[name]
     else:
@@ -54,9 +60,23 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(f"bilevel.{module}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("jax", "jaxlib", "optax"):
+            raise
+        text = f"This needs `{error.name}`: pip install jax optax. Only `bilevel.estimators` works without them."
+        raise ImportError(text) from error
+
+
 def _solvers() -> dict[str, Any]:
-    return importlib.import_module("bilevel.solvers").SOLVERS
+    return _import("solvers").SOLVERS
 
 
 def __dir__() -> list[str]:
-    return [*__getattr__("__all__"), *_OF_EXTRAS, "__version__"]
+    try:
+        names = __getattr__("__all__")
+    except ImportError:
+        names = [*_HOME, *_MODULES]
+    return [*names, *_OF_EXTRAS, "__version__"]

@@ -1,17 +1,14 @@
 """Settings of the whole process, which the library never changes by itself, for programs that own their process.
 
-**Fused loops.** On a CPU XLA runs the body of a loop as some dozens of pieces, each launched by its runtime, which
-costs more than the arithmetic of small batches. XLA compiles loops whole if they access at most 1 kB; a step of a
-linear model accesses a hundred. This limit can only be raised in the environment, before JAX initializes its backends.
-
-**Kept programs.** JAX keeps compiled programs in a folder if it is given one.
+On a CPU XLA runs the body of a loop as some dozens of pieces, each launched by its runtime, which costs more than the
+arithmetic of small batches. XLA compiles loops whole if they access at most 1 kB; a step of a linear model accesses a
+hundred. This limit can only be raised in the environment, before JAX initializes its backends.
 """
 
 import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,24 +32,30 @@ def fuse_cpu_loops() -> None:
     flags = os.environ.get("XLA_FLAGS", "").split()
     if any(_OPTION in flag for flag in flags):
         return
+    option = f"{_OPTION}={_LIMIT_BYTES}"
     if _jax_runs():
-        or_so = f"or start Python with XLA_FLAGS={_FLAG}{_OPTION}={_LIMIT_BYTES}"
         raise RuntimeError(
-            f"`fuse_cpu_loops()` comes too late: JAX is running. Call it before the first array, {or_so}"
+            "`fuse_cpu_loops()` comes too late: JAX is running. Call it before the first array, or start Python with "
+            f"XLA_FLAGS={_FLAG}{option}"
         )
     if not all(flag.startswith("--") for flag in flags):
         raise RuntimeError(f"`fuse_cpu_loops()` cannot add to XLA_FLAGS={' '.join(flags)!r}; add {_OPTION} yourself.")
     own = [flag.removeprefix(_FLAG) for flag in flags if flag.startswith(_FLAG)]
     others = [flag for flag in flags if not flag.startswith(_FLAG)]
-    os.environ["XLA_FLAGS"] = " ".join([*others, _FLAG + ",".join([*own, f"{_OPTION}={_LIMIT_BYTES}"])])
+    os.environ["XLA_FLAGS"] = " ".join([*others, _FLAG + ",".join([*own, option])])
 
 
 def _jax_runs() -> bool:
-    if "jax" not in sys.modules:
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
         return False
-    from jax._src.xla_bridge import backends_are_initialized
-
-    return backends_are_initialized()
+    given = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", given + 2)  # refused once the backends are initialized
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", given)
+    return False
 
 
 def may_be_fused() -> bool:
@@ -99,29 +102,17 @@ def keep_programs(folder: str | Path | None = None) -> Path:
 
 def _remove_oldest(folder: Path) -> None:
     """Remove the oldest files of a folder until it holds at most `_MAX_FOLDER_BYTES`."""
-    newest_first = sorted(((about.st_mtime, about.st_size, path) for path, about in _files(folder)), reverse=True)
     total = 0
-    for _, size, path in newest_first:
-        total += size
-        if total > _MAX_FOLDER_BYTES:
-            path.unlink(missing_ok=True)
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process may have removed it
-            yield path, path.stat()
+    with suppress(FileNotFoundError):  # another process does the same
+        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
+            total += path.stat().st_size
+            if total > _MAX_FOLDER_BYTES:
+                path.unlink()
 
 
 def program_folder() -> Path:
-    """Return the default folder of compiled programs, for this kind of processor."""
-    return cache_folder() / "programs" / hashlib.sha256(_processor().encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    """Return what distinguishes processors that cannot run the same programs."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.startswith(("flags", "Features")):
-                return line
-    return f"{platform.machine()} {platform.processor()}"
+    """Return the default folder of compiled programs, for processors that can run the same programs."""
+    features = f"{platform.machine()} {platform.processor()}"
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        features = next(line for line in lines if line.startswith(("flags", "Features")))
+    return cache_folder() / "programs" / hashlib.sha256(features.encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""Step sizes of the convergence theorem (th:cvg_rate), its Lyapunov function, and reach on the worst case.
+"""Step sizes and Lyapunov function of the convergence theorem of SRBA (th:cvg_rate).
 
 The theorem is not proved with the constants that the paper prints in lemma:descent_z, lemma:descent_v, lemma:descent_h
-and th:cvg_rate. This module uses the same proof with corrected arithmetic, and the docstrings list the differences from
-the paper. μ, R and L_z* are those of `problem.constants()`.
+and th:cvg_rate. This module uses the same proof with corrected arithmetic; `reports/theory.md` lists the differences
+from the paper, with a test of each. μ, R and L_z* are those of `problem.constants()`.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.certificate import Constants
-from bilevel.problems.worst_case import CoordinateChains, WorstCaseOracles
+from bilevel.problems.checks import check_sizes
 from bilevel.solvers.srba import SRBA
 
-__all__ = ["StepSizes", "lyapunov", "lyapunov_coefficients", "reach", "step_sizes"]
+__all__ = ["Lyapunov", "StepSizes", "lyapunov", "step_sizes"]
 
 
 class DescentConstants(NamedTuple):
@@ -57,13 +57,14 @@ class DescentConstants(NamedTuple):
 class StepSizes:
     """Step sizes of SRBA with which E[L] decreases in every period by at least γ/4 times the sum of E||∇h||².
 
-    Here L = h + ψ_z φ_z + ψ_v φ_v is the function that :func:`lyapunov` returns.
+    The Lyapunov function is L = h + ψ_z φ_z + ψ_v φ_v with φ_z = G(z, x) - G(z*(x), x) and
+    φ_v = ½ (v - v*)'∇²zz G(z*(x), x) (v - v*).
 
     Attributes
     ----------
     rho : step of z and v, the largest that is proved: ρ̄
     gamma : step of x, the largest that is proved: min(γ̄, ξ ρ̄)
-    rho_bar, gamma_bar : ρ̄ and γ̄ of th:cvg_rate, including the factor q^(-1/2), which cor:sample_complexity has twice
+    gamma_bar : γ̄ of th:cvg_rate. Like ρ̄, it includes the factor q^(-1/2), which cor:sample_complexity has twice
     xi : largest ratio γ/ρ
     psi_z, psi_v : weights of φ_z and φ_v in L
     q : steps per period
@@ -73,7 +74,6 @@ class StepSizes:
 
     rho: float
     gamma: float
-    rho_bar: float
     gamma_bar: float
     xi: float
     psi_z: float
@@ -98,14 +98,7 @@ def descent_constants(constants: Constants) -> DescentConstants:
         β_hz = β_hx = 4 a      β_hv = 4 L1_G²         β̃_vv = μ/(32 L1_G)   α_vz = 12 e (L2_G R + L1_F)²/μ
         Λ_z = L1_G (L_z* + 3)  B_v = min(1, √(μ e / (2 L1_G))) / Λ_v      L_x² = L1_G² + (L2_G R + L1_F)²
 
-    Differences from the paper:
-
-    - L1_G² instead of L1_G in app:lemma:bound_error_directions and app:eq:4, hence in L', β_zz and β_zx;
-    - ||D_v||² <= 2 L1_G φ_v instead of 2 L1_G/μ φ_v in app:eq:delta_D, hence in e, β̃_vv and B_v;
-    - L1_F instead of L2_F in app:eq:9, hence in L'';
-    - a factor 2 for the cross term that app:eq:exp_norm_exp_d_x drops, hence in β_zv, β̄_zx, β̄_vx, C_z and C_v;
-    - the factor 32 in β_vv, and no factor 2 before (L1_F)² in β_hz and β_hx;
-    - ρ <= 1/Λ_v and a square root in B_v, with Λ_v from `phi_v_smoothness`; the paper says only that it exists.
+    Λ_v is that of `phi_v_smoothness`.
     """
     c, mu, g1 = constants, constants.mu_G, constants.L1_G
     hessian_change = _hessian_change(c)
@@ -161,15 +154,9 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
              β̃_vv/(6 β_vv),   ψ_v β̃_vv/(6 ξ β_hv),   1/(12 ξ (ψ_z β_zx + ψ_v β_vx))
         γ̄ = min(1/(6 (L_h + ψ_z Λ_z + ψ_v Λ_v)), √(g/q))   g the lesser of   1/(12 β_hx),   ψ_v β̃_vv/(6 ψ_z β_zv)
 
-    and ρ = ρ̄, γ = min(γ̄, ξ ρ). Differences from the paper: it multiplies by α_vz in ψ_v; has 16 instead of 40 in ξ,
-    because of μ/2 instead of μ/16 in app:eq:ineq_4 and a lost L_x² in the bound of ||D_x||²; has √(1/(6 Λ_z)) in ρ̄,
-    β_zv instead of β_vz, and 1/(12 β_vv) without β̃_vv; and has γ²ρ instead of γρ² in the terms of β_hz and β_hv, which
-    therefore bound ρ here, as does the last term of r.
+    and ρ = ρ̄, γ = min(γ̄, ξ ρ).
     """
-    q = n + m if q is None else q
-    for name, size in (("n", n), ("m", m), ("q", q)):
-        if not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"`{name}={size!r}`: must be an integer of at least 1.")
+    n, m, q = check_sizes(n=n, m=m, q=n + m if q is None else q)
     d, mu = descent_constants(constants), constants.mu_G
     psi_z = 1 / (16 * d.bar_zx)
     psi_v = min(_over(1, 16 * d.bar_vx), _over(mu * psi_z, 12 * d.alpha_vz))
@@ -181,54 +168,12 @@ def step_sizes(constants: Constants, n: int, m: int, q: int | None = None) -> St
         psi_v * d.tilde_vv / (6 * xi * d.beta_hv),
         1 / (12 * xi * (psi_z * d.beta_zx + psi_v * d.beta_vx)),
     )
-    rho_bar = min(1 / (6 * d.Lambda_z), d.B_v, sqrt(squared_rho / q))
+    rho = min(1 / (6 * d.Lambda_z), d.B_v, sqrt(squared_rho / q))
     curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
     squared_gamma = min(_over(1, 12 * d.beta_hx), psi_v * d.tilde_vv / (6 * psi_z * d.beta_zv))
     gamma_bar = min(1 / (6 * curvature), sqrt(squared_gamma / q))
-    gamma, calls = min(gamma_bar, xi * rho_bar), 3 * n + 2 * m + 10 * (q - 1)
-    return StepSizes(rho_bar, gamma, rho_bar, gamma_bar, xi, psi_z, psi_v, int(q), int(calls), constants.R)
-
-
-class Coefficients(NamedTuple):
-    """Coefficients of the sums over a period in the bound of E[L] at its end minus L at its beginning."""
-
-    hypergrad: float
-    phi_z: float
-    phi_v: float
-    V_z: float
-    V_v: float
-    V_x: float
-
-
-def lyapunov_coefficients(constants: Constants, steps: StepSizes) -> Coefficients:
-    """Return the coefficients of app:eq:lyap_ineq_2.
-
-    The theorem holds if the first is at most -γ/4 and no other is positive. The descent lemmas give these coefficients
-    for any steps with γ <= min(C_z, C_v) ρ, γ <= ρ and ρ <= B_v:
-
-        ||∇h||²   -γ/2 + 2w γ²/ρ                                         w = ψ_z β̄_zx + ψ_v β̄_vx
-        φ_z       2 L_x² γ/μ - ψ_z μ ρ/2 + ψ_v α_vz ρ + 4w L_x² γ²/(μ ρ)
-        φ_v       2 L_x² γ/μ - ψ_v μ ρ/16 + 4w L_x² γ²/(μ ρ)
-        V_z       -ψ_z ρ/2 (1 - Λ_z ρ) + q (β_hz γ ρ² + ψ_z β_zz ρ³ + ψ_v β_vz ρ³)
-        V_v       -ψ_v β̃_vv ρ + q (β_hv γ ρ² + ψ_z β_zv γ² ρ + ψ_v β_vv ρ³)
-        V_x       -γ/2 (1 - (L_h + ψ_z Λ_z + ψ_v Λ_v) γ) + q (β_hx γ³ + (ψ_z β_zx + ψ_v β_vx) γ² ρ)
-    """
-    d, mu, q = descent_constants(constants), constants.mu_G, steps.q
-    rho, gamma, psi_z, psi_v = steps.rho, steps.gamma, steps.psi_z, steps.psi_v
-    weight = psi_z * d.bar_zx + psi_v * d.bar_vx
-    error = 2 * d.L_x**2 * gamma / mu + 4 * weight * d.L_x**2 * gamma**2 / (mu * rho)
-    curvature = _needed(constants.L_h, "L_h") + psi_z * d.Lambda_z + psi_v * d.Lambda_v
-    noise_z = d.beta_hz * gamma * rho**2 + (psi_z * d.beta_zz + psi_v * d.beta_vz) * rho**3
-    noise_v = d.beta_hv * gamma * rho**2 + psi_z * d.beta_zv * gamma**2 * rho + psi_v * d.beta_vv * rho**3
-    noise_x = d.beta_hx * gamma**3 + (psi_z * d.beta_zx + psi_v * d.beta_vx) * gamma**2 * rho
-    return Coefficients(
-        hypergrad=-gamma / 2 + 2 * weight * gamma**2 / rho,
-        phi_z=error - psi_z * mu * rho / 2 + psi_v * d.alpha_vz * rho,
-        phi_v=error - psi_v * mu * rho / 16,
-        V_z=-psi_z * rho / 2 * (1 - d.Lambda_z * rho) + q * noise_z,
-        V_v=-psi_v * d.tilde_vv * rho + q * noise_v,
-        V_x=-gamma / 2 * (1 - curvature * gamma) + q * noise_x,
-    )
+    gamma, calls = min(gamma_bar, xi * rho), 3 * n + 2 * m + 10 * (q - 1)
+    return StepSizes(rho, gamma, gamma_bar, xi, psi_z, psi_v, q, calls, constants.R)
 
 
 class Lyapunov(NamedTuple):
@@ -265,28 +210,6 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
     total = solution.value + steps.psi_z * phi_z + steps.psi_v * phi_v
     hypergrad = trees.flat(solution.hypergrad)
     return Lyapunov(total, solution.value, phi_z, phi_v, float(hypergrad @ hypergrad))
-
-
-def reach(point: Point, problem: BilevelProblem) -> Point:
-    """Return the number of coordinates that a point has reached in each chain of the worst case.
-
-    Parameters
-    ----------
-    point : any point of a run
-    problem : a problem of :func:`bilevel.problems.worst_case` with ``rotation="coordinates"``, in which the chains lie
-        along the axes, so that coordinates that have not been reached are exactly 0
-
-    Returns
-    -------
-    reached : arrays of shape (m,) for z, x and v, with the number of the last nonzero coordinate of each chain, or 0
-    """
-    if not isinstance(problem.oracles, WorstCaseOracles):
-        raise ValueError(f"`problem={problem.name!r}`: must be made by bilevel.problems.worst_case.")
-    if not isinstance(problem.oracles, CoordinateChains):
-        reason = "its chains lie along a random basis, where rounding errors reach every coordinate"
-        raise ValueError(f"`problem`: {reason}; build it with rotation='coordinates': equal up to the rotation.")
-    places, m = np.arange(1, int(problem.info["T"]) + 2), problem.n_outer
-    return Point(*(np.max(places * (np.asarray(part).reshape(m, -1) != 0), axis=1) for part in point))
 
 
 @Compiled

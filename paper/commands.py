@@ -3,28 +3,16 @@
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from bilevel._core.extras import require
 from bilevel._process import fuse_cpu_loops
+from bilevel.bench.live import Watcher, print_line
 from bilevel.cli.app import EPILOG
 from bilevel.cli.experiments import ChosenDevice, Jobs, Scheduler, SinglePhase, choose_where, count_failures
-from bilevel.cli.terminal import (
-    FAILED,
-    OutFolder,
-    err,
-    errors_in_a_line,
-    handle_signals,
-    out,
-    print_line,
-    print_table,
-    typer,
-)
-from paper.parts import KEPT, MEASURED, PAGE, PARTS
+from bilevel.cli.terminal import FAILED, OutFolder, errors_in_a_line, handle_signals, print_table, typer
+from paper.parts import KEPT, MEASURED, NOTICE, PAGE, PARTS, QUICK_NOTICE, read_notice
 
-_progress = require("rich.progress", "bench")
 KeptFolder = Annotated[Path, typer.Option("--kept", help="folder of kept results")]
 Reproduced = StrEnum("Reproduced", ["all", *PARTS, *MEASURED])  # type: ignore[misc]
 _ALL = Reproduced("all")
@@ -57,29 +45,30 @@ def reproduce(
     device: ChosenDevice = None,
 ) -> None:
     """Run the experiments of the SRBA paper, keep their results, and write the page. What is done is not run again."""
-    from bilevel.bench.config import load_config
-    from bilevel.bench.live import watch
     from paper import protocol
     from paper.page import write_page
 
     with errors_in_a_line():
         if quick and not from_kept:  # in folders of its own, so that the results of full runs stay
             stores, kept, page = (Path("results") / "reproduce-quick" / name for name in ("stores", "kept", "page.md"))
+            kept.mkdir(parents=True, exist_ok=True)
+            (kept / NOTICE).write_text(QUICK_NOTICE, encoding="utf-8")
         names = [] if from_kept else [*PARTS, *MEASURED] if part is _ALL else [part.value]
         failures = 0
         for place, name in enumerate(names, start=1):
-            print_line(err, f"{name} ({place} of {len(names)})")
+            print_line(f"{name} ({place} of {len(names)})", err=True)
             if name in MEASURED:
                 _measure_theory(kept, [MEASURED[name]], quick=quick)
                 continue
             options: dict[str, Any] = {"quick": quick, "where": choose_where(jobs, dask, device)}
             options |= {"phases": [phase.value]} if phase else {}
-            with watch(load_config(name).metric, err) as watcher:
-                failures += protocol.reproduce(name, stores, kept, watcher, **options)
+            failures += protocol.reproduce(name, stores, kept, Watcher(), **options)
         for path in write_page(kept, page):
-            print_line(out, str(path))
+            print_line(str(path))
     if failures:
-        print_line(err, f"{count_failures(failures)}; all other results are kept. Run the same command again to retry.")
+        print_line(
+            f"{count_failures(failures)}; all other results are kept. Run the same command again to retry.", err=True
+        )
         raise typer.Exit(FAILED)
 
 
@@ -92,9 +81,11 @@ def audit(kept: KeptFolder = KEPT) -> None:
     with errors_in_a_line():
         claims = list_claims(read_kept(kept), kept)
     rows = [(f"{c.id}\n{c.verdict}", f"{c.claim}\n→ {c.finding}", f"{c.command}\n{c.evidence}") for c in claims]
+    if notice := read_notice(kept):
+        print_line(notice, err=True)
     print_table(("verdict", "claim → what was found", "command, evidence"), rows)
     counts = Counter(one.verdict for one in claims)
-    print_line(out, ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    print_line(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 @app.command()
@@ -102,24 +93,16 @@ def complexity(
     out_folder: OutFolder = Path("complexity"),
     quick: Annotated[bool, typer.Option("--quick", help="few sizes and solvers, in half a minute")] = False,
 ) -> None:
-    """Measure oracle calls to a stationary point against n + m and 1/epsilon, and queries against the lower bound."""
+    """Measure calls to a stationary point against n + m, 1/epsilon and condition numbers, and against lower bounds."""
     with errors_in_a_line():
-        print_line(out, "\n".join(map(str, _measure_theory(out_folder, [*MEASURED.values()], quick=quick))))
+        print_line("\n".join(map(str, _measure_theory(out_folder, [*MEASURED.values()], quick=quick))))
 
 
 def _measure_theory(folder: Path, names: list[str], *, quick: bool) -> list[Path]:
     from paper.theory_page import write_measurements
 
-    if not err.is_terminal:
-        return write_measurements(folder, names, quick=quick, reporter=_lines)
-    with _progress.Progress(console=err) as bar:
-        return write_measurements(folder, names, quick=quick, reporter=partial(_add_bar, bar))
+    return write_measurements(folder, names, quick=quick, reporter=_lines)
 
 
 def _lines(title: str) -> Callable[[float, str], None]:
-    return lambda share, text: print_line(err, f"{title}: {100 * share:.0f} %, {text}")
-
-
-def _add_bar(bar: Any, title: str) -> Callable[[float, str], None]:
-    task = bar.add_task(title, total=1.0)
-    return lambda share, text: bar.update(task, completed=share, description=text)
+    return lambda share, text: print_line(f"{title}: {100 * share:.0f} %, {text}", err=True)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bilevel.bench.select import Contender, Section, final_values, quantiles, reach
+from bilevel.bench.select import Contender, Section, final_values, reach
 from bilevel.bench.store import PARAMETER, Frame
+from bilevel.engine.curves import quantiles
 from bilevel.engine.metrics import metric as describe
 from paper.markdown import format_bytes, format_value, markdown_table
 

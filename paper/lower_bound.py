@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from bilevel._core.extras import Reporter
 from bilevel._core.types import Calls
-from bilevel.problems import BilevelProblem, worst_case
+from bilevel.problems import BilevelProblem
 from bilevel.solvers import SABA, SOBA, SRBA, Solver
 from paper.measuring import (
     Slope,
@@ -29,6 +29,7 @@ from paper.measuring import (
     without_grid,
     write_rows,
 )
+from paper.worst_case import worst_case
 
 NORMALIZATIONS = ("individual", "mean_squared")
 

@@ -13,7 +13,7 @@ from paper.audit import Claim, list_claims
 from paper.contenders import part_table
 from paper.figures import draw_part
 from paper.markdown import escape, markdown_table
-from paper.parts import PARTS
+from paper.parts import PARTS, read_notice
 from paper.protocol import read_kept
 
 _HEAD = ["", "claim", "verdict", "what was found", "command", "evidence"]
@@ -50,6 +50,7 @@ def render(sections: dict[str, Section], kept: Path, link: str) -> str:
         "claims": tables,
         "counts": {"confirmed": 0, "depends": 0, "not confirmed": 0} | Counter(one.verdict for one in claims),
         "link": link,
+        "notice": read_notice(kept),
         "wall_times": wall_times.read_text(encoding="utf-8").strip() if wall_times.exists() else "",
     }
     return str(template.render(**given))

@@ -5,6 +5,11 @@ from typing import Any, NamedTuple
 
 KEPT = Path("reports") / "reproduction"
 PAGE = Path("docs") / "reproduction.md"
+NOTICE = "notice.txt"  # in a folder of kept results: what readers of the page and of the audit must know first
+QUICK_NOTICE = (
+    "These are results of a quick run: small problems, short budgets and few seeds. They show that everything runs, "
+    "and decide nothing about the claims."
+)
 PUBLISHED, WIDER, UNTUNED = "published", "wider", "untuned"  # the grids, called columns in the configs
 
 
@@ -34,4 +39,10 @@ PARTS = {
     "cleaning90": Part("Cleaning of MNIST, 90 % of the labels redrawn", "test_error", _FEW),
 }
 # Parts without a store of runs, and the measurement that each consists of.
-MEASURED = {"complexity": "complexity", "theory": "lower_bound"}
+MEASURED = {"complexity": "complexity", "theory": "lower_bound", "condition": "condition"}
+
+
+def read_notice(kept: Path) -> str:
+    """Return the notice of a folder of kept results, or an empty text."""
+    path = kept / NOTICE
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""

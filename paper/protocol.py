@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from bilevel._core.files import replacing
 from bilevel._core.types import Calls
-from bilevel.bench.config import SWEEP, TIMING, Experiment, GridSetting, find_config, load_config
+from bilevel.bench.config import SWEEP, TIMING, Budget, Experiment, GridSetting, load_config
 from bilevel.bench.distribution import Where
 from bilevel.bench.execute import execute
 from bilevel.bench.live import Watcher
 from bilevel.bench.select import Section, make_sections
-from bilevel.bench.store import Frame, Store
+from bilevel.bench.store import Frame, Store, list_metrics
 from bilevel.engine.metrics import METRICS
 from paper.parts import PARTS, PUBLISHED, UNTUNED
 
@@ -37,7 +38,7 @@ def reproduce(
     name : key of `paper.parts.PARTS`
     stores : folder with a store for each part
     kept : folder of kept results, into which the whole store is written as one file
-    watcher : shows the progress, see :func:`bilevel.bench.live.watch`
+    watcher : shows the progress, see :class:`bilevel.bench.live.Watcher`
     quick : run one published setting of each solver on a smaller problem
     phases : which phases to run, "sweep" or "timing" or both. The sweep can be run on one machine and the timing on
         another; the store has to be copied in between
@@ -46,35 +47,33 @@ def reproduce(
     experiment, store = load_config(name), Store(stores / name)
     if quick:
         experiment = shrink(experiment, PARTS[name].little)
-    failures = execute(experiment, store, watcher, phases=phases, where=where, config=find_config(name))
-    _Slim(stores / name, experiment.metric, PARTS[name].draws).keep(kept / f"{name}.parquet")
-    Store(kept).keep_config(find_config(name))
+    failures = execute(experiment, store, watcher, phases=phases, where=where)
+    _keep(store.read(), experiment.metric, PARTS[name].draws, kept / f"{name}.parquet")
+    Store(kept).keep_config(experiment)
     return failures
 
 
-class _Slim(Store):
-    """A store that reads only what the page and the audit need, so that the kept file is small.
+def _keep(rows: Frame, selecting: str, drawn: str, path: Path) -> None:
+    """Write what the page and the audit need to one small file of a store.
 
     It omits other metrics, calls by kind and versions, and in the sweep also the drawn metric and costs except rounded
     epochs. It numbers the cells of an experiment instead of using their hashes, so nothing can be resumed from it.
     """
-
-    def __init__(self, folder: Path, selecting: str, drawn: str) -> None:
-        super().__init__(folder)
-        self._dropped = {*METRICS, *_VERSIONS, *(f"calls_{kind}" for kind in Calls._fields)} - {selecting, drawn}
-        self._only_timed = ["seconds", "step", "calls", *({drawn} - {selecting})]
-
-    def read(self, phase: str | None = None) -> Frame:
-        rows = super().read(phase)
-        rows = rows.drop(columns=[*self._dropped.intersection(rows)]).dropna(axis="columns", how="all")
-        rows = rows.sort_values(["phase", "solver", "cell"], kind="stable")
-        cells = {cell: f"{place:06}" for place, cell in enumerate(rows["cell"].unique())}
-        rows["cell"] = rows["experiment"] + " " + rows["cell"].map(cells)
-        rows = rows.astype({"seconds": np.float32, "epochs": np.float32})
-        is_timed = rows["phase"] == TIMING
-        rows[self._only_timed] = rows[self._only_timed].where(is_timed)
-        rows["epochs"] = rows["epochs"].where(is_timed, rows["epochs"].round())
-        return rows
+    rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["phase", "solver", "cell"], kind="stable")
+    if rows.empty:  # a file without rows counts as damaged
+        return
+    dropped = {*METRICS, *_VERSIONS, *(f"calls_{kind}" for kind in Calls._fields)} - {selecting, drawn}
+    rows = rows.drop(columns=[*dropped.intersection(rows)]).dropna(axis="columns", how="all")
+    cells = {cell: f"{place:06}" for place, cell in enumerate(rows["cell"].unique())}
+    rows["cell"] = rows["experiment"] + " " + rows["cell"].map(cells)
+    is_timed, only_timed = rows["phase"] == TIMING, ["seconds", "step", "calls", *({drawn} - {selecting})]
+    rows = rows.sort_values(["cell", "step"])
+    rows[only_timed] = rows[only_timed].where(is_timed)
+    rows["epochs"] = rows["epochs"].where(is_timed, rows["epochs"].round())
+    with np.errstate(over="ignore"):
+        rows = rows.astype(dict.fromkeys(["seconds", "epochs", *list_metrics(rows)], np.float32))
+    with replacing(path) as file:
+        rows.to_parquet(file, index=False, compression="zstd", compression_level=19)
 
 
 def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
@@ -87,9 +86,8 @@ def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
         for column in {PUBLISHED, UNTUNED}.intersection(setting.columns):
             chosen.setdefault((setting.solver, column), setting)
     arguments = tuple(sorted((dict(experiment.problem_arguments) | little).items()))
-    limits: dict[str, Any] = {"max_calls": None, "epochs": 1.0, "timing_epochs": None, "max_seconds": 0.1}
-    settings = tuple(chosen.values())
-    return replace(experiment, seeds=(0, 1), problem_arguments=arguments, settings=settings, **limits)
+    budget, settings = Budget(epochs=1.0, seconds=0.1), tuple(chosen.values())
+    return replace(experiment, seeds=(0, 1), problem_arguments=arguments, settings=settings, budget=budget)
 
 
 def read_kept(kept: Path) -> dict[str, Section]:

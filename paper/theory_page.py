@@ -7,8 +7,9 @@ from typing import Any
 
 from bilevel._core.extras import Reporter, require
 from bilevel._core.files import replacing
-from paper import complexity, lower_bound
+from paper import complexity, condition, lower_bound
 from paper.complexity import Measurement, median_calls
+from paper.condition import Derivatives
 from paper.figures import write_svg
 from paper.lower_bound import NORMALIZATIONS, Queries
 from paper.markdown import NOT_REACHED, format_cost, markdown_table
@@ -32,7 +33,7 @@ def write_measurements(
     Parameters
     ----------
     folder : folder of the CSV files, figures and the page ``theory.md``
-    names : which measurements, "complexity" or "lower_bound" or both
+    names : which measurements: "complexity", "lower_bound" and "condition", or some of them
     quick : measure little, in seconds
     reporter : returns a function that shows the progress of a measurement, given its name
 
@@ -41,7 +42,7 @@ def write_measurements(
     paths : of figures and page
     """
     measures: dict[str, Callable[..., Any]] = {"complexity": complexity.measure_complexity}
-    measures["lower_bound"] = lower_bound.measure_lower_bound
+    measures |= {"lower_bound": lower_bound.measure_lower_bound, "condition": condition.measure_condition}
     for name in names:
         progress = reporter(name) if reporter else None
         measures[name](quick=quick, path=folder / f"{name}.csv", progress=progress)
@@ -54,14 +55,16 @@ def draw_measurements(folder: Path) -> list[Path]:
     """Write figures and tables from the rows in a folder, and return their paths."""
     rows = complexity.read_measurements(folder / "complexity.csv")
     found = lower_bound.read_queries(folder / "lower_bound.csv")
+    conditioned = condition.read_derivatives(folder / "condition.csv")
     drawn = [draw_complexity(rows, folder / "complexity.svg")] if rows else []
     drawn += [draw_lower_bound(found, folder / "lower_bound.svg")] if found else []
+    drawn += [draw_condition(conditioned, folder / "condition.svg")] if conditioned else []
     with replacing(folder / "theory.md") as file:
-        file.write(theory_page(rows, found).encode())
+        file.write(theory_page(rows, found, conditioned).encode())
     return [*drawn, folder / "theory.md"]
 
 
-def theory_page(rows: Sequence[Measurement], found: Sequence[Queries]) -> str:
+def theory_page(rows: Sequence[Measurement], found: Sequence[Queries], conditioned: Sequence[Derivatives] = ()) -> str:
     """Return a page with all tables."""
     parts = ["# Theory, measured"]
     for problem in dict.fromkeys(row.problem for row in rows):
@@ -73,6 +76,8 @@ def theory_page(rows: Sequence[Measurement], found: Sequence[Queries]) -> str:
         parts += [f"## {problem}: periods of SRBA, steps following the theory", regime_table(rows, problem)]
     if found:
         parts += ["## Queries of rows of F on the worst case", lower_bound_table(found)]
+    for problem in dict.fromkeys(row.problem for row in conditioned):
+        parts += [f"## {problem}: derivatives of rows of G, against κ", condition_table(conditioned, problem)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -149,6 +154,25 @@ def lower_bound_table(rows: Sequence[Queries]) -> str:
     return markdown_table(["class", "", *(f"m = {m}" for m in sizes), "exponent of m"], lines)
 
 
+def condition_table(rows: Sequence[Derivatives], problem: str) -> str:
+    """Return the bound, if there is one, and the median derivatives of each method at each κ, with exponents of κ."""
+    rows = [row for row in rows if row.problem == problem]
+    bounds = {row.kappa: row.bound for row in rows}
+    lines = []
+    if all(map(isfinite, bounds.values())):
+        cells = [format_cost(bounds[kappa]) for kappa in sorted(bounds)]
+        lines.append(["lower bound", "–", *cells, _slope(condition.slope_in_kappa, rows, problem, "bound")])
+    for solver, candidate in condition.CANDIDATES.items():
+        if found := condition.measured(rows, problem, solver):
+            cells = [_median_cost([row for row in found if row.kappa == kappa]) for kappa in sorted(bounds)]
+            known = candidate.known.get(problem)
+            slope = _slope(condition.slope_in_kappa, rows, problem, solver)
+            lines.append([solver, "–" if known is None else f"{known:g}", *cells, slope])
+    return markdown_table(
+        ["", "known exponent", *(f"κ = {kappa:g}" for kappa in sorted(bounds)), "exponent of κ"], lines
+    )
+
+
 def _methods(rows: Sequence[Measurement]) -> list[Method]:
     there = {row.solver for row in rows}
     return [method for method in METHODS if method.name in there]
@@ -214,6 +238,28 @@ def draw_lower_bound(rows: Sequence[Queries], path: Path) -> Path:
             panel.plot(sorted(bounds), [bounds[m] for m in sorted(bounds)], "k--", label="lower bound m T / 2")
             smooth = "each F_j is L-smooth" if normalization == "individual" else "F_j L-smooth in mean square"
             panel.set(xlabel="m", ylabel="queries of rows of F", title=smooth)
+        return _with_legend(figure)
+
+    return write_svg(path, draw)
+
+
+def draw_condition(rows: Sequence[Derivatives], path: Path) -> Path:
+    """Draw derivatives of rows of G against κ on each problem, next to the bound; return the path."""
+
+    def draw() -> Any:
+        problems = list(dict.fromkeys(row.problem for row in rows))
+        columns = len(problems) if len(problems) % 2 else 2
+        figure, axes = _make_panels(len(problems) // columns, columns)
+        for panel, problem in zip(axes.flat, problems, strict=True):
+            for index, (solver, candidate) in enumerate(condition.CANDIDATES.items()):
+                found = condition.measured(rows, problem, solver)
+                kappas = sorted({row.kappa for row in found})
+                medians = {kappa: median([row.cost for row in found if row.kappa == kappa]) for kappa in kappas}
+                _draw_line(panel, medians, f"C{index}", solver, candidate.known.get(problem))
+            bounds = sorted({(row.kappa, row.bound) for row in rows if row.problem == problem and isfinite(row.bound)})
+            if bounds:
+                panel.plot(*zip(*bounds, strict=True), "k--", label="lower bound")
+            panel.set(xlabel="κ", ylabel="derivatives of rows of G", title=problem)
         return _with_legend(figure)
 
     return write_svg(path, draw)

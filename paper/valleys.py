@@ -177,7 +177,7 @@ class ValleyExactSolver:
         return ExactSolution(x, v, value, grad, inner_residual=0.0, v_residual=v_residual, value_gap=value)
 
 
-def valley_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
+def valley_constants(problem: BilevelProblem, radius: float | None, box: Any) -> Found:
     """Return constants for all z and x; a cosine adds at most its height, as (ω, η) is a unit vector."""
     oracles = problem.oracles
     assert isinstance(oracles, ValleyOracles)

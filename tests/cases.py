@@ -23,7 +23,9 @@ N_INNER, N_OUTER, BATCH = 53, 31, 8
 
 
 # Short loops and series, because the tests are about their order and not their effect.
-SHORT = {"n_inner_steps": 2, "n_neumann": 3, "period": 5}
+SHORT = {"n_inner_steps": 2, "n_neumann": 3, "period": 5, "n_products": 3}
+CONVEX = {"strong_convexity": 0.5, "outer_strong_convexity": 0.5}  # constants that most problems do not declare
+SHORT |= CONVEX
 
 
 def short(cls, *args, **kwargs):
@@ -68,7 +70,7 @@ def logistic_data(n_inner=N_INNER, n_outer=N_OUTER, dim=4, seed=0):
 
 
 def logistic_selection(dtype="float64", **kwargs):
-    return bilevel.problems.logistic_selection(*logistic_data(), dtype=dtype, **kwargs)
+    return bilevel.problems.penalty_selection(*logistic_data(), dtype=dtype, **kwargs)
 
 
 def quadratic_loss(z, x, sample):
@@ -141,7 +143,8 @@ def lowered_steps(problem, solver, oracles):
     page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), PAGE_LENGTH))
     state = jax.eval_shape(initial_state, solver, oracles, problem.start)
     arguments = solver, for_one_run(oracles), state, page, np.int32(0), np.int32(9)
-    return advance.lower(*arguments)
+    program, leaves = advance.find(*arguments)
+    return program.lower(leaves)
 
 
 # Each is one program, because the operations of an oracle are dozens of programs otherwise.
@@ -149,9 +152,11 @@ def lowered_steps(problem, solver, oracles):
 
 @jax.jit
 def every_kind(oracles, point, rows=Rows()):  # noqa: B008
-    """Return all derivatives that count as calls, by name."""
+    """Return all derivatives that count as calls, and derivatives along two pairs of directions, by name."""
     drawn = {kind: rows.outer if kind.startswith("outer") else rows.inner for kind in Calls._fields}
-    return {kind: getattr(oracles, kind)(point, drawn[kind]) for kind in Calls._fields}
+    pairs = jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.cos(leaf)]), (point.v, point.outer_var))
+    tangents = {"inner_tangents": oracles.inner_tangents(point, *pairs, rows.inner)}
+    return {kind: getattr(oracles, kind)(point, drawn[kind]) for kind in Calls._fields} | tangents
 
 
 @jax.jit

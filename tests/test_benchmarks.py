@@ -179,7 +179,7 @@ def test_streamed_rows_equal_those_that_were_written(script, tmp_path):
     streaming = script("streaming")
     paths = streaming.write(tmp_path, 3000, 4)
     rows, labels = streaming.make_rows(np.random.default_rng(0), 3000, 4)
-    problem = streaming.build(paths, 3000, 4, 100)
+    problem = streaming.build(paths, 3000, 4)
     np.testing.assert_array_equal(problem.oracles.inner_samples.reader.rows(np.arange(3000))[0], rows * labels[:, None])
     assert streaming.plain_read(paths) > 0 and streaming.memory()["VmHWM"] > 0
 

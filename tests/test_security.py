@@ -12,12 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import bilevel
-from bilevel._core.extras import progress_bar
+from bilevel._core.extras import progress_lines
 from bilevel.bench import config, live
 from bilevel.bench.page import file_names, write_figures, write_report
 from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
-from bilevel.cli import terminal
 from bilevel.cli.app import app
 from bilevel.datasets import loading
 from paper.markdown import markdown_table
@@ -171,7 +170,7 @@ def test_a_data_set_of_another_size_is_refused_by_its_header(tmp_path, monkeypat
     members = {f"{name}.npy": array_bytes(array) for name, array in tiny.SPLIT.items()}
     (tmp_path / "tiny.npz").write_bytes(packed(members | {"X_train.npy": array_bytes(np.zeros((10**6, 3)))}))
     monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **kw: pytest.fail("unpacked"))
-    with pytest.raises(loading.DamagedFileError, match=r"`X_train` is float64 \(1000000, 3\)"):
+    with pytest.raises(loading.DamagedFileError, match=r"an array claims to be float64 \(1000000, 3\)"):
         loading.read(tmp_path / "tiny.npz", known)
 
 
@@ -216,15 +215,14 @@ def test_a_config_is_kept_in_the_folder_of_its_store(tmp_path):
     source = tmp_path / "..." / "..hidden.toml"
     source.parent.mkdir()
     source.write_bytes((ROOT / "bilevel" / "bench" / "configs" / "demo.toml").read_bytes())
-    Store(tmp_path / "store").keep_config(source)
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["_..hidden.toml"]
+    Store(tmp_path / "store").keep_config(config.load_config(source))
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["_demo.toml"]
 
 
 def test_no_name_of_a_store_becomes_markup_in_the_report(table, tmp_path):
     source = write_report(
         fake_store.hostile(table),
         tmp_path,
-        title=fake_store.TAG,
         budgets=fake_store.TAG,
         commands=[fake_store.TAG],
     ).read_text()
@@ -261,7 +259,7 @@ def commanding(tmp_path):
 
 @pytest.mark.parametrize("command", ["select", "csv", "json", "report", "check", "metric"])
 @pytest.mark.filterwarnings("default")
-def test_no_name_of_a_store_sends_escape_sequences_to_a_terminal_or_a_pipe(command, commanding, tmp_path, monkeypatch):
+def test_no_name_of_a_store_sends_escape_sequences_to_a_terminal_or_a_pipe(command, commanding, tmp_path):
     folder = commanding
     words = {
         "csv": ["select", folder, "--format", "csv"],
@@ -275,22 +273,16 @@ def test_no_name_of_a_store_sends_escape_sequences_to_a_terminal_or_a_pipe(comma
     assert isinstance(piped.exception, SystemExit | None)
     assert not ORDERS.search(piped.output), repr(piped.output)
     assert (r"\u001b" if command == "json" else r"\x1b") in piped.output or command == "report"
-    for name in ("out", "err"):
-        shown = io.StringIO()
-        monkeypatch.setattr(terminal, name, live.Console(file=shown, force_terminal=True, width=200))
-    CliRunner().invoke(app, words + metric)
-    assert not ORDERS.search(STYLES.sub("", shown.getvalue())), repr(shown.getvalue())
     if command == "report":
         page, _, _ = (tmp_path / "page" / "index.html").read_text().partition("<script>")
         assert not ORDERS.search(page)
 
 
 def test_progress_of_a_run_sends_no_escape_sequences_of_names_to_a_terminal(capsys):
-    with progress_bar("\x1b[2Jtitle", True) as report:
+    with progress_lines("\x1b[2Jtitle", True) as report:
         report(0.5, "\x1b]0;half\x07")
-    shown = io.StringIO()
-    lines = live.LiveLines("value", live.Console(file=shown))
+    lines = live.Watcher()
     lines.begin("sweep", 0, 2)
     lines.failed("\x9b31m", "RuntimeError: \x1b[2J")
-    told = capsys.readouterr().out + shown.getvalue()
-    assert "[2Jtitle" in told and "[2J" in shown.getvalue() and not ORDERS.search(told)
+    out, err = capsys.readouterr()
+    assert "[2Jtitle" in out and "[2J" in err and not ORDERS.search(out + err)

@@ -54,7 +54,9 @@ def prose():
 
 
 def test_lines_of_markdown_wrap_at_120():
-    assert not [(path.name, line) for path, lines in prose() for line in lines if len(line) > 120]
+    # An absolute link and the name of an inserted number cannot be wrapped.
+    unbreakable = re.compile(r"\]\(https:[^)]*\)|<!--.*?-->")
+    assert not [(path.name, line) for path, lines in prose() for line in lines if len(unbreakable.sub("", line)) > 120]
 
 
 OLD_WORDS = re.compile(

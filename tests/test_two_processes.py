@@ -57,7 +57,7 @@ def interleaved(parts):
 @pytest.mark.slow
 def test_the_complete_problem_over_two_processes_is_that_of_one(example, tmp_path):
     lines, saved = run_example(tmp_path, "--whole")
-    problem = bilevel.problems.logistic_selection(*example.breast_cancer(slice(None)), dtype="float64")
+    problem = bilevel.problems.penalty_selection(*example.breast_cancer(slice(None)), dtype="float64")
     assert_same_run(saved, bilevel.run(problem, example.SOLVER, max_steps=example.STEPS))
     assert sum(line.startswith("SRBA(") for line in lines) == 1, "only the first process prints"
 
@@ -66,7 +66,7 @@ def test_the_complete_problem_over_two_processes_is_that_of_one(example, tmp_pat
 def test_processes_with_their_own_rows_solve_the_problem_of_all_rows(example, tmp_path):
     _, saved = run_example(tmp_path)
     halves = [
-        bilevel.problems.logistic_selection(*example.breast_cancer(slice(i, None, 2)), dtype="float64") for i in (0, 1)
+        bilevel.problems.penalty_selection(*example.breast_cancer(slice(i, None, 2)), dtype="float64") for i in (0, 1)
     ]
     with jax.enable_x64(True):
         inner, outer = (
@@ -74,7 +74,7 @@ def test_processes_with_their_own_rows_solve_the_problem_of_all_rows(example, tm
             for level in ("inner_samples", "outer_samples")
         )
     oracles = replace(halves[0].oracles, inner_samples=inner, outer_samples=outer)
-    problem = replace(halves[0], oracles=oracles, exact_solver=type(halves[0].exact_solver)(oracles))
+    problem = replace(halves[0], oracles=oracles, exact_solver=type(halves[0].exact_solver)(oracles, halves[0].start))
     assert_same_run(saved, bilevel.run(problem, example.SOLVER, max_steps=example.STEPS))
 
 

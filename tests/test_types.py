@@ -1,11 +1,14 @@
 """What a type checker and an editor see of the public names."""
 
 import ast
+import inspect
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jedi
 import pytest
 
 import bilevel
@@ -52,6 +55,34 @@ def test_a_type_checker_finds_misspelled_names_and_wrong_arguments(tmp_path):
     assert f"Found {len(MISTAKES)} errors" in shown
     for message in MISTAKES.values():
         assert message in shown
+
+
+@pytest.mark.slow
+def test_pyright_finds_the_same_mistakes_and_no_others(tmp_path):
+    lines = [*PROGRAM.splitlines(), *MISTAKES]
+    (tmp_path / "program.py").write_text("\n".join(lines))
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "standard"})
+    )
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "program.py"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    found = [one["range"]["start"]["line"] for one in json.loads(shown)["generalDiagnostics"]]
+    assert [lines[line] for line in found] == list(MISTAKES)
+
+
+def test_notebooks_complete_the_solvers_and_their_parameters():
+    names = [{"bilevel": bilevel}]
+    assert "SRBA" in {found.name for found in jedi.Interpreter("bilevel.SR", names).complete()}
+    (signature,) = jedi.Interpreter("bilevel.SRBA(", names).get_signatures()
+    assert [one.name for one in signature.params] == list(inspect.signature(bilevel.SRBA).parameters)
+    assert {"step_size", "batch_size", "period", "outer_bounds"} <= {one.name for one in signature.params}
+
+
+@pytest.mark.slow
+def test_editors_complete_the_solvers_without_running_code():
+    project = jedi.Project(str(ROOT))
+    completed = jedi.Script("import bilevel\nbilevel.SR", project=project).complete(2, len("bilevel.SR"))
+    assert "SRBA" in {found.name for found in completed}
 
 
 def test_the_stub_lists_the_public_names():

@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUILT_FROM = ("bilevel", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
-BUILT_FROM += ("SECURITY.md", "constraints.txt")
+BUILT_FROM += ("SECURITY.md", "constraints", "tests")
+CONSTRAINTS = ROOT / "constraints" / f"{sys.version_info.major}.{sys.version_info.minor}.txt"
 # Variables that the tests set for speed, or that would give access to the source tree.
 NOT_A_USERS = ("PYTHONPATH", "XLA_FLAGS", "JAX_ENABLE_X64", "JAX_COMPILATION_CACHE_DIR", "OMP_NUM_THREADS")
 NOT_A_USERS += ("PYTHONDONTWRITEBYTECODE",)  # compiled modules are reused by the next process
@@ -43,7 +44,8 @@ def make_environment(folder, *wanted, in_haste=False):
     call(sys.executable, "-m", "venv", *(["--without-pip"] if in_haste else []), folder)
     python = folder / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python) if in_haste else (python, "-m", "pip")
-    options = ["--quiet", "--constraint", ROOT / "constraints.txt", *(["--no-compile"] if in_haste else [])]
+    constraints = ["--constraint", CONSTRAINTS] if CONSTRAINTS.exists() else []
+    options = ["--quiet", *constraints, *(["--no-compile"] if in_haste else [])]
     call(*pip, "install", *options, *wanted)
     return folder / "bin"
 

@@ -1,10 +1,10 @@
 """How functions of JAX are computed: in which floating type, and with which compiled programs.
 
-A function under `jax.jit` keeps each of its programs, with the losses and shapes it was compiled for, as long as the
-function exists, which for a function of a module is the life of the process. The programs of one run take about twenty
-megabytes and some hundred memory maps, of which Linux allows a process 65 530, so a loop over problems would end in a
-crash of XLA. `Compiled` therefore gives each kind of arguments a jitted function of its own, and frees the least
-recently used one if there are too many. Programs of other libraries and of the user are never touched.
+A function under `jax.jit` keeps its programs, with the losses they were compiled for, as long as the function exists.
+The programs of one run take some hundred memory maps, of which Linux allows a process 65 530, so a loop over problems
+would end in a crash of XLA. `Compiled` therefore gives each kind of arguments a jitted function of its own, which
+belongs to the problems that it was called for. If none of them exists any more, it is freed before the next one is
+compiled: a problem of equal structure that follows at once still finds it.
 """
 
 import functools
@@ -12,27 +12,33 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import RLock
 from typing import Any, Generic, TypeVar
+from weakref import ref
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-MAX_PROGRAMS = 64  # of all functions together; a run has five to ten
-_programs: OrderedDict[Hashable, Any] = OrderedDict()  # jitted functions, the least recently used first
+MAX_PROGRAMS = 128  # of all functions together; a run has five to fifteen
 _lock = RLock()
+_owner: ContextVar[Any] = ContextVar("owner", default=None)
 T = TypeVar("T")
 
 
-# Floating types
-
-
 @contextmanager
-def arithmetic(dtype: DTypeLike) -> Iterator[None]:
-    """Compute in ``dtype``: with 64-bit types if it is float64, and without TF32 products on a GPU."""
-    with jax.enable_x64(np.dtype(dtype) == np.float64), jax.default_matmul_precision("highest"):
-        yield
+def arithmetic(dtype: DTypeLike, owner: Any = None) -> Iterator[None]:
+    """Compute in ``dtype``: with 64-bit types if it is float64, and without TF32 products on a GPU.
+
+    Compiled programs that are used in this context belong to ``owner``, if one is given here or in an outer context.
+    """
+    token = _owner.set(_owner.get() if owner is None else owner)
+    try:
+        with jax.enable_x64(np.dtype(dtype) == np.float64), jax.default_matmul_precision("highest"):
+            yield
+    finally:
+        _owner.reset(token)
 
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype:
@@ -60,24 +66,48 @@ def check_concrete(name: str, given: Any) -> None:
     if isinstance(given, jax.core.Tracer):
         raise TypeError(
             f"`{name}` is traced by JAX, but this computes with concrete numbers and cannot be traced. Call it outside "
-            "of `jax.jit`, `jax.vmap` and `jax.grad`; `bilevel.hypergradient` gives derivatives with respect to x."
+            "of `jax.jit`, `jax.vmap` and `jax.grad`. For derivatives with respect to x, outside of them, use "
+            "`bilevel.hypergradient`; inside of them, wrap a solver of your own in `bilevel.implicit`."
         )
     dtype = getattr(given, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind == "f" and dtype.itemsize > 8:
         raise ValueError(f"`{name}` has the dtype {dtype}, in which JAX does not compute; use `.astype(np.float64)`.")
 
 
-# Compiled programs
+class _Program:
+    """A jitted function, and weak references to the problems that it belongs to."""
+
+    def __init__(self, jitted: Any) -> None:
+        self.jitted, self.owners = jitted, list[ref[Any]]()
+
+
+_programs: OrderedDict[Hashable, _Program] = OrderedDict()  # the least recently used first
+
+
+def _take(kind: Hashable, jit: Callable[[], Any]) -> Any:
+    """Return the jitted function of this kind, and free those whose owners are gone, or that are too many."""
+    with _lock:
+        freed = []
+        if kind not in _programs:
+            owned = [(other, program.owners) for other, program in _programs.items() if program.owners]
+            freed = [_programs.pop(other) for other, owners in owned if all(owner() is None for owner in owners)]
+            _programs[kind] = _Program(jit())
+        _programs.move_to_end(kind)
+        program = _programs[kind]
+        if (owner := _owner.get()) is not None:
+            others = [known for known in program.owners if known() is not None and known() is not owner]
+            program.owners = [*others, ref(owner)]
+        freed += [_programs.popitem(last=False)[1] for _ in range(len(_programs) - MAX_PROGRAMS)]
+    for old in freed:
+        old.jitted.clear_cache()
+    return program.jitted
 
 
 class Compiled(Generic[T]):
-    """A function that is compiled when it is called, and whose least recently used programs are freed.
+    """A function of pytrees of arrays that is compiled when it is called, and freed with the problems of its calls.
 
-    Parameters
-    ----------
-    function : the function, of pytrees of arrays
-    static_argnames : names of arguments that are compile-time constants
-    options : returns the compiler options from the same arguments as ``function``; None means no options
+    The arguments ``static_argnames`` are compile-time constants; ``options`` returns the compiler options from the
+    arguments of the function.
     """
 
     def __init__(
@@ -93,42 +123,26 @@ class Compiled(Generic[T]):
     def __call__(self, *arguments: Any, **keywords: Any) -> T:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, keywords))):
             return self._function(*arguments, **keywords)  # part of a larger program
-        program, leaves = self._program(arguments, keywords)
+        program, leaves = self.find(*arguments, **keywords)
         return program(leaves)
 
-    def lower(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the program for these arguments before XLA compiles it, as `jax.jit(function).lower` does."""
-        program, leaves = self._program(arguments, keywords)
-        return program.lower(leaves)
-
-    def _program(self, arguments: Any, keywords: Any) -> tuple[Any, list[Any]]:
+    def find(self, *arguments: Any, **keywords: Any) -> tuple[Any, list[Any]]:
+        """Return the jitted function for these arguments, and the leaves of the arguments, which it is called with."""
         options = {} if self._options is None else self._options(*arguments, **keywords)
         named = self._signature.bind(*arguments, **keywords).arguments
         constants = {name: named.pop(name) for name in self._static}
         leaves, structure = jax.tree.flatten(named)
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
         kind = self, structure, shapes, tuple(constants.items()), tuple(options.items())
-        with _lock:
-            if kind in _programs:
-                _programs.move_to_end(kind)
-            else:
-                _programs[kind] = self._compile_later(structure, constants, options)
-            program = _programs[kind]
-            freed = [_programs.popitem(last=False)[1] for _ in range(len(_programs) - MAX_PROGRAMS)]
-        for old in freed:
-            old.clear_cache()
-        return program, leaves
 
-    def _compile_later(self, structure: Any, constants: dict[str, Any], options: dict[str, Any]) -> Any:
         # JAX refers to this function weakly, and frees what it compiled when the function is freed. Structures, which
         # may hold losses and what these refer to, are not among the arguments, because JAX keeps those longer.
         def program(leaves: list[Any]) -> T:
-            named = jax.tree.unflatten(structure, leaves) | constants
-            bound = inspect.BoundArguments(self._signature, named)
+            bound = inspect.BoundArguments(self._signature, jax.tree.unflatten(structure, leaves) | constants)
             return self._function(*bound.args, **bound.kwargs)
 
         program.__name__ = self.__name__  # type: ignore[attr-defined]
-        return jax.jit(program, compiler_options=options)
+        return _take(kind, lambda: jax.jit(program, compiler_options=options)), leaves
 
 
 def compiled(*static_argnames: str) -> Callable[[Callable[..., T]], Compiled[T]]:

@@ -1,7 +1,6 @@
 """Files that are complete or do not exist, and foreign files, which are read within limits and never unpickled."""
 
 import os
-import re
 import stat
 import time
 import uuid
@@ -19,7 +18,6 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_PART = re.compile(r"\.[0-9a-f]{32}\.part")  # names of unfinished files, which readers of a folder ignore
 # In seconds: a younger file may not be locked yet, and an older one is not being written any more.
 _FRESH, _STALE = 1.0, 3600.0
 
@@ -36,9 +34,6 @@ def cache_folder() -> Path:
     if named := os.environ.get("BILEVEL_CACHE"):
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bilevel"
-
-
-# Reading
 
 
 def read_bounded(path: Path, most: int) -> bytes:
@@ -68,24 +63,15 @@ def read_stored_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
     return found
 
 
-def read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and dtype in the header of an array in NumPy's format, and seek to its beginning."""
+def read_array(member: IO[bytes], most: int) -> np.ndarray:
+    """Return an array in NumPy's format, if its header does not claim more than ``most`` bytes of memory."""
     if np.lib.format.read_magic(member) != (1, 0):
         raise ValueError("an array is not in version 1.0 of NumPy's format")
     shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-    member.seek(0)
-    return shape, dtype
-
-
-def read_array(member: IO[bytes], most: int) -> np.ndarray:
-    """Return an array in NumPy's format, if its header does not claim more than ``most`` bytes of memory."""
-    shape, dtype = read_header(member)
     if prod(shape) * dtype.itemsize > most:
-        raise ValueError(f"an array claims to have shape {shape}, more than is there")
+        raise ValueError(f"an array claims to be {dtype} {shape}, larger than {most:,} bytes")
+    member.seek(0)
     return np.lib.format.read_array(member, allow_pickle=False)
-
-
-# Writing
 
 
 @contextmanager
@@ -113,30 +99,29 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def _locked(file: BinaryIO) -> Iterator[None]:
     """Hold a lock on a file, even after it is closed; the lock ends with the process at the latest."""
-    if fcntl is None:
-        yield
-        return
     held = os.dup(file.fileno())
     try:
         with suppress(OSError):  # not every file system has locks
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(held)
         yield
     finally:
         os.close(held)
 
 
+def _lock(file: IO[bytes] | int) -> None:
+    """Lock a file, or raise OSError if another process holds the lock, or if there are no locks."""
+    if fcntl is None:
+        raise OSError("no locks on this system")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _remove_leftovers(folder: Path) -> None:
     """Remove the unfinished files of killed processes from a folder."""
-    for path in folder.glob(".*.part"):
-        with suppress(OSError):  # another process removed it, or the folder belongs to another user
+    for path in folder.glob(f".{32 * '[0-9a-f]'}.part"):
+        with suppress(OSError):  # a process is writing it, or removed it, or the folder belongs to another user
             age = time.time() - path.stat().st_mtime
-            if _PART.fullmatch(path.name) and age > _FRESH and (age > _STALE or _is_abandoned(path)):
+            if _FRESH < age <= _STALE:
+                with path.open("r+b") as file:
+                    _lock(file)
+            if age > _FRESH:
                 path.unlink()
-
-
-def _is_abandoned(path: Path) -> bool:
-    if fcntl is None:
-        return False
-    with path.open("r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError if another process holds it
-    return True

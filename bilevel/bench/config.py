@@ -18,7 +18,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
@@ -36,9 +36,10 @@ Pairs: TypeAlias = tuple[tuple[str, Any], ...]  # names and values, sorted
 Seeds: TypeAlias = int | Collection[int]  # their number, or the seeds themselves
 Builder: TypeAlias = Callable[..., BilevelProblem]
 SWEEP, TIMING = "sweep", "timing"  # the phases of an experiment
-ALL_SOLVERS = "*"  # as the name of a solver: the grid is used for every solver
+ALL_SOLVERS = "*"  # as the name of a solver: the grid is used for every solver but those that need constants
 FOLDER = Path(__file__).parent / "configs"  # where a bare name is looked up
 MOST_BYTES, MOST_CELLS = 2**18, 10**6  # of a file, and of an experiment
+_TABLES = ("problem", "budget", "solvers")
 # The memory of the TOML parser grows with the square of the number of parts of a key: `a.a.a = 1` has three.
 _MOST_PARTS, _MOST_LETTERS = 16, 1000
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
@@ -75,11 +76,6 @@ def find_loaded_solver(name: str) -> type[SolverBase] | None:
     return SOLVERS.get(name) or _user_objects.get(name)
 
 
-def is_user_defined(name: str) -> bool:
-    """Return True for names ``module:name``, which are not of the package."""
-    return ":" in name
-
-
 def name_of(thing: Any) -> str:
     """Return the name of a solver's class or a problem's function, under which this process finds it again."""
     if isinstance(thing, str):
@@ -106,7 +102,7 @@ def digest_source(name: str) -> str:
 
 
 def _find(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    if is_user_defined(name):
+    if ":" in name:
         return _import(name)
     check_name(what, name, known)
     return known[name]
@@ -143,7 +139,7 @@ def check_name(what: str, name: str, known: Collection[str]) -> None:
 def suggest(name: str, known: Collection[str]) -> str:
     """Return the nearest known name, ignoring case, or all of them."""
     by_lower_case = {other.lower(): other for other in known}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
     return f"did you mean `{by_lower_case[nearest[0]]}`?" if nearest else f"there are: {', '.join(known) or 'none'}."
 
 
@@ -169,6 +165,11 @@ def _build(builder: Builder, problem: str, arguments: Pairs) -> BilevelProblem:
 
 
 # Settings and cells.
+
+_Cost: TypeAlias = Annotated[Annotated[float, Meta(gt=0, lt=2**63)] | None, Meta(description="a finite number above 0")]
+_CostOrOff: TypeAlias = Annotated[
+    Annotated[float, Meta(ge=0, lt=2**63)] | None, Meta(description="a finite number above 0, or 0 for no timing phase")
+]
 
 
 class GridSetting(NamedTuple):
@@ -219,94 +220,85 @@ class Cell:
     @property
     def digests(self) -> list[str]:
         """The name of a user-defined solver or problem with a digest of its source, which is not part of the id."""
-        return [f"{name} {digest_source(name)}" for name in (self.solver, self.problem) if is_user_defined(name)]
+        return [f"{name} {digest_source(name)}" for name in (self.solver, self.problem) if ":" in name]
+
+
+class Budget(Struct, frozen=True, forbid_unknown_fields=True):
+    """The limits of a run, as in the table [budget] of a config."""
+
+    calls: Annotated[Annotated[int, Meta(ge=1, le=2**63 - 1)] | None, Meta(description="an integer above 0")] = None
+    epochs: _Cost = None  # exactly one of this and `calls` is given
+    seconds: _CostOrOff = None  # additional limit in the timing phase, if given
+    timing_epochs: _Cost = None  # of the timing phase, if different from the sweep
+
+    def __str__(self) -> str:
+        sweep = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.calls:,} oracle calls"
+        if not self.seconds:
+            return f"{sweep} for each run"
+        epochs = "" if self.timing_epochs is None else f"{self.timing_epochs:g} epochs and "
+        return f"{sweep} for each run, and at most {epochs}{self.seconds:g} seconds in the timing phase"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statement:
-    """Name, selection metric and budgets of an experiment."""
+class Experiment:
+    """A problem, and the settings to compare on it."""
 
     name: str
     metric: str  # selects the settings, by its value at the end of the sweep; not a metric of test rows
-    max_calls: int | None  # budget of a cell; exactly one of this and the next is given
-    epochs: float | None
-    max_seconds: float | None  # additional budget of a timing cell; None if there is no timing phase
-    timing_epochs: float | None  # of a timing cell, if different from the sweep
-
-    @property
-    def budgets(self) -> str:
-        """The budget of a run, in words."""
-        sweep = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_calls:,} oracle calls"
-        if self.max_seconds is None:
-            return f"{self.name}: {sweep} for each run"
-        epochs = "" if self.timing_epochs is None else f"{self.timing_epochs:g} epochs and "
-        timing = f"at most {epochs}{self.max_seconds:g} seconds in the timing phase"
-        return f"{self.name}: {sweep} for each run, and {timing}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment(Statement):
-    """A problem, and the settings to compare on it."""
-
+    budget: Budget
     seeds: tuple[int, ...]  # of the batches
     new_problem_per_seed: bool  # each seed is also the seed of the problem's data
     problem: str  # a name in ``bilevel.problems.PROBLEMS``, or ``module:function``
     problem_arguments: Pairs
     settings: tuple[GridSetting, ...]  # the union of the grids
     exact: bool  # evaluate h and its gradient
+    text: bytes = b""  # the config as a TOML file
 
     @property
     def solvers(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(setting.solver for setting in self.settings))
 
-    def cells(
-        self, n_inner: int, n_outer: int, seeds: Seeds | None = None, only: Collection[str] | None = None
-    ) -> tuple[Cell, ...]:
-        """Return the cells of the sweep on a problem of this size, with other seeds or some of the solvers if given."""
+    def narrow(self, only: Collection[str] | None = None, seeds: Seeds | None = None) -> "Experiment":
+        """Return the experiment with some of its solvers, and other seeds, if these are given."""
         with at(f"`{self.name}`"):
             for name in only or ():
                 check_name("solver", name, self.solvers)
+            settings = tuple(one for one in self.settings if only is None or one.solver in only)
+            if seeds is None:
+                return replace(self, settings=settings)
+            _check_cells(len(settings), seeds)
+            listed = _convert({"seeds": seeds if isinstance(seeds, int) else list(seeds)}, SeedsTable)
+            return replace(self, settings=settings, seeds=_list_seeds(listed))
+
+    def cells(self, n_inner: int, n_outer: int) -> tuple[Cell, ...]:
+        """Return the cells of the sweep on a problem of this size."""
         n_rows = n_inner + n_outer
         # Different fractions may give the same period, so runs are merged and belong to the columns of both.
         runs: dict[tuple[str, Pairs], tuple[str, ...]] = {}
         for setting in self.settings:
-            if only is None or setting.solver in only:
-                run = setting.solver, setting.pairs(n_rows)
-                runs[run] = tuple(dict.fromkeys((*runs.get(run, ()), *setting.columns)))
+            run = setting.solver, setting.pairs(n_rows)
+            runs[run] = tuple(dict.fromkeys((*runs.get(run, ()), *setting.columns)))
         return tuple(
-            self._cell(*run, seed, SWEEP, n_rows, columns)
-            for run, columns in runs.items()
-            for seed in self._choose_seeds(seeds)
+            self._cell(*run, seed, SWEEP, n_rows, columns) for run, columns in runs.items() for seed in self.seeds
         )
 
-    def timing_cells(
-        self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int, seeds: Seeds | None = None
-    ) -> tuple[Cell, ...]:
+    def timing_cells(self, settings: Iterable[tuple[str, Pairs]], n_inner: int, n_outer: int) -> tuple[Cell, ...]:
         """Return the cells that time these settings, (solver, parameters) each; the solvers alternate."""
-        if self.max_seconds is None:
+        if not self.budget.seconds:
             raise ConfigError(f"`{self.name}` has no timing phase; give `seconds` in [budget].")
         runs = [(name, _list_parameters(find_solver(name)(**dict(pairs)))) for name, pairs in settings]
-        n_rows = n_inner + n_outer
-        return tuple(self._cell(*run, seed, TIMING, n_rows) for seed in self._choose_seeds(seeds) for run in runs)
+        return tuple(self._cell(*run, seed, TIMING, n_inner + n_outer) for seed in self.seeds for run in runs)
 
     def _cell(
         self, solver: str, pairs: Pairs, seed: int, phase: str, n_rows: int, columns: tuple[str, ...] = ()
     ) -> Cell:
-        epochs = (phase == TIMING and self.timing_epochs) or self.epochs
-        max_calls = math.floor(epochs * n_rows) if epochs is not None else self.max_calls
-        budget = max_calls, self.max_seconds if phase == TIMING else None
+        budget, is_timed = self.budget, phase == TIMING
+        epochs = (is_timed and budget.timing_epochs) or budget.epochs
+        max_calls = math.floor(epochs * n_rows) if epochs is not None else budget.calls
+        limits = max_calls, budget.seconds if is_timed else None
         arguments = dict(self.problem_arguments) | ({"seed": seed} if self.new_problem_per_seed else {})
         problem = self.problem, tuple(sorted(arguments.items()))
-        return Cell(self.name, *problem, solver, pairs, seed, phase, *budget, self.exact, columns)
-
-    def _choose_seeds(self, seeds: Seeds | None) -> tuple[int, ...]:
-        if seeds is None:
-            return self.seeds
-        with at(f"`{self.name}`"):
-            _check_cells(len(self.settings), seeds)
-            listed = seeds if isinstance(seeds, int) else list(seeds)
-            entries = {"name": self.name, "metric": self.metric, "seeds": listed}
-            return _list_seeds(_convert(entries, FileTable).seeds)
+        return Cell(self.name, *problem, solver, pairs, seed, phase, *limits, self.exact, columns)
 
 
 def _list_parameters(solver: SolverBase) -> Pairs:
@@ -321,44 +313,36 @@ def _check_cells(n_settings: int, seeds: Seeds = 1) -> None:
         raise ValueError(f"{what}, more than {MOST_CELLS:,}; give fewer seeds, or shorter lists of values.")
 
 
-def _list_seeds(seeds: int | list[int]) -> tuple[int, ...]:
-    if isinstance(seeds, list) and len(set(seeds)) < len(seeds):
-        raise ValueError(f"`seeds={seeds!r}`: a seed occurs twice.")
-    return tuple(seeds if isinstance(seeds, list) else range(seeds))
-
-
 # The tables of a config. Each description completes the sentence "must be ...".
 
-_SeedsEntry: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=1, le=2**32)] | Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=1)],
-    Meta(description="a number of at least 1, or a list of integers in [0, 2**32)"),
-]
-_Cost: TypeAlias = Annotated[Annotated[float, Meta(gt=0, lt=2**63)] | None, Meta(description="a finite number above 0")]
-_CostOrOff: TypeAlias = Annotated[
-    Annotated[float, Meta(ge=0, lt=2**63)] | None, Meta(description="a finite number above 0, or 0 for no timing phase")
-]
+
+class SeedsTable(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The seeds of an experiment."""
+
+    seeds: Annotated[
+        Annotated[int, Meta(ge=1, le=2**32)]
+        | Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=1)],
+        Meta(description="a number of at least 1, or a list of integers in [0, 2**32)"),
+    ]
 
 
-class FileTable(Struct, forbid_unknown_fields=True):
+class FileTable(SeedsTable, kw_only=True, forbid_unknown_fields=True):
     """The top level of a config."""
 
     name: Annotated[str, Meta(pattern=r"^[\w-]*[^\W_][\w-]*\Z", description="letters, digits, - and _")]
     metric: Annotated[str, Meta(description="the name of a metric")]
-    seeds: _SeedsEntry
     new_problem_per_seed: Annotated[bool, Meta(description="true or false")] = False
     exact: Annotated[bool, Meta(description="true or false")] = True
-    problem: Any = None
-    budget: Any = None
-    solvers: Any = None
+    problem: Annotated[dict[str, Any], Meta(description="a table [problem]")]
+    budget: Annotated[dict[str, Any], Meta(description="a table [budget]")]
+    solvers: Annotated[list[dict[str, Any]], Meta(min_length=1, description="tables [[solvers]], one for each solver")]
 
 
-class BudgetTable(Struct, forbid_unknown_fields=True):
-    """The limits of a run."""
-
-    calls: Annotated[Annotated[int, Meta(ge=1, le=2**63 - 1)] | None, Meta(description="an integer above 0")] = None
-    epochs: _Cost = None
-    seconds: _CostOrOff = None
-    timing_epochs: _Cost = None
+def _list_seeds(table: SeedsTable) -> tuple[int, ...]:
+    seeds = table.seeds
+    if isinstance(seeds, list) and len(set(seeds)) < len(seeds):
+        raise ValueError(f"`seeds={seeds!r}`: a seed occurs twice.")
+    return tuple(seeds if isinstance(seeds, list) else range(seeds))
 
 
 @functools.cache
@@ -412,12 +396,10 @@ def find_config(path: str | Path) -> Path:
     path = Path(path)
     is_bare = len(path.parts) == 1 and not path.suffix
     file = FOLDER / f"{path}.toml" if is_bare else path
-    if is_bare and not file.exists():
-        here = Path(f"{path}.toml")
-        way = f"did you mean `{here}`?" if here.exists() else suggest(str(path), [one.stem for one in list_configs()])
-        raise ConfigError(f"{path}: no such config in the package; {way}")
     if not file.exists():
-        raise ConfigError(f"{file}: no such file; {suggest(str(path), sorted(map(str, file.parent.glob('*.toml'))))}")
+        known = [*(one.stem for one in list_configs() if is_bare), *sorted(map(str, path.parent.glob("*.toml")))]
+        what = "no such config in the package" if is_bare else "no such file"
+        raise ConfigError(f"{path}: {what}; {suggest(str(path), known)}")
     return file
 
 
@@ -429,24 +411,41 @@ def load_config(source: str | Path | Mapping[str, Any]) -> Experiment:
     """
     if isinstance(source, Mapping):
         with at("`config`"):
-            return _parse(_convert({**source}, FileTable))
+            return replace(_parse(_convert({**source}, FileTable)), text=_as_toml(source))
     file = find_config(source)
     with at(str(file)):
-        return _parse(_read_file(file))
+        text = _read_file(file)
+        return replace(_parse(_parse_toml(text)), text=text)
 
 
-def read_statement(path: Path) -> Statement:
-    """Return name, metric and budgets of the experiment in a TOML file; nothing that it names is imported."""
+def _as_toml(config: Mapping[str, Any]) -> bytes:
+    """Return the text of a valid config, with names instead of classes and functions."""
+    tables = [("[problem]", config["problem"]), ("[budget]", config["budget"])]
+    tables += [("[[solvers]]", entry) for entry in config["solvers"]]
+    text = _list_entries({name: value for name, value in config.items() if name not in _TABLES})
+    return "\n".join([text, *(f"{head}\n{_list_entries(table)}" for head, table in tables)]).encode()
+
+
+def _list_entries(table: Mapping[str, Any]) -> str:
+    # JSON and TOML write numbers, texts and lists in the same way.
+    named = {name: name_of(value) if name == "name" else value for name, value in table.items()}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in named.items())
+
+
+def read_config(path: Path) -> FileTable:
+    """Return the tables of a TOML file; nothing that it names is imported."""
     with at(str(path)):
-        file = _read_file(path)
-        return Statement(name=file.name, metric=file.metric, **_parse_budget(file))
+        return _parse_toml(_read_file(path))
 
 
-def _read_file(path: Path) -> FileTable:
+def _read_file(path: Path) -> bytes:
     try:
-        content = read_bounded(path, MOST_BYTES)
+        return read_bounded(path, MOST_BYTES)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def _parse_toml(content: bytes) -> FileTable:
     try:
         text = content.decode()
         if long := _LONG_KEY.search(text):
@@ -460,49 +459,41 @@ def _read_file(path: Path) -> FileTable:
 
 
 def _parse(file: FileTable) -> Experiment:
-    _check_table("problem", file.problem)
     problem, arguments = _parse_problem(file.problem, file.new_problem_per_seed)
     if file.metric not in METRICS:  # it may be a metric of the problem itself
         check_name("metric", file.metric, (*METRICS, *build_problem(problem, arguments).metrics))
     check_selects(file.metric)
-    budgets, entries = _parse_budget(file), file.solvers
-    if not (isinstance(entries, list | tuple) and entries and all(isinstance(entry, dict) for entry in entries)):
-        raise ValueError("missing table [[solvers]]; give one for each solver, in double brackets.")
+    budget = parse_budget(file.budget)
     settings: dict[GridSetting, None] = {}
-    for number, values in enumerate(entries, start=1):
+    for number, values in enumerate(file.solvers, start=1):
         with _named(f"[[solvers]] {number}", values, "solver", (*SOLVERS, ALL_SOLVERS)) as (name, grid):
             columns = _parse_columns(grid.pop("column", []))
-            for one in SOLVERS if name == ALL_SOLVERS else (name,):
+            every = [one for one, cls in SOLVERS.items() if not cls.needs_constants]
+            for one in every if name == ALL_SOLVERS else (name,):
                 settings |= dict.fromkeys(_parse_grid(one, grid, columns))
                 _check_cells(len(settings), file.seeds)
     return Experiment(
         name=file.name,
         metric=file.metric,
-        seeds=_list_seeds(file.seeds),
+        budget=budget,
+        seeds=_list_seeds(file),
         new_problem_per_seed=file.new_problem_per_seed,
         problem=problem,
         problem_arguments=arguments,
         settings=tuple(settings),
         exact=file.exact,
-        **budgets,
     )
 
 
-def _check_table(key: str, table: Any) -> None:
-    if not isinstance(table, dict):
-        raise ValueError(f"missing table [{key}]." if table is None else f"[{key}]: must be a table.")
-
-
-def _parse_budget(file: FileTable) -> dict[str, Any]:
-    _check_table("budget", file.budget)
+def parse_budget(values: dict[str, Any]) -> Budget:
+    """Return the limits in the table [budget]."""
     with at("[budget]"):
-        budget = _convert(file.budget, BudgetTable)
+        budget: Budget = _convert(values, Budget)
         if (budget.calls is None) == (budget.epochs is None):
             raise ValueError("give exactly one of `calls` and `epochs`.")
         if budget.timing_epochs is not None and not budget.seconds:
             raise ValueError("`timing_epochs` needs `seconds`: without them there is no timing phase.")
-    limits = {"max_calls": budget.calls, "max_seconds": budget.seconds or None}
-    return limits | {"epochs": budget.epochs, "timing_epochs": budget.timing_epochs}
+        return budget
 
 
 def check_selects(metric: str) -> None:
@@ -537,8 +528,6 @@ def _parse_grid(name: str, grid: dict[str, Any], columns: tuple[str, ...]) -> It
     """Yield the settings of a grid; constructing the solver checks the values."""
     solver = find_solver(name)
     types = parameter_types(solver)
-    if "period_fraction" in grid and "period" not in types:
-        raise ValueError("`period_fraction`: this solver has no period.")
     if "period_fraction" in grid and "period" in grid:
         raise ValueError("`period` and `period_fraction` exclude each other; leave one out.")
     for key in grid:
@@ -573,7 +562,7 @@ def _named(place: str, values: dict[str, Any], what: str, known: Collection[str]
         if "name" not in values:
             raise ValueError(f"`name` is missing; it must be the name of a {what}.")
         name = name_of(values["name"])
-        if not is_user_defined(name):
+        if ":" not in name:
             check_name(what, name, known)
     with at(f"{place} ({name})"):
         yield name, {key: value for key, value in values.items() if key != "name"}

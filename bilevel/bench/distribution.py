@@ -16,7 +16,7 @@ from bilevel._core.extras import require
 _PATIENCE = 20  # seconds, for a scheduler and its first worker
 _POLL_PAUSE = 0.05  # seconds between two checks for finished tasks of a cluster
 Outcome: TypeAlias = tuple[Any, Any, str | None]  # a task, its rows, and the error message if it failed
-Worker: TypeAlias = Callable[[int, Any, "Where"], tuple[int, Outcome]]
+Worker: TypeAlias = Callable[[Any, "Where"], Outcome]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,6 @@ class Where:
             raise ValueError("`jobs` and `dask` exclude each other: a cluster has its own workers.")
 
     @property
-    def is_here(self) -> bool:
-        """Whether tasks run in this process."""
-        return self.jobs == 1 and self.dask is None
-
-    @property
     def seeds_together(self) -> bool:
         """Whether one program runs all seeds, for which a GPU has enough memory."""
         return (self.device or jax.default_backend()) == "gpu"
@@ -59,7 +54,7 @@ class Where:
 
 
 def distribute(work: Worker, tasks: Sequence[Any], where: Where) -> Iterator[Outcome]:
-    """Yield the outcomes of ``work(place, task, where)`` in other processes, in the order in which they end.
+    """Yield the outcomes of ``work(task, where)`` in other processes, in the order in which they end.
 
     A worker that dies, or a scheduler that is lost, gives failed outcomes of the tasks that it leaves unfinished.
     """
@@ -67,23 +62,26 @@ def distribute(work: Worker, tasks: Sequence[Any], where: Where) -> Iterator[Out
 
 
 def _run_locally(work: Worker, tasks: Sequence[Any], where: Where) -> Iterator[Outcome]:
-    joblib, unfinished = require("joblib", "bench"), dict(enumerate(tasks))
+    joblib, unfinished = require("joblib", "bench"), dict.fromkeys(tasks)
     parallel = joblib.Parallel(n_jobs=where.jobs, backend="loky", return_as="generator_unordered")
     # The processes inherit the blocked signal. Otherwise Ctrl-C would reach them too, and not only this process.
     with _ctrl_c_later():
-        results = parallel(joblib.delayed(work)(place, task, where) for place, task in enumerate(tasks))
+        results = parallel(joblib.delayed(work)(task, where) for task in tasks)
     try:
-        for place, outcome in results:
-            del unfinished[place]
+        for outcome in results:
+            del unfinished[outcome[0]]
             yield outcome
     except Exception as error:  # a worker that dies ends the whole pool
-        for task in unfinished.values():
+        for task in unfinished:
             yield task, [], _describe(error)
 
 
 @contextmanager
 def _ctrl_c_later() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block; processes that are started in the block never receive it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
     # These trackers unblock the signal when they start, so they are started before.
     for tracker in ("multiprocessing", "joblib.externals.loky.backend"):
         import_module(f"{tracker}.resource_tracker").ensure_running()
@@ -97,12 +95,12 @@ def _ctrl_c_later() -> Iterator[None]:
 def _run_on_cluster(work: Worker, tasks: Sequence[Any], where: Where, address: str) -> Iterator[Outcome]:
     # The Dask backend of joblib is not used: with a single worker it would run everything in this process.
     with _connect(address) as client:
-        futures = {client.submit(work, place, task, where, pure=False): task for place, task in enumerate(tasks)}
+        futures = {client.submit(work, task, where, pure=False): task for task in tasks}
         waiting = require("distributed", "bench").as_completed(futures)
         while not waiting.is_empty():
             for future in _next_batch(waiting, client, address):
                 try:
-                    yield future.result()[1]
+                    yield future.result()
                 except Exception as error:  # the task killed several workers, or the scheduler is lost
                     yield futures[future], [], _describe(error)
 

@@ -5,7 +5,6 @@ cells that are in the store are not run again.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -13,15 +12,16 @@ import platform
 import subprocess
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
+import bilevel
 from bilevel._core.compilation import arithmetic
 from bilevel._core.extras import require
 from bilevel.bench.config import (
@@ -33,13 +33,12 @@ from bilevel.bench.config import (
     build_problem,
     find_solver,
     load_config,
-    name_of,
     parameter_types,
 )
 from bilevel.bench.distribution import Outcome, Where, distribute
-from bilevel.bench.live import Console, Watcher, watch
-from bilevel.bench.select import list_settings, select, worst_value
-from bilevel.bench.store import PARAMETER, SCHEMA, SIZES, Store, check_metric_names, column_type, list_finished
+from bilevel.bench.live import Watcher
+from bilevel.bench.select import list_settings, select
+from bilevel.bench.store import PARAMETER, SIZES, Store, check_columns, list_finished
 from bilevel.engine.driver import CellResult, sweep
 from bilevel.engine.result import Status
 from bilevel.engine.run import run
@@ -48,7 +47,6 @@ from bilevel.problems import BilevelProblem
 from bilevel.solvers import HostSolver, SolverBase
 
 StoreRows: TypeAlias = list[dict[str, Any]]  # one per evaluation
-_TABLES = ("problem", "budget", "solvers")  # of a config
 MAX_STATE_BYTES = 2**30  # of all settings of one program together
 
 
@@ -74,7 +72,7 @@ def benchmark(
         ``name`` of a solver may be its class, and that of a problem the function that builds it
     store : folder of the results, which ``bilevel report`` reads too
     jobs : number of processes. With more than one, your own classes must be in a module that these can import
-    progress : show a progress bar, or lines if there is no terminal
+    progress : print a line at the beginning and at the end of each task
 
     Raises
     ------
@@ -92,33 +90,13 @@ def benchmark(
     >>> int(store.read()["final"].sum())
     2
     """
-    experiment = load_config(config)
-    kept: dict[str, Any] = {"config": config}
-    if isinstance(config, Mapping):
-        kept = {"config": experiment.name, "text": _as_toml(config)}
-    shown = watch(experiment.metric, Console(stderr=True)) if progress else nullcontext(Watcher())
-    results = Store(store)
-    with shown as watcher:
-        execute(experiment, results, watcher, where=Where(jobs), **kept)
-    if watcher.failures:
-        count, first = len(watcher.failures), watcher.failures[0]
-        rest = f"the results of all others are in `{store}`"
-        raise RuntimeError(f"{count} task{'s' * (count > 1)} failed; {rest}. The first: {first}")
+    experiment, results = load_config(config), Store(store)
+    watcher = Watcher(shown=progress)
+    failures = execute(experiment, results, watcher, where=Where(jobs))
+    if failures:
+        what = f"{failures} task{'s' * (failures > 1)} failed; the results of all others are in `{store}`"
+        raise RuntimeError(f"{what}. The first: {watcher.failures[0]}")
     return results
-
-
-def _as_toml(config: Mapping[str, Any]) -> bytes:
-    """Return the text of a valid config, with names instead of classes and functions."""
-    tables = [("[problem]", config["problem"]), ("[budget]", config["budget"])]
-    tables += [("[[solvers]]", entry) for entry in config["solvers"]]
-    text = _list_entries({name: value for name, value in config.items() if name not in _TABLES})
-    return "\n".join([text, *(f"{head}\n{_list_entries(table)}" for head, table in tables)]).encode()
-
-
-def _list_entries(table: Mapping[str, Any]) -> str:
-    # JSON and TOML write numbers, texts and lists in the same way.
-    named = {name: name_of(value) if name == "name" else value for name, value in table.items()}
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in named.items())
 
 
 # Execution of the phases.
@@ -133,8 +111,6 @@ def execute(
     only: Collection[str] | None = None,
     phases: Collection[str] = (SWEEP, TIMING),
     where: Where = Where(),  # noqa: B008
-    config: str | Path | None = None,
-    text: bytes | None = None,
 ) -> int:
     """Run the cells that are not in the store yet, and return the number of failures.
 
@@ -147,18 +123,17 @@ def execute(
     only : solvers to run, all by default
     phases : "sweep", "timing" or both
     where : the processes and the device to use
-    config, text : the file of the config, of which a copy is stored with the results, or a name and its content
     """
     with where.on_device():
         # The size of a problem does not depend on its seed.
         problem = build_problem(experiment.problem, experiment.problem_arguments)
-        check_metric_names(problem.metrics)
-        _check_parameters(experiment.solvers)
+        types = {name: parameter_types(find_solver(name)) for name in experiment.solvers}
+        check_columns(problem.metrics, types)
         size = problem.n_inner, problem.n_outer
-        cells = drop_duplicates(experiment.cells(*size, seeds, only), problem)
-        if config is not None:
-            store.keep_config(config, text)
-        sweep = _Phase(SWEEP, experiment.metric, cells, store, watcher)
+        narrowed = experiment.narrow(only, seeds)
+        cells = drop_duplicates(narrowed.cells(*size), problem)
+        store.keep_config(experiment)
+        sweep = _Phase(SWEEP, cells, store, watcher)
         _warn_of_changes(cells, sweep.missing, store)
         store.keep_plan(experiment.name, SWEEP, cells, within=experiment.cells(*size))
         if SWEEP in phases:
@@ -167,13 +142,13 @@ def execute(
             raise ValueError(f"{len(sweep.missing)} cells of the sweep are not in the store; run the sweep first.")
         table = store.read(SWEEP)
         failures = sweep.count_failures(list_finished(table))
-        if experiment.max_seconds is None or failures or TIMING not in phases:
+        if not experiment.budget.seconds or failures or TIMING not in phases:
             return failures
         selected = list_settings(select(table[table["cell"].isin({cell.id for cell in cells})], experiment.metric))
-        timing = _Phase(TIMING, experiment.metric, experiment.timing_cells(selected, *size, seeds), store, watcher)
+        timing = _Phase(TIMING, narrowed.timing_cells(selected, *size), store, watcher)
         store.keep_plan(experiment.name, TIMING, timing.cells)
         # One cell at a time, so that nothing else runs on the machine.
-        timing.run(_attempt(Task((cell,)), time_cell, cell, watcher=watcher) for cell in timing.missing)
+        timing.run(_attempt(Task((cell,)), partial(time_cell, cell), watcher) for cell in timing.missing)
         done = store.finished()
         return sweep.count_failures(done) + timing.count_failures(done)
 
@@ -181,12 +156,11 @@ def execute(
 class _Phase:
     """The sweep or the timing: stores the rows of its tasks as they end, and reports to the watcher."""
 
-    def __init__(self, name: str, metric: str, cells: Sequence[Cell], store: Store, watcher: Watcher) -> None:
-        self.name, self.metric, self.cells, self.store, self.watcher = name, metric, cells, store, watcher
+    def __init__(self, name: str, cells: Sequence[Cell], store: Store, watcher: Watcher) -> None:
+        self.name, self.cells, self.store, self.watcher = name, cells, store, watcher
         self.missing = store.unfinished(cells)
         self.failed: list[Task] = []
         self._unwritten: list[tuple[Task, StoreRows]] = []  # could not be written, for example on a full disk
-        self._best: float | None = None
 
     def run(self, outcomes: Iterable[Outcome]) -> None:
         self.watcher.begin(self.name, len(self.cells) - len(self.missing), len(self.cells))
@@ -194,24 +168,17 @@ class _Phase:
             if error is not None:
                 self._fail(task, error)
                 continue
-            self._update_best(rows)
             self._unwritten.append((task, rows))
             if problem := self._write():
                 way = "Its results are in memory; the next task tries again to write them."
                 self.watcher.failed(task.title, f"{problem} {way}")
-        if self._unwritten and (problem := self._write()):
+        if problem := self._write():
             for task, _ in self._unwritten:
                 self._fail(task, f"{problem} Its results are lost; run it again.")
 
     def _fail(self, task: Task, error: str) -> None:
         self.watcher.failed(task.title, error)
         self.failed.append(task)
-
-    def _update_best(self, rows: StoreRows) -> None:
-        better = min if worst_value(self.metric) > 0 else max
-        finals = (row.get(self.metric) for row in rows if row["final"] and row["status"] != "diverged")
-        known = [value for value in (*finals, self._best) if value is not None and value == value]
-        self._best = better(known, default=None)
 
     def _write(self) -> str | None:
         """Write the pending results, and return why one could not be written."""
@@ -221,7 +188,7 @@ class _Phase:
                 self.store.write(rows)
             except OSError as error:
                 return str(error)
-            self.watcher.advance(len(task.cells), task.title, self._best)
+            self.watcher.advance(len(task.cells), task.title)
             del self._unwritten[0]
         return None
 
@@ -236,16 +203,6 @@ class _Phase:
             what = f"{len(lost)} of {len(self.cells)} cells were stored, and are no longer in `{self.store.folder}`"
             self.watcher.failed(self.name, f"{what}: files were deleted, moved or damaged. Run it again.")
         return n_failed + bool(lost)
-
-
-def _check_parameters(solvers: Iterable[str]) -> None:
-    """Raise ValueError if a parameter shares its name, hence its column, with one of the package of another type."""
-    columns = {field.name: field.type for field in SCHEMA()}
-    for solver in solvers:
-        for name, kind in parameter_types(find_solver(solver)).items():
-            known = columns.get(PARAMETER + name)
-            if known not in (None, column_type(kind)):
-                raise ValueError(f"`{solver}`: its parameter `{name}` must be {known}, as in other solvers; rename it.")
 
 
 def _warn_of_changes(cells: Sequence[Cell], missing: Sequence[Cell], store: Store) -> None:
@@ -264,26 +221,24 @@ def _warn_of_changes(cells: Sequence[Cell], missing: Sequence[Cell], store: Stor
 
 
 def _run_tasks(tasks: Sequence[Task], where: Where, watcher: Watcher) -> Iterator[Outcome]:
-    if not where.is_here:
+    if where.jobs > 1 or where.dask is not None:
         yield from distribute(_in_worker, tasks, where)
         return
     for task in tasks:
-        yield _attempt(task, run_task, task, watcher=watcher, seeds_together=where.seeds_together)
+        yield _attempt(task, partial(run_task, task, seeds_together=where.seeds_together), watcher)
 
 
-def _in_worker(place: int, task: Task, where: Where) -> tuple[int, Outcome]:
+def _in_worker(task: Task, where: Where) -> Outcome:
     with where.on_device():
-        return place, _attempt(task, run_task, task, seeds_together=where.seeds_together)
+        return _attempt(task, partial(run_task, task, seeds_together=where.seeds_together))
 
 
-def _attempt(
-    task: Task, function: Callable[..., StoreRows], *args: Any, watcher: Watcher | None = None, **kwargs: Any
-) -> Outcome:
+def _attempt(task: Task, run: Callable[[], StoreRows], watcher: Watcher | None = None) -> Outcome:
     """Return the rows, or the error message, so that other tasks can continue."""
     if watcher is not None:
         watcher.start(task.title)
     try:
-        return task, function(*args, **kwargs), None
+        return task, run(), None
     except Exception as error:
         return task, [], f"{type(error).__name__}: {error}"
 
@@ -360,7 +315,6 @@ def run_task(task: Task, *, seeds_together: bool = False) -> StoreRows:
 
 def time_cell(cell: Cell) -> StoreRows:
     """Run a cell alone, with a clock, and return its rows."""
-    assert cell.phase == TIMING
     return make_rows(cell, *_run_alone(cell))
 
 
@@ -388,7 +342,7 @@ def make_rows(cell: Cell, solver: SolverBase, result: CellResult) -> StoreRows:
     return rows
 
 
-@functools.cache
+@cache
 def _measure_problem(problem: str, arguments: Pairs) -> dict[str, int]:
     """Return the rows of each level and the sizes of both variables: the columns of `SIZES`."""
     built = build_problem(problem, arguments)
@@ -404,17 +358,16 @@ def environment() -> dict[str, str]:
     return _host() | accelerator | {"written_at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-@functools.cache
+@cache
 def _host() -> dict[str, str]:
-    found = {"python": platform.python_version(), "jax": version("jax"), "bilevel": "", "revision": ""}
-    with suppress(PackageNotFoundError):  # run from source
-        found["bilevel"] = version("bilevel")
+    versions = {"python": platform.python_version(), "jax": jax.__version__, "bilevel": bilevel.__version__}
+    revision = ""
     # The revision of a clone, with a + if it has changes; empty for an installed package.
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     with suppress(OSError, subprocess.SubprocessError):
-        found["revision"] = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        revision = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     processor = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return found | {"machine": f"{processor}, {os.cpu_count()} cores"}
+    return versions | {"revision": revision, "machine": f"{processor}, {os.cpu_count()} cores"}

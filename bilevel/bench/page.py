@@ -7,7 +7,8 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,52 +16,15 @@ import numpy as np
 
 from bilevel._core.extras import printable, require
 from bilevel._core.files import replacing
+from bilevel.bench import tables
 from bilevel.bench.config import TIMING
-from bilevel.bench.select import (
-    AXES,
-    Contender,
-    Section,
-    add_gap,
-    count_diverged,
-    final_values,
-    make_sections,
-    quantiles,
-    worst_value,
-)
+from bilevel.bench.select import AXES, Contender, Section, add_gap, final_values, make_sections, worst_value
 from bilevel.bench.store import SIZES, Frame
-from bilevel.bench.tables import (
-    HeatMap,
-    TargetTable,
-    Verdict,
-    compare,
-    decide_costs,
-    decide_finals,
-    describe_changes,
-    describe_leads,
-    describe_target,
-    describe_winner,
-    format_count,
-    format_number,
-    format_quantity,
-    join_sections,
-    list_target_rows,
-    make_final_row,
-    make_heat_maps,
-    make_target_table,
-    round_count,
-)
+from bilevel.engine.curves import quantiles
+from bilevel.engine.show import draw_panels
 from bilevel.problems import PROBLEMS
 from bilevel.solvers import SOLVERS
 
-_MEANINGS = {
-    "value_gap": "how far h(x) is above its minimum",
-    "value": "the outer loss F(z*(x), x), where the inner problem is solved exactly",
-    "hypergrad_norm_sq": "the squared length of the gradient of h, 0 at a stationary point",
-    "test_error": "the share of test rows, which no solver sees, that z gets wrong",
-    "validation_error": "the share of validation rows that z gets wrong",
-    "weight_auc": "how well the learned weights separate clean rows from corrupted ones, at best 1",
-    "outer_value": "the outer loss at the z of the solver, which is close to h(x) if z is close to z*(x)",
-}
 _STATIONARITY = "hypergrad_norm_sq"
 _LOG_RATIO = 10  # of the highest to the lowest value of a curve; larger ratios are drawn on a log scale
 _LINE_WIDTH, _PRINT_LINE_WIDTH = 2.25, 1.2
@@ -69,8 +33,7 @@ COLORS = ("#782dff", "#ff5a00", "#4ba578", "#c31e2d", "#6996d2", "#4b6978", "#87
 # Lengths of dashes and gaps, in line widths. The number of patterns and that of colors have no common divisor.
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (5, 1.5, 1, 1.5), (8, 2))
 WIDTH, FONT_SIZE = 3.3, 8  # inches, one column of most journals, and points
-_PANEL_HEIGHT, _LEGEND_ROW_HEIGHT, _LEGEND_COLUMNS = 1.9, 0.17, 3
-_LONG_LABEL = 11  # letters; with longer labels the legend has one column less
+_LEGEND_ROW_HEIGHT, _LEGEND_COLUMNS = 0.17, 2
 # Font type 42 keeps text as text, which journals require.
 _STYLE = {"font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "pdf.fonttype": 42, "axes.linewidth": 0.6}
 # Without dates and versions, equal figures are equal files.
@@ -81,12 +44,10 @@ def write_report(
     table: Frame,
     out: Path,
     *,
-    title: str | None = None,
     select: str | None = None,
     budgets: str = "",
     commands: Sequence[str] = (),
     notices: Sequence[str] = (),
-    before: Frame | None = None,
 ) -> Path:
     """Write ``index.html`` to a folder and return its path.
 
@@ -94,38 +55,27 @@ def write_report(
     ----------
     table : all rows of a store
     out : folder to write to
-    title : title of the page; by default it names the experiments
     select : metric that selects the settings
     budgets : budget of a run, in words; a store only knows what was used
     commands : command lines that reproduce the page
     notices : warnings shown at the top
-    before : all rows of an earlier store; the page then compares both
     """
-    sections = make_sections(table, select)
-    if before is not None:
-        sections = join_sections(make_sections(before, select), sections)
-    sections = [add_gap(section) for section in sections]
+    sections = [add_gap(section) for section in make_sections(table, select)]
     labels = order_labels(sections)
+    in_order = [sorted(section.contenders, key=lambda one: labels.index(one.label)) for section in sections]
+    sections = [replace(one, contenders=tuple(own)) for one, own in zip(sections, in_order, strict=True)]
     looks = assign_looks(labels)
     solvers = [_describe_look(place, label, looks[label]) for place, label in enumerate(labels)]
-    names = [f"section-{place}" for place in range(1, len(sections) + 1)]
-    drawings = [draw_section(name, section, labels) for name, section in zip(names, sections, strict=True)]
-    shown = [describe_section(name, section, labels) for name, section in zip(names, sections, strict=True)]
-    for one, section, drawing in zip(shown, sections, drawings, strict=True):
-        changes = compare(section) if before is not None else []
-        headline = describe_changes(changes) if before is not None else ""
-        one |= {"drawing": drawing, "changes": changes, "change_headline": headline}
-    origins = {"": table} if before is None else {"before, ": before, "after, ": table}
-    experiments = ((when, *group) for when, rows in origins.items() for group in rows.groupby("experiment"))
+    drawings = [draw_section(f"section-{place}", one, labels) for place, one in enumerate(sections, start=1)]
     page = _render(
-        title=title or f"Benchmark: {', '.join(dict.fromkeys(one.experiment for one in sections))}",
+        title=f"Benchmark: {', '.join(dict.fromkeys(one.experiment for one in sections))}",
         budgets=budgets,
         commands=commands,
         notices=notices,
         line_width=_LINE_WIDTH,
         solvers=solvers,
-        sections=shown,
-        facts=[describe_origin(f"{when}{name}", rows) for when, name, rows in experiments],
+        sections=[describe_section(*pair) for pair in zip(sections, drawings, strict=True)],
+        origins=[describe_origin(name, rows) for name, rows in table.groupby("experiment")],
         data=embed_json({"axes": AXES, "solvers": solvers, "sections": drawings}),
     )
     path = Path(out) / "index.html"
@@ -134,13 +84,18 @@ def write_report(
     return path
 
 
-def _render(**data: Any) -> str:
+def make_environment() -> Any:
+    """Return the environment of the templates, which escape markup and control characters in every text."""
     jinja2 = require("jinja2", "bench")
     options = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    options["finalize"] = lambda value: printable(value) if type(value) is str else value  # escapes control characters
+    options["finalize"] = lambda value: printable(value) if type(value) is str else value
     environment = jinja2.Environment(loader=jinja2.PackageLoader("bilevel.bench"), **options)
-    filters = {"number": format_number, "count": format_count, "short": round_count, "quantity": format_quantity}
-    environment.filters |= filters
+    environment.filters |= {"number": tables.format_number, "quantity": tables.format_quantity}
+    return environment
+
+
+def _render(**data: Any) -> str:
+    environment = make_environment()
     script, _, _ = environment.loader.get_source(environment, "report.js")
     scripts = {"plotly": require("plotly.offline", "bench").get_plotlyjs(), "script": script}
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts.values()]
@@ -154,92 +109,61 @@ def embed_json(data: Any) -> Any:
 
 
 def order_labels(sections: Sequence[Section]) -> list[str]:
-    """Return the labels of all sections by their mean rank, the best first, which is their order on the whole page."""
-    ranks: dict[str, list[int]] = {}
-    for section in sections:
-        ranked = sorted(section.contenders, key=lambda one: (_score(one, section.metric), one.label))
-        for place, one in enumerate(ranked):
-            ranks.setdefault(one.label, []).append(place)
-    return sorted(ranks, key=lambda label: (np.mean(ranks[label]), label))
+    """Return the labels in the order of the whole page: by final values, the best first, in the first section."""
+    ranked = (one for section in sections for one in sorted(section.contenders, key=lambda one: _score(one, section)))
+    return list(dict.fromkeys(one.label for one in ranked))
 
 
-def _score(one: Contender, metric: str) -> float:
-    median = quantiles(final_values(one.rows, metric))[1]
-    return np.inf if np.isnan(median) else float(median * np.sign(worst_value(metric)))
+def _score(one: Contender, section: Section) -> tuple[float, str]:
+    median = quantiles(final_values(one.rows, section.metric))[1]
+    return np.inf if np.isnan(median) else float(median * np.sign(worst_value(section.metric))), one.label
 
 
-# The words and tables of a section.
-
-
-def describe_section(name: str, section: Section, labels: list[str]) -> dict[str, Any]:
+def describe_section(section: Section, drawing: dict[str, Any]) -> dict[str, Any]:
     """Return the data of a section for the template."""
     metrics, main = section.metrics, section.metric
     tabled = [key for key, one in metrics.items() if one.in_tables and np.isfinite(section.rows[key]).any()]
-    verdicts = {metric: decide_finals(section, metric) for metric in dict.fromkeys([main, *tabled])}
-    contenders = sorted(section.contenders, key=lambda one: labels.index(one.label))
-    mapped = {one.label for one in make_heat_maps(section)}
-    targets, verdict = _make_target_tables(section), verdicts[main]
-    return {
-        "id": name,
-        "heading": f"{section.problem} ({section.experiment})",
-        "headline": describe_winner(verdict, metrics[main]),
-        "level": verdict.level if verdict else "open",
-        "confidence": verdict.confidence if verdict else "",
-        "leads": describe_leads(section),
-        "warnings": _list_warnings(section),
-        "problem": _describe_problem(section),
-        "meanings": [_explain_metric(section, metric) for metric in verdicts],
-        "ends": _explain_ends(section),
-        "gap": bool(section.own),
-        "selected_by": metrics[main].label,
-        "best_word": "largest" if metrics[main].better == "higher" else "least",
-        "n_seeds": int(section.rows["seed"].nunique()),
-        "one_problem": not _has_several_problems(section),
-        "axes": {axis: AXES[axis] for axis in section.with_curves(1)},
-        "unswept": [one.label for one in contenders if one.label not in mapped],
-        "labels": [one.label for one in contenders],
-        "tabled_metrics": [metrics[key].label for key in tabled],
-        "finals": [make_final_row(one, tabled) for one in contenders],
-        "winners": _list_winners(section, {metric: verdicts[metric] for metric in tabled}, targets),
-        "races": [_describe_targets(section, table, labels) for table in targets],
-        "selected": {one.label: (one.setting, one.edges) for one in contenders},
-    }
-
-
-def _make_target_tables(section: Section) -> list[TargetTable]:
+    finals = {name: tables.seed_finals(section, name) for name in dict.fromkeys([main, *tabled])}
+    verdicts = {name: tables.decide(values, metrics[name].better or "lower") for name, values in finals.items()}
+    has_several_problems = section.rows["problem_arguments"].nunique() > 1
     # A value of the metric is not comparable between several problems, but its gap to the lowest value is.
-    main = next(iter(section.own), section.metric) if _has_several_problems(section) else section.metric
-    metrics = dict.fromkeys(name for name in (main, _STATIONARITY) if name in section.metrics)
-    return [table for table in (make_target_table(section, name) for name in metrics) if table.targets]
-
-
-def _has_several_problems(section: Section) -> bool:
-    return bool(section.rows["problem_arguments"].nunique() > 1)
-
-
-def _list_winners(
-    section: Section, finals: dict[str, Verdict | None], targets: list[TargetTable]
-) -> list[dict[str, Any]]:
-    metrics = section.metrics
-    found = {f"final {metrics[name].label}": one for name, one in finals.items() if metrics[name].better}
-    found |= decide_costs(section, targets[0]) if targets else {}
-    return [{"title": title, "verdict": one} for title, one in found.items() if one is not None]
-
-
-def _describe_targets(section: Section, table: TargetTable, labels: list[str]) -> dict[str, Any]:
-    titles = [(describe_target(section, table, place), one.note) for place, one in enumerate(table.targets)]
+    raced = dict.fromkeys((next(iter(section.own), main) if has_several_problems else main, _STATIONARITY))
+    found = {name: tables.make_targets(section, name) for name in raced if name in metrics}
+    races = [(metrics[name], targets) for name, targets in found.items() if targets]
+    winners = {f"final {metrics[name].label}": verdicts[name] for name in tabled if metrics[name].better}
+    for race in races[:1]:
+        winners |= tables.decide_costs(*race)
+    known = [section.rows[name].dropna() for name in SIZES if name in section.rows]
+    rows = [tables.make_row(one, tabled) for one in section.contenders]
     return {
-        "label": section.metrics[table.metric].label,
-        "titles": titles,
-        "rows": list_target_rows(table, labels),
+        "drawing": drawing,
+        "name": section.problem,
+        "experiment": section.experiment,
+        "verdict": verdicts[main],
+        "title": _read_title(section.problem),
+        "sizes": [int(one.iloc[0]) for one in known if len(one)],
+        "arguments": {name: value for name, value in section.arguments.items() if value is not None},
+        "metrics": [metrics[name] for name in verdicts],
+        "is_timed": bool((section.rows["phase"] == TIMING).any()),
+        "has_gap": bool(section.own),
+        "has_several_problems": has_several_problems,
+        "metric": metrics[main],
+        "axes": {axis: AXES[axis] for axis in section.with_curves(1)},
+        "tabled": [metrics[name].label for name in tabled],
+        "rows": rows,
+        "warnings": [(row["solver"], text) for row in rows for text in _list_warnings(row)],
+        "winners": {title: one for title, one in winners.items() if one is not None},
+        "races": races,
     }
 
 
-def _describe_problem(section: Section) -> list[str]:
-    """Return the title of the problem, its size, and the arguments that it was built with."""
-    arguments = ", ".join(f"{name} {value}" for name, value in section.arguments.items() if value is not None)
-    built = f"Built with {arguments}." if arguments else ""
-    return [text for text in (_read_title(section.problem), _describe_size(section.rows), built) if text]
+def _list_warnings(row: dict[str, Any]) -> Iterator[str]:
+    if not row["statuses"]:
+        yield "no setting of its grid has a finite median."
+    elif n_diverged := row["statuses"].get("diverged"):
+        yield f"{n_diverged} of {sum(row['statuses'].values())} seeds diverged at the selected setting."
+    if row["edges"]:
+        yield f"{row['edges']}, an end of its grid. A better setting may lie beyond."
 
 
 def _read_title(problem: str) -> str:
@@ -248,58 +172,13 @@ def _read_title(problem: str) -> str:
     return (title[:1].upper() + title[1:]).replace("`", "")
 
 
-def _describe_size(rows: Frame) -> str:
-    known = [rows[name].dropna() for name in SIZES if name in rows]
-    if len(known) == len(SIZES) and all(map(len, known)):
-        n, m, p, d = (f"{int(sizes.iloc[0]):,}" for sizes in known)
-        inner = f"The inner problem fits z, {p} number{'s' * (p != '1')}, to {n} rows"
-        return f"{inner}; the outer one chooses x, {d} number{'s' * (d != '1')}, by a loss on {m} other rows."
-    epochs = rows[rows["epochs"] > 0]
-    if not len(epochs):
-        return ""
-    return f"{float(np.median(epochs['calls'] / epochs['epochs'])):,.0f} rows, inner and outer together."
-
-
-def _explain_metric(section: Section, name: str) -> tuple[str, str]:
-    """Return the label of a metric, and its meaning."""
-    one = section.metrics[name]
-    way = f"{one.better} is better" if one.better else "no measure of quality"
-    meaning = _MEANINGS.get(one.name, "a metric of the problem")
-    return one.label, f"{meaning[:1].upper()}{meaning[1:]}; {way}."
-
-
-def _list_warnings(section: Section) -> list[str]:
-    """Return warnings about seeds that diverged, and about settings at an end of their grid."""
-    found = []
-    for one in section.contenders:
-        n_diverged, n_cells = count_diverged(one.rows), one.rows["cell"].nunique()
-        if one.parameters is None:
-            found.append(f"{one.label}: no setting of its grid has a finite median.")
-        elif n_diverged:
-            found.append(f"{one.label}: {n_diverged} of {n_cells} seeds diverged at the selected setting.")
-        if one.edges:
-            found.append(f"{one.label}: {one.edges}, an end of its grid. A better setting may lie beyond.")
-    return found
-
-
-def _explain_ends(section: Section) -> str:
-    """Return why curves end where they do, and what is included in the seconds."""
-    if not (section.rows["phase"] == TIMING).any():
-        return "Curves end with the budget of oracle calls. Seconds are only measured in a timing phase."
-    return (
-        "Seconds are those of the steps alone: compilation and evaluation are left out. Every run ends with its "
-        "budget of oracle calls or of seconds, whichever comes first; solvers differ in the seconds that a call takes, "
-        "so their curves end at different places. A curve ends early if at least half of the seeds have diverged."
-    )
-
-
 def describe_origin(experiment: str, rows: Frame) -> dict[str, str]:
     """Return machine, versions, time and number of runs of an experiment."""
     times, phases = sorted(rows["written_at"].dropna()), []
     for name, own in rows.groupby("phase"):
-        cells, seeds, calls = own["cell"].nunique(), own["seed"].nunique(), format_count(own["calls"].max())
-        seconds = "" if own["seconds"].isna().all() else f" and {format_number(own['seconds'].max())} seconds"
-        phases += [f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls} oracle calls{seconds}"]
+        cells, seeds, calls = own["cell"].nunique(), own["seed"].nunique(), own["calls"].max()
+        seconds = "" if own["seconds"].isna().all() else f" and {tables.format_number(own['seconds'].max())} seconds"
+        phases += [f"{cells:,} of the {name} phase, with {seeds} seeds, each up to {calls:,} oracle calls{seconds}"]
     return {
         "Experiment": experiment,
         "Cells": "; ".join(phases),
@@ -321,19 +200,20 @@ def draw_section(name: str, section: Section, labels: list[str]) -> dict[str, An
     """Return the curves and heat maps of a section; solvers are given by their position in the labels."""
     curves = [
         {"metric": metric, "axis": axis, "solver": labels.index(label)}
-        | {part: [_shorten(value) for value in values] for part, values in curve._asdict().items()}
+        | {part: [_shorten(value) for value in getattr(curve, part)] for part in ("x", "low", "median", "high")}
         for (metric, axis, label), curve in section.curves.items()
     ]
     # The first metric is the one that selects; if it is a loss, as its gap to the lowest value, on a log scale.
     order = sorted(section.with_curves(0), key=lambda key: (key not in section.own, key != section.metric))
-    maps = sorted(make_heat_maps(section), key=lambda one: labels.index(one.label))
-    main = section.metrics[section.metric]
+    main, maps = section.metrics[section.metric], tables.make_heat_maps(section)
+    unswept = sorted({one.label for one in section.contenders} - {one.label for one in maps}, key=labels.index)
+    heat = {"label": main.label, "better": main.better, "maps": [_draw_map(one, labels) for one in maps]}
     return {
         "id": name,
-        "metrics": [{"name": key, "label": section.metrics[key].title, "log": _is_log(section, key)} for key in order],
+        "metrics": [{"name": key, "label": section.metrics[key].label, "log": _is_log(section, key)} for key in order],
         "settings": {labels.index(one.label): textwrap.wrap(one.setting, 44) for one in section.contenders},
-        "curves": sorted(curves, key=lambda one: one["solver"]),
-        "heat": {"label": main.title, "better": main.better, "maps": [_draw_map(one, labels) for one in maps]},
+        "curves": curves,
+        "heat": heat | {"unswept": unswept},
     }
 
 
@@ -349,7 +229,7 @@ def _is_log(section: Section, metric: str) -> bool:
     return bool(known.min() > 0 and (section.metrics[metric].log_scale or known.max() / known.min() > _LOG_RATIO))
 
 
-def _draw_map(one: HeatMap, labels: list[str]) -> dict[str, Any]:
+def _draw_map(one: tables.HeatMap, labels: list[str]) -> dict[str, Any]:
     spots = [[one.spots.get((x, y)) for x in one.xs] for y in one.ys]
     x, y = one.selected
     return {
@@ -403,7 +283,28 @@ def _describe_look(place: int, name: str, look: Look) -> dict[str, Any]:
 # Figures for print.
 
 
-def write_figures(table: Frame, out: Path, *, select: str | None = None, draw: str | None = None) -> list[Path]:
+class Layout(NamedTuple):
+    """How figures look: width and height of a panel in inches, and which axes have a log scale.
+
+    ``log`` has the letters of these axes, as "xy", and none of them if it is empty; None leaves the choice to the
+    metric. ``labels`` are texts for the legend by solver.
+    """
+
+    width: float = WIDTH
+    height: float = 1.9
+    log: str | None = None
+    labels: Mapping[str, str] = {}
+
+
+def write_figures(
+    table: Frame,
+    out: Path,
+    *,
+    select: str | None = None,
+    draw: str | None = None,
+    only: Sequence[str] = (),
+    layout: Layout = Layout(),  # noqa: B008
+) -> list[Path]:
     """Draw a metric for each problem that has a finite curve of it, as PDF and PNG, and return the paths.
 
     Parameters
@@ -412,17 +313,25 @@ def write_figures(table: Frame, out: Path, *, select: str | None = None, draw: s
     out : folder to write to
     select : metric that selects the settings
     draw : metric to draw, by default the one that selects
+    only : solvers to draw, in the order of the legend; by default all
+    layout : size, scales and labels
     """
     shown = [section for section in make_sections(table, select) if section.curves]
+    known = list(dict.fromkeys(one.label for section in shown for one in section.contenders))
+    for name, chosen in (("only", only), ("labels", layout.labels)):
+        if unknown := [one for one in chosen if one not in known]:
+            raise ValueError(f"`{name}`: no curve of {unknown[0]!r}; there are: {', '.join(sorted(known))}.")
     drawable = {name for section in shown for name in section.with_curves(0)}
     if draw is not None and draw not in drawable:
         raise ValueError(f"`draw={draw!r}`: no curve of it; there are: {', '.join(sorted(drawable))}.")
     shown = [section for section in shown if draw is None or draw in section.with_curves(0)]
-    looks = assign_looks(one.label for section in shown for one in section.contenders)
+    looks = assign_looks(known)
+    looks = {one: looks[one] for one in only} if only else looks
+    shown = [one for one in shown if looks.keys() & {key[2] for key in one.curves if key[0] == _drawn(one, draw)}]
     paths: list[Path] = []
     for section, name in zip(shown, file_names(shown), strict=True):
         with require("matplotlib", "bench").rc_context(_STYLE):
-            figure = draw_figure(section, looks, draw)
+            figure = draw_figure(section, looks, draw, layout)
             for kind, metadata in _METADATA.items():
                 paths.append(Path(out) / f"{name}.{kind}")
                 drawn = io.BytesIO()  # on a full disk the PDF writer of Matplotlib would not raise OSError
@@ -441,39 +350,33 @@ def file_names(shown: Sequence[Section]) -> list[str]:
     return [slug if slugs.count(slug) == 1 else f"{slug}-{digest}" for slug, digest in pairs]
 
 
-def draw_figure(section: Section, looks: dict[str, Look], metric: str | None = None) -> Any:
+def draw_figure(
+    section: Section,
+    looks: dict[str, Look],
+    metric: str | None = None,
+    layout: Layout = Layout(),  # noqa: B008
+) -> Any:
     """Draw one metric against seconds and against oracle calls, as far as these are known, in panels."""
-    metric = metric or section.metric
-    metric = metric if metric in section.with_curves(0) else section.with_curves(0)[0]
-    panels = {axis: curves for axis in ("seconds", "calls") if (curves := section.curves_of(metric, axis))}
+    metric = _drawn(section, metric)
+    known = {axis: section.curves_of(metric, axis) for axis in ("seconds", "calls")}
+    drawn = {axis: {one: curves[one] for one in looks if one in curves} for axis, curves in known.items()}
+    panels = {AXES[axis]: curves for axis, curves in drawn.items() if curves}
     solvers = [solver for solver in looks if any(key[0] == metric and key[2] == solver for key in section.curves)]
-    columns = _LEGEND_COLUMNS if max(map(len, solvers)) <= _LONG_LABEL else _LEGEND_COLUMNS - 1
-    height = _PANEL_HEIGHT * len(panels) + (_LEGEND_ROW_HEIGHT * -(-len(solvers) // columns) + 0.25)
-    figure = require("matplotlib.figure", "bench").Figure(figsize=(WIDTH, height), layout="constrained")
-    for axes, (axis, curves) in zip(np.ravel(figure.subplots(len(panels), 1)), panels.items(), strict=True):
-        _draw_panel(axes, curves, looks, log=section.metrics[metric].log_scale)
-        axes.set(xlabel=AXES[axis], ylabel=section.metrics[metric].title)
+    styles = {solver: _line_style(looks[solver]) for solver in solvers}
+    height = layout.height * len(panels) + _LEGEND_ROW_HEIGHT * -(-len(solvers) // _LEGEND_COLUMNS) + 0.25
+    figure = require("matplotlib.figure", "bench").Figure(figsize=(layout.width, height), layout="constrained")
+    draw_panels(figure.subplots(len(panels), 1), panels, section.metrics[metric], styles, layout.log)
     figure.axes[0].set_title(section.problem, parse_math=False)
-    handles = [require("matplotlib.lines", "bench").Line2D([], [], **_line_style(looks[solver])) for solver in solvers]
-    place = {"loc": "outside lower center", "ncols": columns, "frameon": False, "handlelength": 2.8}
-    for text in figure.legend(handles, solvers, **place).get_texts():
+    handles = [require("matplotlib.lines", "bench").Line2D([], [], **styles[solver]) for solver in solvers]
+    place = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS, "frameon": False, "handlelength": 2.8}
+    for text in figure.legend(handles, [layout.labels.get(one, one) for one in solvers], **place).get_texts():
         text.set_parse_math(False)
     return figure
 
 
-def _draw_panel(axes: Any, curves: dict[str, Any], looks: dict[str, Look], log: bool) -> None:
-    finite = [edge[np.isfinite(edge)] for curve in curves.values() for edge in (curve.low, curve.median, curve.high)]
-    top, bottom = np.max(np.concatenate(finite)), np.min(np.concatenate(finite))
-    for solver, curve in curves.items():
-        style = _line_style(looks[solver]) | ({"marker": "."} if len(curve.x) == 1 else {})
-        median = np.where(np.isfinite(curve.median), curve.median, np.nan)
-        axes.plot(curve.x, median, **style)
-        # If a fifth of the seeds diverged, an edge of the band is infinite and is clipped to the panel.
-        edges = (np.clip(edge, bottom, top) for edge in (curve.low, curve.high))
-        axes.fill_between(curve.x, *edges, where=~np.isnan(median), color=style["color"], alpha=0.15, linewidth=0)
-    if bottom > 0 and log:
-        axes.set_yscale("log")
-    axes.grid(alpha=0.3, linewidth=0.5)
+def _drawn(section: Section, metric: str | None) -> str:
+    metrics = section.with_curves(0)
+    return next((one for one in (metric, section.metric) if one in metrics), metrics[0])
 
 
 def _line_style(look: Look) -> dict[str, Any]:

@@ -1,14 +1,8 @@
-"""The best setting of each solver, and its results as curves and final values.
-
-Settings are selected by the median over seeds of a metric at the end of the sweep. The seeds of a setting form one
-curve: a median, and a band from the 20 % to the 80 % quantile. After its end, a diverged seed counts as worse than any
-other, and a converged seed keeps its last value; leaving them out would bias the curve. The curve ends with the first
-seed that is out of budget.
-"""
+"""The best setting of each solver, by the median over seeds of a metric at the end of the sweep, and its results."""
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -18,14 +12,13 @@ import numpy as np
 from bilevel._core.extras import require
 from bilevel.bench.config import SWEEP, TIMING, Pairs, check_selects, find_loaded_solver, parameter_types, suggest
 from bilevel.bench.store import PARAMETER, Frame, list_metrics
+from bilevel.engine.curves import Curve, SeedCurve, median_curve, quantiles
 from bilevel.engine.metrics import METRICS, Metric
 from bilevel.engine.metrics import metric as describe
 from bilevel.engine.result import Status
 
-LEVELS = (0.2, 0.5, 0.8)
 SELECTED, DIVERGED = "selected", "diverged"
 AXES = {"seconds": "seconds", "calls": "oracle calls", "epochs": "epochs"}  # columns and their labels
-MAX_POINTS = 120
 _TASK = ["experiment", "problem", "problem_arguments"]
 
 
@@ -46,11 +39,9 @@ def select(table: Frame, metric: str) -> Frame:
     - ``experiment``, ``problem``, ``problem_arguments`` (without the seed), ``solver``, ``column``, and ``label``
     - ``status``: "selected", or "diverged" if no setting has a finite median. Such a row has no setting, and its
       numbers are of all cells of the solver
-    - ``metric``, and its ``median``, ``p20`` and ``p80``
-    - ``n_seeds``, ``n_settings``, and ``n_<status>``: counts
-    - ``median_calls``: the cost
-    - ``edges``: parameters that have the least or largest value of their grid, so that better values may lie beyond
-    - ``param_<name>``: the parameters
+    - ``metric``, its ``median``, ``p20`` and ``p80``, the counts ``n_seeds``, ``n_settings`` and ``n_<status>``, and
+      the cost ``median_calls``
+    - ``param_<name>``, and ``edges``: those at an end of their grid, so that better values may lie beyond
     """
     finals, keys = split_columns(_final_rows(table, metric)), [*_TASK, "solver", "column"]
     parameters = [name for name in table.columns if name.startswith(PARAMETER)]
@@ -89,20 +80,6 @@ def worst_value(metric: str) -> float:
     return -np.inf if describe(metric).better == "higher" else np.inf
 
 
-def quantiles(values: np.ndarray) -> np.ndarray:
-    """Return the quantiles `LEVELS` along the first axis, ignoring NaN; infinite between a number and infinity."""
-    columns = values.reshape(len(values), -1)
-    known = np.sum(~np.isnan(columns), axis=0)
-    result = np.full((len(LEVELS), columns.shape[1]), np.nan)
-    for count in np.unique(known[known > 0]):
-        group = np.sort(columns[:, known == count], axis=0)[:count]  # NaN comes last
-        lower, upper = (np.quantile(group, LEVELS, axis=0, method=method) for method in ("lower", "higher"))
-        with np.errstate(invalid="ignore"):
-            between = np.where(np.isfinite(lower + upper), np.quantile(group, LEVELS, axis=0), lower + upper)
-        result[:, known == count] = np.where(lower == upper, lower, between)
-    return result.reshape(len(LEVELS), *values.shape[1:])
-
-
 @cache
 def drop_seed(arguments: str) -> str:
     """Return the arguments of a problem, in JSON, without the seed."""
@@ -112,7 +89,7 @@ def drop_seed(arguments: str) -> str:
 def _final_rows(table: Frame, metric: str) -> Frame:
     """Return the last row of each cell of the sweep, with the metric, or the worst value, in a column `outcome`."""
     check_selects(metric)
-    if not len(table):
+    if table.empty:
         raise ValueError("the store is empty; run the sweep first.")
     if metric not in table.columns or table[metric].dtype.kind not in "fiu":
         known = METRICS | dict.fromkeys(list_metrics(table))
@@ -134,20 +111,17 @@ def _final_rows(table: Frame, metric: str) -> Frame:
 
 def _select_setting(cells: Frame, metric: str, parameters: list[str]) -> dict[str, Any]:
     used = [name for name in parameters if cells[name].notna().any()]
-    outcomes, seeds = cells["outcome"].to_numpy(np.float64), cells["seed"].to_numpy()
-    setting = cells.groupby(used, dropna=False).ngroup().to_numpy()
-    candidates: list[tuple[float, float, int, np.ndarray]] = []
-    for number in range(setting.max() + 1):
-        places = np.flatnonzero(setting == number)
-        if len(set(seeds[places])) < len(places):
-            first = cells.iloc[places[0]]
+    candidates: list[tuple[float, float, int, Frame]] = []
+    for number, (_, own) in enumerate(cells.groupby(used, dropna=False)):
+        if own["seed"].duplicated().any():
+            first = own.iloc[0]
             what = f"{first['solver']} of `{first['experiment']}` has several cells with one setting and seed"
             way = "as after a change of the budget; keep those of one budget, or start another store"
             raise ValueError(f"{what}, {way}.")
-        p20, median, p80 = quantiles(outcomes[places]).tolist()
+        p20, median, p80 = quantiles(own["outcome"].to_numpy(np.float64)).tolist()
         spread = p80 - p20 if np.isfinite(p80 - p20) else np.inf
-        candidates.append((median * np.sign(worst_value(metric)), spread, number, places))
-    best = cells.iloc[min(candidates)[-1]]
+        candidates.append((median * np.sign(worst_value(metric)), spread, number, own))
+    best = min(candidates, key=lambda one: one[:3])[-1]
     summary, example = _summarize(best), best.iloc[0]
     is_selected = np.isfinite(summary["median"])
     return {
@@ -182,70 +156,6 @@ def _describe_edges(cells: Frame, example: Any, parameters: list[str]) -> str:
 # Curves.
 
 
-class Curve(NamedTuple):
-    """Quantiles over seeds; infinite if too many of them diverged."""
-
-    x: np.ndarray
-    low: np.ndarray
-    median: np.ndarray
-    high: np.ndarray
-
-    @property
-    def is_drawable(self) -> bool:
-        return bool(np.any(np.isfinite(self.median)))
-
-
-class SeedCurve(NamedTuple):
-    """A metric along the run of one seed: finite values at increasing x, and the status at the end."""
-
-    x: np.ndarray
-    y: np.ndarray
-    status: str
-
-    @classmethod
-    def from_evaluations(cls, x: np.ndarray, y: np.ndarray, status: str) -> "SeedCurve":
-        """Drop missing values; an infinite value ends the run like a divergence."""
-        known = ~(np.isnan(x) | np.isnan(y))
-        x, y = x[known], y[known]
-        infinite = np.flatnonzero(np.isinf(y))
-        if len(infinite):
-            x, y, status = x[: infinite[0]], y[: infinite[0]], "diverged"
-        last_of_each = np.append(np.diff(x) > 0, True)[: len(x)]
-        return cls(x[last_of_each], y[last_of_each], status)
-
-    def at(self, grid: np.ndarray, worst: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the values on a grid, with NaN for missing ones, and a mask of where the run has data or diverged."""
-        diverged = self.status == "diverged"
-        if not len(self.x):
-            return np.full(len(grid), worst if diverged else np.nan), np.full(len(grid), diverged)
-        ended, reached = grid > self.x[-1], self.y[-1] if self.status == "converged" else np.nan
-        values = np.where(ended, worst if diverged else reached, interpolate(self.x, self.y, grid))
-        return values, (grid >= self.x[0]) & (diverged | ~ended)
-
-
-def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Interpolate geometrically between positive values, and linearly between others; NaN outside."""
-    left = np.clip(np.searchsorted(x, grid, side="right") - 1, 0, len(x) - 1)
-    right = np.minimum(left + 1, len(x) - 1)
-    positive = (y[left] > 0) & (y[right] > 0) & (left < right)
-    logs = np.log(np.where(y > 0, y, 1.0))
-    straight = np.interp(grid, x, y, left=np.nan, right=np.nan)
-    return np.where(positive, np.exp(np.interp(grid, x, logs, left=np.nan, right=np.nan)), straight)
-
-
-def median_curve(seeds: Sequence[SeedCurve], worst: float = np.inf, max_points: int = MAX_POINTS) -> Curve:
-    """Return the quantiles at points where half of the seeds have data, up to the first seed that is out of budget."""
-    grid = np.unique(np.concatenate([seed.x for seed in seeds]))  # dense where the seeds were evaluated
-    if len(grid) > max_points:
-        grid = grid[np.linspace(0, len(grid) - 1, max_points).round().astype(int)]
-    values, has_data = map(np.array, zip(*(seed.at(grid, worst) for seed in seeds), strict=True))
-    evaluated = ~np.isnan(values).all(axis=1)
-    # If seeds that are out of budget were dropped, the median would jump.
-    complete = ~np.isnan(values[evaluated]).any(axis=0)
-    shown = complete & (2 * np.sum(has_data, axis=0) >= len(seeds))
-    return Curve(grid[shown], *quantiles(values[:, shown]))
-
-
 def split_cells(rows: Frame) -> list[tuple[np.ndarray, str]]:
     """Return the positions of the rows of each cell, by step, and its last status; cells are in the order of ids."""
     cells = rows["cell"].astype("category").cat.codes.to_numpy()
@@ -265,18 +175,15 @@ def make_curve(rows: Frame, axis: str, metric: str, cells: list[tuple[np.ndarray
 
 def final_values(rows: Frame, metric: str) -> np.ndarray:
     """Return the last value of each seed; cells are in the order of their ids."""
-    y, cells = rows[metric].to_numpy(np.float64, na_value=np.nan), split_cells(rows)
-    known = (y[places][~np.isnan(y[places])] for places, _ in cells)
-    last = [values[-1] if len(values) else np.nan for values in known]
-    return np.where([status == "diverged" for _, status in cells], worst_value(metric), last)
+    cells = rows.sort_values("step", kind="stable").groupby("cell")
+    has_diverged = cells["status"].last() == "diverged"
+    return cells[metric].last().astype(float).mask(has_diverged, worst_value(metric)).to_numpy()
 
 
 def reach(rows: Frame, metric: str, target: float, axis: str = "calls") -> np.ndarray:
     """Return the calls, or seconds, of each seed at its first value as good as the target; infinite if none is."""
-    x, y = (rows[name].to_numpy(np.float64, na_value=np.nan) for name in (axis, metric))
-    reached = y >= target if worst_value(metric) < 0 else y <= target
-    found = (x[places][reached[places]] for places, _ in split_cells(rows))
-    return np.array([np.fmin.reduce(values) if len(values) else np.inf for values in found])
+    reached = rows[metric] >= target if worst_value(metric) < 0 else rows[metric] <= target
+    return rows[axis].astype(float).where(reached).groupby(rows["cell"]).min().fillna(np.inf).to_numpy()
 
 
 def count_diverged(rows: Frame) -> int:
@@ -303,11 +210,6 @@ class Contender(NamedTuple):
             return "none: each has an infinite median"
         words = {name: f"{one:.4g}" if isinstance(one, float) else one for name, one in self.parameters.items()}
         return ", ".join(f"{name} {word}" for name, word in words.items())
-
-    @property
-    def finals(self) -> Frame:
-        """The last row of each cell."""
-        return self.rows[self.rows["final"].astype(bool)]
 
     def by_seed(self, values: np.ndarray) -> dict[Any, float]:
         """Return the results of `final_values` or `reach` by seed."""

@@ -1,28 +1,25 @@
-"""Results as Parquet files in a folder, one file per task.
+"""Results as Parquet files in a folder, one file per task, which `Store.read` reads as one table.
 
-Any number of processes may write to a folder. A file appears complete, under a name derived from its cells, and is
-never changed. Temporary files and files that were set aside have names that begin with a dot or an underscore. pandas
-and DuckDB ignore such names, so both can read the folder directly.
+Any number of processes may write to a folder. A file appears complete, under a name that is the digest of its bytes,
+and is never changed. Temporary files and files that were set aside have names that begin with a dot or an underscore.
 
-Files may have different columns: a metric defined by a user is an additional column, and missing columns are null. Each
-file contains a digest of its bytes. Reading changes nothing. A file is damaged if it cannot be parsed, does not match
-its digest, has no rows, lacks a key, needs more than `MOST_BYTES` of memory, or is not a regular file. Damaged files
-are skipped with a warning that names them, and `Store.set_aside` renames them on request. Errors that may be temporary
-(too many open files, no memory) are tried again and do not count as damage.
+Files may have different columns: a metric defined by a user is an additional column, and missing columns are null.
+Programs that take the columns of one file for those of all would lose the others without a message, so the folder also
+contains a text, on which they stop: `pandas.read_parquet(folder)` raises an error that names the text.
+
+Reading changes nothing. A file is damaged if it cannot be parsed, does not match its digest, has no rows, lacks a key,
+needs more than `MOST_BYTES` of memory, or is not a regular file. Damaged files are skipped with a warning that names
+them, and `Store.set_aside` renames them on request. Errors of the operating system, such as too many open files, are
+raised and do not count as damage.
 """
 
-import errno
-import functools
 import hashlib
 import io
-import itertools
 import json
 import re
-import time
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from numbers import Integral, Real
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,10 +28,9 @@ import numpy as np
 from bilevel._core.extras import printable, require
 from bilevel._core.files import read_bounded, replacing
 from bilevel._core.types import Calls
-from bilevel.bench.config import SWEEP, TIMING, Cell, Statement, find_config, parameter_types, read_statement
+from bilevel.bench.config import SWEEP, TIMING, Cell, Experiment, FileTable, parameter_types, read_config
 from bilevel.engine.metrics import METRICS
-from bilevel.engine.result import Status
-from bilevel.solvers import SOLVERS, SolverBase
+from bilevel.solvers import SOLVERS
 
 pa: Any = require("pyarrow", "bench")
 parquet: Any = require("pyarrow.parquet", "bench")
@@ -44,39 +40,31 @@ Arrow: TypeAlias = Any  # a pyarrow.Table, Schema or DataType
 PARAMETER = "param_"  # prefix of the columns of hyperparameters
 SIZES = ("n_inner", "n_outer", "dim_inner", "dim_outer")  # rows of each level, and size of each variable
 _KEYS = ("cell", "experiment", "phase", "problem", "problem_arguments", "solver", "seed", "status", "final")
-_CHOICES = {"phase": (SWEEP, TIMING), "status": tuple(Status)}
-_NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}
-_KINDS: dict[str, Any] = {"string": str, "bool": (bool, np.bool_), "int64": Integral, "double": Real}
+_TYPES = {str: "string", bool: "bool", int: "int64", float: "double"}
 FORMAT, _FORMAT_KEY = 2, b"bilevel_store"  # in the metadata of a file; files of format 1 have no such entry
-# Parquet has checksums of pages, but not of the footer with the names and places of columns.
-_DIGEST_KEY, _NO_DIGEST = b"bilevel_digest", b"0" * 64
-_DIGEST = re.compile(_DIGEST_KEY + rb".{1,4}?([0-9a-f]{64})", re.DOTALL)
-_TEMPORARY = {getattr(errno, name) for name in ("EAGAIN", "EIO", "ENFILE", "EMFILE", "ENOMEM", "EINTR", "EBUSY")}
-_TEMPORARY_WORDS = ("temporarily unavailable", "too many open files", "cannot allocate", "out of memory")
-_PAUSES = (0.05, 0.2, 0.8)  # seconds between attempts
+_DIGEST = re.compile("[0-9a-f]{64}")  # the name of a file of this version
+_GUIDE = "HOW-TO-READ.txt"
+_GUIDANCE = b"""This is a store of bilevel. Its files have different columns. To read all of them:
+
+    from bilevel.bench.store import Store
+    table = Store("FOLDER").read()
+
+DuckDB reads them too, with `read_parquet('FOLDER/*.parquet', union_by_name = true)`.
+"""
 # A small file can contain many equal rows, so its size in memory is estimated from the metadata before it is read.
 MOST_BYTES, _BYTES_PER_VALUE = 2**30, 8
 
 
 def SCHEMA() -> Arrow:
     """Return the columns of every new file, which follow from the registries of solvers and metrics."""
-    return _schema(tuple(SOLVERS.values()), tuple(METRICS))
-
-
-@functools.cache
-def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> Arrow:
-    parameters: dict[str, type] = {}
-    for solver in solvers:
-        for name, kind in parameter_types(solver).items():
-            if parameters.setdefault(PARAMETER + name, kind) is not kind:
-                raise TypeError(f"`{solver.__name__}.{name}` has another type than in other solvers; rename it.")
+    types = [parameter_types(solver) for solver in SOLVERS.values()]
     columns = {
         **dict.fromkeys(("cell", "experiment", "phase", "problem", "problem_arguments", "solver"), str),
-        **dict(sorted(parameters.items())),
+        **dict(sorted((PARAMETER + name, kind) for own in types for name, kind in own.items())),
         **dict.fromkeys(SIZES, int),
         **{"columns": str, "seed": int, "status": str, "final": bool, "step": int, "seconds": float},
         **dict.fromkeys(("calls", *(f"calls_{kind}" for kind in Calls._fields)), int),
-        **dict.fromkeys(("epochs", *metrics, "memory_bytes"), float),
+        **dict.fromkeys(("epochs", *METRICS, "memory_bytes"), float),
         **dict.fromkeys(("machine", "python", "jax", "bilevel", "revision", "written_at"), str),
     }
     return pa.schema([(name, column_type(kind)) for name, kind in columns.items()])
@@ -84,9 +72,9 @@ def _schema(solvers: tuple[type[SolverBase], ...], metrics: tuple[str, ...]) -> 
 
 def column_type(kind: type) -> Arrow:
     """Return the Arrow type of a column with values of a Python type."""
-    if kind not in _NAMES:
+    if kind not in _TYPES:
         raise ValueError(f"a parameter is a text, a number, or true or false; not of type {kind!r}.")
-    return pa.type_for_alias(_NAMES[kind])
+    return pa.type_for_alias(_TYPES[kind])
 
 
 def list_metrics(table: Frame) -> list[str]:
@@ -102,11 +90,17 @@ def list_finished(table: Frame) -> set[str]:
     return set(table[table["final"].astype(bool)]["cell"])
 
 
-def check_metric_names(names: Iterable[str]) -> None:
-    """Raise ValueError if a user's metric has the name of another column."""
-    taken = [name for name in names if name in SCHEMA().names and name not in METRICS]
-    if taken:
-        raise ValueError(f"metric `{taken[0]}` has the name of another column of the store; rename it.")
+def check_columns(metrics: Iterable[str], parameters: Mapping[str, Mapping[str, type]]) -> None:
+    """Raise ValueError if a user's metric, or parameter of a solver, needs a column of the store with another type."""
+    known = {field.name: field.type for field in SCHEMA()}
+    for name in metrics:
+        if name in known and name not in METRICS:
+            raise ValueError(f"metric `{name}` has the name of another column of the store; rename it.")
+    for solver, types in parameters.items():
+        for name, kind in types.items():
+            if known.get(PARAMETER + name) not in (None, column_type(kind)):
+                must = f"must be {known[PARAMETER + name]}, as in other solvers"
+                raise ValueError(f"`{solver}`: its parameter `{name}` {must}; rename it.")
 
 
 class Store:
@@ -119,63 +113,42 @@ class Store:
 
     def write(self, rows: Sequence[dict[str, Any]]) -> Path | None:
         """Write all rows of some cells, except cells that are finished already, and return the new file if any."""
-        _check_rows(rows)
         done = self.finished()
         rows = [row for row in rows if row["cell"] not in done]
         if not rows:
             return None
-        cells = " ".join(sorted({row["cell"] for row in rows}))
-        path = self._free_path(hashlib.sha256(cells.encode()).hexdigest()[:32])
-        self._write_file(path, _seal(_make_table(rows)))
+        content = _to_parquet(_make_table(rows))
+        self._write_file(self.folder / _GUIDE, _GUIDANCE)
+        path = self.folder / f"{hashlib.sha256(content).hexdigest()}.parquet"
+        self._write_file(path, content)
         return path
 
     def _write_file(self, path: Path, content: bytes) -> None:
+        """Write a file, unless it exists and has this content."""
+        if path.is_file() and path.read_bytes() == content:
+            return
         try:
             with replacing(path) as file:
                 file.write(content)
         except OSError as error:
             raise type(error)(f"`{self.folder}` cannot be written to: {error.strerror or error}.") from error
 
-    def _update_file(self, path: Path, content: bytes) -> None:
-        if not (path.is_file() and path.read_bytes() == content):
-            self._write_file(path, content)
-
-    def _free_path(self, name: str) -> Path:
-        """Return a path that does not exist: a file with this name is damaged or has an unfinished cell."""
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        return next(path for path in (self.folder / f"{one}.parquet" for one in names) if not path.exists())
-
-    def keep(self, path: Path) -> None:
-        """Write the final rows of the sweep and all rows of the timing to one file of a store, in single precision."""
-        rows = self.read()
-        rows = rows[rows["final"] | (rows["phase"] == TIMING)].sort_values(["cell", "step"])
-        if rows.empty:  # a file without rows counts as damaged
-            return
-        with np.errstate(over="ignore"):
-            rows = rows.astype(dict.fromkeys(list_metrics(rows), np.float32))
-        table = pa.Table.from_pandas(rows, preserve_index=False)
-        with replacing(path) as file:
-            file.write(_seal(table, compression="zstd", compression_level=19))
-
-    def keep_config(self, path: str | Path, content: bytes | None = None) -> None:
-        """Copy the config of an experiment, or this content under its name, into the folder."""
-        source = find_config(path) if content is None else Path(path)
-        content = source.read_bytes() if content is None else content
-        if source.resolve() not in (one.resolve() for one in self.configs()):
-            self._update_file(self.folder / f"_{source.stem}.toml", content)
+    def keep_config(self, experiment: Experiment) -> None:
+        """Write the config of an experiment into the folder."""
+        self._write_file(self.folder / f"_{experiment.name}.toml", experiment.text)
 
     def configs(self) -> list[Path]:
         return sorted(self.folder.glob("_*.toml"))
 
-    def experiments(self) -> list[Statement]:
-        """Return name, metric and budgets of each config in the folder; nothing that these name is imported."""
-        return [read_statement(path) for path in self.configs()]
+    def experiments(self) -> list[FileTable]:
+        """Return the configs in the folder; nothing that they name is imported."""
+        return [read_config(path) for path in self.configs()]
 
     def keep_plan(self, experiment: str, phase: str, cells: Iterable[Cell], within: Iterable[Cell] = ()) -> None:
         """Record the planned cells of a phase, and those of earlier plans that are still in its grid, `within`."""
         path = self.folder / f"_{experiment}-{phase}.cells"
         earlier = _read_plan(path).intersection(one.id for one in within) if path.is_file() else set()
-        self._update_file(path, "\n".join(sorted(earlier.union(one.id for one in cells))).encode())
+        self._write_file(path, "\n".join(sorted(earlier.union(one.id for one in cells))).encode())
 
     def list_unfinished(self, finished: Collection[str]) -> list[str]:
         """Return a sentence for each phase with planned cells that are not in `finished`."""
@@ -189,7 +162,7 @@ class Store:
 
     def finished(self) -> set[str]:
         """Return the ids of the cells that have a final row."""
-        tables = self._tables(["cell", "final"])
+        tables = self._tables(keys_only=True)
         return {cell for table in tables for cell in table.filter(table["final"])["cell"].to_pylist()}
 
     def unfinished(self, cells: Iterable[Cell]) -> list[Cell]:
@@ -201,20 +174,26 @@ class Store:
         if phase not in (None, SWEEP, TIMING):
             raise ValueError(f"`phase={phase!r}`: must be {SWEEP!r}, {TIMING!r} or None.")
         require("pandas", "bench")
-        frame = _concatenate([SCHEMA().empty_table(), *_drop_copies(list(self._tables()))]).to_pandas()
-        return frame if phase is None else frame[frame["phase"] == phase].reset_index(drop=True)
+        tables = list(self._tables())
+        frame = _concatenate([SCHEMA().empty_table(), *tables]).to_pandas()
+        # A cell in several files is read from the first in which it is finished, or else from the first.
+        file = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        is_finished = frame.groupby([frame["cell"], file])["final"].transform("any").to_numpy(bool)
+        rank = np.where(is_finished, file, file + len(tables))
+        frame = frame[rank == frame.assign(rank=rank).groupby("cell")["rank"].transform("min")]
+        return (frame if phase is None else frame[frame["phase"] == phase]).reset_index(drop=True)
 
     def damaged(self) -> dict[Path, str]:
         """Return the damaged files, each with what is wrong."""
-        return {path: problem for path in self._paths() if (problem := _read(path, None)[1]) is not None}
+        return {path: problem for path in self._paths() if (problem := _read(path)[1]) is not None}
 
     def set_aside(self, paths: Iterable[Path]) -> list[Path]:
         """Rename files to ``_NAME.damaged``, which no reader considers, and return the new paths."""
         return [path.replace(path.with_name(f"_{path.name}.damaged")) for path in paths]
 
-    def _tables(self, columns: list[str] | None = None) -> Iterator[Arrow]:
+    def _tables(self, *, keys_only: bool = False) -> Iterator[Arrow]:
         for path in self._paths():
-            table, problem = _read(path, columns)
+            table, problem = _read(path, keys_only=keys_only)
             if problem is not None:
                 way = f"its cells count as not run; `bilevel check {self.folder} --set-aside` moves it out of the way"
                 warnings.warn(printable(f"`{path}` is damaged ({problem}); {way}."), stacklevel=3)
@@ -230,21 +209,6 @@ def _read_plan(path: Path) -> set[str]:
 
 
 # Writing.
-
-
-def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
-    if not rows:
-        raise ValueError("`rows` is empty; a task has at least one row.")
-    for row in rows:
-        for name in _KEYS:
-            if row.get(name) is None:
-                raise ValueError(f"a row has no `{name}`; each needs {', '.join(_KEYS)}.")
-        for name, choices in _CHOICES.items():
-            if row[name] not in choices:
-                raise ValueError(f"`{name}={row[name]!r}`: must be one of {', '.join(choices)}.")
-    finals = [row["cell"] for row in rows if row["final"]]
-    if len(set(finals)) < len(finals):
-        raise ValueError(f"cell {max(finals, key=finals.count)} has two final rows; write each cell once.")
 
 
 def _make_table(rows: Sequence[dict[str, Any]]) -> Arrow:
@@ -263,32 +227,17 @@ def _guess_type(name: str, values: list[Any]) -> Arrow:
 
 
 def _make_column(name: str, kind: Arrow, values: list[Any]) -> Arrow:
-    """Return the values as an Arrow array; ValueError for values that Arrow would convert or round."""
-    for given in set(map(type, values)) - {type(None)}:
-        if not issubclass(given, _KINDS[str(kind)]) or (given is bool and kind != pa.bool_()):
-            raise ValueError(f"column `{name}` holds a value of type {given.__name__}; it must be {kind}.")
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"column `{name}` must be {kind}: {error}") from error
 
 
-def _seal(table: Arrow, **options: Any) -> bytes:
-    """Return a table as a Parquet file, whose footer has the format and a digest of all bytes except the digest."""
+def _to_parquet(table: Arrow) -> bytes:
     file = io.BytesIO()
     table = table.replace_schema_metadata({_FORMAT_KEY: str(FORMAT).encode()})
-    with parquet.ParquetWriter(file, table.schema, write_page_checksum=True, **options) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata({_DIGEST_KEY: _NO_DIGEST})
-    content = file.getvalue()
-    begin, end = _find_digest(content)
-    return content[:begin] + hashlib.sha256(content).hexdigest().encode() + content[end:]
-
-
-def _find_digest(content: bytes) -> tuple[int, int]:
-    """Return the begin and end of the digest in a file, (0, 0) if it has none."""
-    places = [found.span(1) for found in _DIGEST.finditer(content)]
-    return places[-1] if places else (0, 0)
+    parquet.write_table(table, file, write_page_checksum=True)
+    return file.getvalue()
 
 
 # Reading.
@@ -298,38 +247,28 @@ class _NewerFormat(ValueError):
     """A file of a later version of the library."""
 
 
-def _read(path: Path, columns: list[str] | None) -> tuple[Arrow | None, str | None]:
+def _read(path: Path, *, keys_only: bool = False) -> tuple[Arrow | None, str | None]:
     """Return the table of a file and None, or None and what is wrong; (None, None) if the file has disappeared."""
-    problem = ""
-    for pause in (*_PAUSES, None):
-        try:
-            return _parse(path, columns), None
-        except FileNotFoundError:  # another process set it aside
-            return None, None
-        except _NewerFormat:
-            raise
-        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            is_temporary, text = _is_temporary(error), " ".join(str(error).split()) or type(error).__name__
-            way = "more memory is needed" if isinstance(error, MemoryError) else "nothing is lost: try again"
-        if pause is None and is_temporary:
-            raise OSError(f"`{path}` cannot be read now ({text}); {way}.")
-        if not is_temporary and problem == text:  # the second attempt failed in the same way
-            return None, text
-        problem = text
-        time.sleep(pause or 0.0)
-    return None, problem
+    try:
+        return _parse(path, keys_only=keys_only), None
+    except FileNotFoundError:  # another process set it aside
+        return None, None
+    except _NewerFormat:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, MemoryError):
+            raise OSError(f"`{path}` cannot be read now ({text}); more memory is needed.") from error
+        if isinstance(error, OSError) and error.errno is not None:  # errors in the file have no such number
+            raise OSError(f"`{path}` cannot be read now ({text}); nothing is lost: try again.") from error
+        return None, text
 
 
-def _is_temporary(error: Exception) -> bool:
-    """Return True if an error is due to the state of the operating system and not to the file."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _TEMPORARY):
-        return True
-    return any(words in str(error).lower() for words in _TEMPORARY_WORDS)
-
-
-def _parse(path: Path, columns: list[str] | None) -> Arrow:
+def _parse(path: Path, *, keys_only: bool) -> Arrow:
     content = read_bounded(path, MOST_BYTES)
-    has_digest = _verify(content)
+    has_digest = _DIGEST.fullmatch(path.stem)
+    if has_digest and hashlib.sha256(content).hexdigest() != path.stem:
+        raise ValueError("its contents do not fit its digest")
     options = {"page_checksum_verification": True}
     schema = parquet.ParquetFile(io.BytesIO(content), **options).schema_arrow
     version = int((schema.metadata or {}).get(_FORMAT_KEY, 1))
@@ -345,20 +284,11 @@ def _parse(path: Path, columns: list[str] | None) -> Arrow:
     source = parquet.ParquetFile(io.BytesIO(content), read_dictionary=texts, **options)
     _check_size(source.metadata)
     # Files without a digest are read completely, because the checksum of a page is only verified when it is read.
-    table = source.read(list(dict.fromkeys([*columns, *_KEYS])) if columns and has_digest else None)
+    table = source.read(_KEYS if keys_only and has_digest else None, use_threads=False)
     _check_bytes("text", sum(map(_count_text_bytes, table.columns)))
     table = _cast(table)
     _check_values(table)
-    return table if columns is None else table.select(columns)
-
-
-def _verify(content: bytes) -> bool:
-    """Return True if a file has a digest; ValueError if the file does not match it."""
-    begin, end = _find_digest(content)
-    plain = content[:begin] + _NO_DIGEST + content[end:]
-    if end and hashlib.sha256(plain).hexdigest().encode() != content[begin:end]:
-        raise ValueError("its contents do not fit its digest")
-    return end > 0
+    return table
 
 
 def _check_size(metadata: Any) -> None:
@@ -416,14 +346,3 @@ def _concatenate(tables: Sequence[Arrow]) -> Arrow:
     kinds = ([(one.name, pa.string() if one.name in texts else one.type) for one in table.schema] for table in tables)
     cast = (table.cast(pa.schema(fields)) for table, fields in zip(tables, kinds, strict=True))
     return pa.concat_tables(cast, promote_options="default")
-
-
-def _drop_copies(tables: list[Arrow]) -> Iterable[Arrow]:
-    """Keep each cell in one table only: the first in which it is finished, or else the first."""
-    home: dict[str, int] = {}
-    for candidates in ([table.filter(table["final"]) for table in tables], tables):
-        for place, table in enumerate(candidates):
-            for cell in table["cell"].to_pylist():
-                home.setdefault(cell, place)
-    for place, table in enumerate(tables):
-        yield table.filter([home[cell] == place for cell in table["cell"].to_pylist()])

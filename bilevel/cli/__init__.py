@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from bilevel._process import fuse_cpu_loops, keep_programs
 
-NEEDED = ("typer", "rich", "msgspec", "pandas", "pyarrow")  # by all commands except `doctor`
+NEEDED = ("typer", "msgspec", "pandas", "pyarrow")  # by all commands except `doctor`
 
 
 def main() -> None:

@@ -10,18 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bilevel._core.extras import require
-from bilevel.cli.terminal import (
-    FAILED,
-    OutFolder,
-    err,
-    errors_in_a_line,
-    exit_stopped,
-    out,
-    print_line,
-    print_table,
-    spell,
-    typer,
-)
+from bilevel.bench.live import Watcher, print_line
+from bilevel.cli.terminal import FAILED, OutFolder, errors_in_a_line, exit_stopped, print_table, spell, typer
 
 if TYPE_CHECKING:
     from bilevel.bench.distribution import Where
@@ -39,7 +29,7 @@ ResultsFolder = Annotated[Path, typer.Argument(help="folder of results, the --st
 _SELECTION = "metric to select settings by, not of test rows; the config's by default"
 SelectionMetric = Annotated[str | None, typer.Option("--select", help=_SELECTION)]
 DrawnMetric = Annotated[str | None, typer.Option("--draw", help="metric to draw; the one that selects by default")]
-Earlier = Annotated[Path | None, typer.Option(help="an earlier store, to compare with: before / after")]
+LogAxes = StrEnum("LogAxes", ["x", "y", "xy", "none"])
 Format = StrEnum("Format", ["table", "csv", "json"])
 
 
@@ -64,7 +54,7 @@ def run(
     """Run an experiment: sweep its grid, select, time the selected settings. What is in the store is not run again."""
     from bilevel.bench.config import load_config
     from bilevel.bench.execute import execute
-    from bilevel.bench.live import watch
+    from bilevel.bench.select import select
     from bilevel.bench.store import Store
 
     with errors_in_a_line():
@@ -74,18 +64,20 @@ def run(
         folder = store or Path("results") / experiment.name
         options = {"only": only, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "dask": dask, "device": device}
         again = spell("run", config, store=folder, **options, phase=phase)
-        chosen: dict[str, Any] = {"seeds": _seed_range(seeds), "only": only or None}
-        chosen |= {"phases": [phase.value]} if phase else {}
-        print_line(err, f"{experiment.budgets}; results go to {folder}")
+        phases = [one.value for one in ((phase,) if phase else Phase)]
+        chosen: dict[str, Any] = {"seeds": _seed_range(seeds), "only": only or None, "phases": phases}
+        print_line(f"{experiment.name}: {experiment.budget}; results go to {folder}", err=True)
         try:
-            with watch(experiment.metric, err) as watcher:
-                failures = execute(experiment, Store(folder), watcher, **chosen, where=where, config=config)
+            failures = execute(experiment, Store(folder), Watcher(), **chosen, where=where)
         except KeyboardInterrupt:
             exit_stopped(f"finished results are in {folder}. To continue: {again}")
     if failures:
-        print_line(err, f"{count_failures(failures)}; all other results are in {folder}. To try again: {again}")
+        print_line(f"{count_failures(failures)}; all other results are in {folder}. To try again: {again}", err=True)
         raise typer.Exit(FAILED)
-    print_line(out, f"results in {folder}; next: {spell('report', folder, out=f'{folder}-report')}")
+    if Phase.sweep in phases:
+        rows = Store(folder).read()
+        _print_selection(select(rows[rows["experiment"] == experiment.name], experiment.metric))
+    print_line(f"results in {folder}; next: {spell('report', folder, out=f'{folder}-report')}")
 
 
 def count_failures(failures: int) -> str:
@@ -131,15 +123,18 @@ def select_(
     from bilevel.bench.select import select
 
     with errors_in_a_line():
-        results, metric = _open_store(store, metric)
-        best = select(_read(results), metric or "value")
+        table, metric, _ = _read(_open_store(store), metric)
+        best = select(table, metric or "value")
     if format is not Format.table:
         known = best.dropna(axis="columns", how="all")
-        return print_line(out, known.to_csv(index=False).rstrip("\n") if format is Format.csv else _as_json(known))
-    columns = ["experiment", "solver", "setting", best["metric"].iloc[0], "20 – 80 %", "seeds", "diverged"]
-    print_table(columns, map(_describe_selection, best.to_dict("records")))
-    if best["edges"].any():
-        print_line(out, "(least), (largest): at an end of its grid; a better value may lie beyond.")
+        return print_line(known.to_csv(index=False).rstrip("\n") if format is Format.csv else _as_json(known))
+    _print_selection(best)
+
+
+def _print_selection(best: Any) -> None:
+    ends = best["metric"].iloc[0], "20 – 80 %", "seeds", "diverged", "at an end of its grid"
+    rows = map(_describe_selection, best.to_dict("records"))
+    print_table(["experiment", "problem", "solver", "setting", *ends], rows)
 
 
 def _as_json(table: Any) -> str:
@@ -150,30 +145,27 @@ def _as_json(table: Any) -> str:
 
 
 def _describe_selection(row: dict[str, Any]) -> tuple[str, ...]:
-    ends = {name: f" ({end})" for end, name in (edge.split() for edge in row["edges"].split(", ") if edge)}
     named = {name.removeprefix("param_"): value for name, value in row.items() if name.startswith("param_")}
     numbers = {name: value for name, value in named.items() if type(value) in (int, float) and value == value}
-    setting = ", ".join(f"{name}={value:g}{ends.get(name, '')}" for name, value in numbers.items())
-    spread = (f"{row['median']:.6g}", f"{row['p20']:.4g} – {row['p80']:.4g}")
-    return row["experiment"], row["label"], setting, *spread, str(row["n_seeds"]), str(row["n_diverged"])
+    setting = ", ".join(f"{name}={value:g}" for name, value in numbers.items())
+    counts = str(row["n_seeds"]), str(row["n_diverged"])
+    spread = f"{row['median']:.6g}", f"{row['p20']:.4g} – {row['p80']:.4g}"
+    return row["experiment"], row["problem"], row["label"], setting, *spread, *counts, row["edges"]
 
 
-def report(
-    store: ResultsFolder, out_folder: OutFolder = Path("report"), select: SelectionMetric = None, before: Earlier = None
-) -> None:
+def report(store: ResultsFolder, out_folder: OutFolder = Path("report"), select: SelectionMetric = None) -> None:
     """Write the results as one page that needs no network."""
+    from bilevel.bench.config import parse_budget
     from bilevel.bench.page import write_report
 
     with errors_in_a_line():
-        results, select = _open_store(store, select)
-        budgets = "; ".join(experiment.budgets for experiment in results.experiments())
+        results = _open_store(store)
+        table, select, notices = _read(results, select)
+        budgets = "; ".join(f"{one.name}: {parse_budget(one.budget)}" for one in results.experiments())
         runs = (spell("run", path, store=store) for path in results.configs())
-        commands = [*runs, spell("report", store, out=out_folder, before=before)]
-        notices: list[str] = []
-        earlier = before and _read(_open_store(before, None)[0], notices)
-        options: dict[str, Any] = {"select": select, "budgets": budgets, "commands": commands, "before": earlier}
-        page = write_report(_read(results, notices), out_folder, notices=notices, **options)
-    print_line(out, f"open in a browser: {page}")
+        commands = [*runs, spell("report", store, out=out_folder)]
+        page = write_report(table, out_folder, select=select, budgets=budgets, commands=commands, notices=notices)
+    print_line(f"open in a browser: {page}")
 
 
 def figure(
@@ -181,36 +173,46 @@ def figure(
     out_folder: OutFolder = Path("figures"),
     select: SelectionMetric = None,
     draw: DrawnMetric = None,
+    only: Annotated[list[str] | None, typer.Option(help="draw this solver; may be repeated, all by default")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="SOLVER=TEXT for the legend; may be repeated")] = None,
+    width: Annotated[float, typer.Option(min=1.0, help="inches; 3.3 is a column of most journals")] = 3.3,
+    height: Annotated[float, typer.Option(min=0.5, help="of each panel, in inches")] = 1.9,
+    log: Annotated[LogAxes | None, typer.Option(help="axes with a log scale; the metric's choice by default")] = None,
 ) -> None:
     """Write figures for print, as PDF and PNG."""
-    from bilevel.bench.page import write_figures
+    from bilevel.bench.page import Layout, write_figures
 
     with errors_in_a_line():
-        results, select = _open_store(store, select)
-        for path in write_figures(_read(results), out_folder, select=select, draw=draw):
-            print_line(out, str(path))
+        pairs = [text.partition("=")[::2] for text in label or []]
+        if wrong := [text for text, (_, words) in zip(label or [], pairs, strict=True) if not words]:
+            raise ValueError(f"`--label {wrong[0]}`: must be SOLVER=TEXT, as SRBA='our method'.")
+        layout = Layout(width, height, None if log is None else log.value.replace("none", ""), dict(pairs))
+        table, select, _ = _read(_open_store(store), select)
+        for path in write_figures(table, out_folder, select=select, draw=draw, only=only or (), layout=layout):
+            print_line(str(path))
 
 
-def _open_store(folder: Path, metric: str | None) -> "tuple[Store, str | None]":
-    """Return a store and the metric to select by: the given one, or the one that all its experiments state."""
+def _open_store(folder: Path) -> "Store":
     from bilevel.bench.store import Store
 
     if not folder.exists():
         raise FileNotFoundError(f"`{folder}`: no such folder; `bilevel run CONFIG --store {folder}` makes it.")
-    metrics = {experiment.metric for experiment in Store(folder).experiments()}
-    return Store(folder), metric or (metrics.pop() if len(metrics) == 1 else None)
+    return Store(folder)
 
 
-def _read(results: "Store", notices: list[str] | None = None) -> Any:
-    """Return all rows of a store; print its unfinished phases, and append them to the notices."""
+def _read(store: "Store", metric: str | None) -> tuple[Any, str | None, list[str]]:
+    """Return rows, the metric to select by, and a sentence for each unfinished phase, which is printed too.
+
+    If no metric is given, it is the one that all experiments of the store state.
+    """
     from bilevel.bench.store import list_finished
 
-    table = results.read()
-    for text in results.list_unfinished(list_finished(table)):
-        print_line(err, text)
-        if notices is not None:
-            notices.append(f"{results.folder}: {text}")
-    return table
+    table = store.read()
+    notices = store.list_unfinished(list_finished(table))
+    for text in notices:
+        print_line(text, err=True)
+    metrics = {experiment.metric for experiment in store.experiments()}
+    return table, metric or (metrics.pop() if len(metrics) == 1 else None), notices
 
 
 def check(
@@ -221,17 +223,17 @@ def check(
 ) -> None:
     """Show which files of a store are damaged; this machine is shown by `doctor`."""
     with errors_in_a_line():
-        results, _ = _open_store(store, None)
+        results = _open_store(store)
         damaged = results.damaged()
         for path, problem in damaged.items():
-            print_line(out, f"{path}: damaged ({problem})")
+            print_line(f"{path}: damaged ({problem})")
         for path in results.set_aside(damaged) if set_aside else []:
-            print_line(out, f"set aside as {path}")
+            print_line(f"set aside as {path}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the damaged files are printed above
             finished = results.finished()
         for text in results.list_unfinished(finished):
-            print_line(out, text)
-        print_line(out, f"{len(finished):,} finished cells, {len(damaged)} damaged files")
+            print_line(text)
+        print_line(f"{len(finished):,} finished cells, {len(damaged)} damaged files")
     if damaged and not set_aside:
         raise typer.Exit(FAILED)

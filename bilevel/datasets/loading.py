@@ -16,22 +16,19 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import Future, wait
 from difflib import get_close_matches
-from functools import partial
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
-from bilevel._core.extras import progress_bar, require
-from bilevel._core.files import cache_folder, read_array, read_bounded, read_header, replacing
-from bilevel.datasets.registry import SETS, ArraySpec, Dataset, EmbeddedSet, FileSet, RemoteFile
+from bilevel._core.extras import progress_lines, require
+from bilevel._core.files import cache_folder, read_array, read_bounded, replacing
+from bilevel.datasets.registry import SETS, Dataset, EmbeddedSet, FileSet, RemoteFile
 
-_BLOCK_BYTES = 2**20
+_HEADER_BYTES = 2**20  # of an archive, at most
 _CHUNK = 2**16
 _POLL_PAUSE = 0.1  # seconds between two checks of a download
 _MOST_ADDRESSES = 5  # of one file, with those that it redirects to
@@ -60,7 +57,7 @@ def load(name: str, *, progress: bool = False) -> Dataset:
     Parameters
     ----------
     name : one of `names()`
-    progress : show a progress bar while downloading
+    progress : print the progress of the download
 
     Raises
     ------
@@ -100,31 +97,26 @@ def _find_file(name: str) -> Path | None:
     return next((path for folder in folders if (path := folder / f"{name}.npz").exists()), None)
 
 
-# Files.
-
-
 def checksum(arrays: Mapping[str, np.ndarray]) -> str:
     """Return the SHA-256 of names, types, shapes and values; the bytes of an archive are not reproducible."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        # In blocks of rows, so that arrays in Fortran order are never copied as a whole.
-        step = max(1, _BLOCK_BYTES * len(array) // max(1, array.nbytes))
-        for start in range(0, len(array), step):
-            digest.update(np.ascontiguousarray(array[start : start + step]).data)
+        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}\n".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
 
 
 def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
-    """Return the verified arrays of a file."""
-    most = _BLOCK_BYTES + sum(prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in known.arrays)
+    """Return the verified arrays of a file, with limits on the memory that they take."""
+    sizes = {f"{spec.name}.npy": prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in known.arrays}
+    arrays = {}
     try:
-        with zipfile.ZipFile(io.BytesIO(read_bounded(path, most))) as archive:
-            wanted, found = sorted(f"{spec.name}.npy" for spec in known.arrays), sorted(archive.namelist())
-            if wanted != found:
-                raise ValueError(f"it holds {found}, not {wanted}")
-            arrays = {spec.name: _read_member(archive, spec) for spec in known.arrays}
+        with zipfile.ZipFile(io.BytesIO(read_bounded(path, _HEADER_BYTES + sum(sizes.values())))) as archive:
+            if sorted(sizes) != sorted(archive.namelist()):
+                raise ValueError(f"it holds {sorted(archive.namelist())}, not {sorted(sizes)}")
+            for name, size in sizes.items():
+                with archive.open(name) as member:
+                    arrays[name.removesuffix(".npy")] = read_array(member, most=size)
         _verify(arrays, known)
     except OSError:
         raise
@@ -135,34 +127,14 @@ def read(path: Path, known: FileSet) -> dict[str, np.ndarray]:
     return arrays
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to an archive atomically."""
-    with replacing(path) as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-
-def _read_member(archive: zipfile.ZipFile, spec: ArraySpec) -> np.ndarray:
-    """Read an array after checking its header, before any memory is allocated for it."""
-    with archive.open(f"{spec.name}.npy") as member:
-        shape, dtype = read_header(member)
-        _check_form(spec, dtype, shape)
-        return read_array(member, most=prod(shape) * dtype.itemsize)
-
-
 def _verify(arrays: Mapping[str, np.ndarray], known: FileSet) -> None:
     """Raise ValueError unless the arrays are equal to those of the data set."""
     for spec in known.arrays:
-        _check_form(spec, arrays[spec.name].dtype, arrays[spec.name].shape)
+        form = arrays[spec.name].dtype, arrays[spec.name].shape
+        if form != (np.dtype(spec.dtype), spec.shape):
+            raise ValueError(f"`{spec.name}` is {form[0]} {form[1]}, not {np.dtype(spec.dtype)} {spec.shape}")
     if (found := checksum(arrays)) != known.checksum:
         raise ValueError(f"the checksum of the contents is {found}, not {known.checksum}")
-
-
-def _check_form(spec: ArraySpec, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    if (dtype, shape) != (np.dtype(spec.dtype), spec.shape):
-        raise ValueError(f"`{spec.name}` is {dtype} {shape}, not {np.dtype(spec.dtype)} {spec.shape}")
-
-
-# Downloads.
 
 
 def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
@@ -176,77 +148,63 @@ def _download(known: FileSet, progress: bool) -> dict[str, np.ndarray]:
         text = f"'{known.name}' could not be downloaded: {reason}. Put `{path.name}` with the arrays {known.contents}"
         raise DownloadError(f"{text} into the folder that BILEVEL_DATA names, or into `{path.parent}`.") from error
     try:
-        write(path, arrays)
+        with replacing(path) as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:  # return the data in any case
         warnings.warn(f"`{path}` cannot be written ({error}); '{known.name}' will be downloaded again.", stacklevel=3)
     return arrays
 
 
 def _fetch(remote: RemoteFile, progress: bool) -> dict[str, np.ndarray]:
-    """Return the arrays of a file from the first host that serves it; pooch supports only one address per file."""
-    pooch, failures = require("pooch", "data"), []
-    for url in remote.urls:
-        name, deadline = url.rpartition("/")[2], time.monotonic() + remote.max_seconds
-        try:
-            # Each host has its own folder, because pooch would use the file that another host left.
-            with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                store = pooch.create(folder, "", urls={name: url}, registry={name: remote.digest}, retry_if_failed=2)
-                packed = store.fetch(name, downloader=partial(_receive, remote, deadline, progress))
-                return _parse(Path(packed), remote)
-        except (OSError, ValueError, EOFError, zlib.error) as error:  # of pooch, a host, a decompressor or a parser
-            failures.append(f"{url}: {str(error) or type(error).__name__}")
-    raise DownloadError("; ".join(failures))
+    """Download a file within its limits of time and size, and return its arrays."""
+    deadline, transfer = time.monotonic() + remote.max_seconds, _Transfer(remote)
+    transfer.start()
+    try:
+        with progress_lines(remote.url.rpartition("/")[2], progress) as report:
+            while transfer.is_alive():
+                transfer.join(_POLL_PAUSE)
+                size = len(transfer.body)
+                report(size / transfer.announced, f"{size / 1e6:.1f} MB")
+                if time.monotonic() > deadline and transfer.is_alive():
+                    transfer.is_wanted, limit = False, f"{remote.max_seconds:g} seconds, the limit for this file"
+                    raise OSError(f"after {limit}, {size:,} bytes had come")
+        if transfer.error is not None:
+            raise transfer.error
+        return _parse(transfer.body, remote)
+    except (OSError, ValueError, EOFError, zlib.error) as error:  # of requests, a decompressor or a parser
+        raise DownloadError(f"{remote.url}: {str(error) or type(error).__name__}") from error
 
 
-def _receive(remote: RemoteFile, deadline: float, progress: bool, url: str, output_file: str, store: Any) -> None:
-    """Download within the limits of time and size, which neither pooch nor requests supports."""
-    with progress_bar(url.rpartition("/")[2], progress) as report:
-        transfer = _Transfer(url, remote, output_file)
-        while not wait([transfer.outcome], _POLL_PAUSE).done:
-            report(transfer.size / transfer.announced, f"{transfer.size / 1e6:.1f} MB")
-            if time.monotonic() > deadline:
-                transfer.is_wanted, limit = False, f"{remote.max_seconds:g} seconds, the limit for this file"
-                raise OSError(f"after {limit}, {transfer.size:,} bytes had come")
-        transfer.outcome.result()
-
-
-class _Transfer:
+class _Transfer(threading.Thread):
     """A download in a thread, so that a host that sends very slowly cannot block the caller."""
 
-    def __init__(self, url: str, remote: RemoteFile, output_file: str) -> None:
-        self.remote, self.size, self.announced, self.is_wanted = remote, 0, remote.max_bytes, True
-        self.outcome: Future[None] = Future()
-        threading.Thread(target=self._run, args=(url, output_file), daemon=True).start()
+    def __init__(self, remote: RemoteFile) -> None:
+        super().__init__(daemon=True)
+        self.remote, self.body, self.announced, self.is_wanted = remote, bytearray(), remote.max_bytes, True
+        self.error: Exception | None = None
 
-    def _run(self, url: str, output_file: str) -> None:
+    def run(self) -> None:
         try:
-            self._copy(url, output_file)
-            self.outcome.set_result(None)
-        except BaseException as error:  # raised again in the waiting thread
-            self.outcome.set_exception(error)
-
-    def _copy(self, url: str, output_file: str) -> None:
-        with _open_session() as session, _request(session, url, self.remote) as response:
-            response.raise_for_status()
-            announced = int(response.headers.get("content-length", 0))
-            _check_size(announced, self.remote)
-            self.announced = announced or self.remote.max_bytes
-            with open(output_file, "wb") as file:
+            with _open_session() as session, _request(session, self.remote) as response:
+                response.raise_for_status()
+                self.announced = int(response.headers.get("content-length", 0)) or self.remote.max_bytes
+                _check_size(self.announced, self.remote)
                 for chunk in response.iter_content(_CHUNK):
-                    self.size += len(chunk)
-                    _check_size(self.size, self.remote)
+                    self.body += chunk
+                    _check_size(len(self.body), self.remote)
                     if not self.is_wanted:
                         return
-                    file.write(chunk)
+        except Exception as error:
+            self.error = error  # raised again in the waiting thread
 
 
 def _open_session() -> Any:
     return require("requests", "data").Session()
 
 
-def _request(session: Any, url: str, remote: RemoteFile) -> Any:
+def _request(session: Any, remote: RemoteFile) -> Any:
     """Follow redirects to https addresses, which must not lead from the public internet to a private network."""
-    first = url
+    url = first = remote.url
     for _ in range(_MOST_ADDRESSES):
         if urlsplit(url).scheme != "https":
             raise OSError(f"`{url}` is not an https address")
@@ -274,15 +232,13 @@ def _check_size(size: int, remote: RemoteFile) -> None:
         raise OSError(f"more than {remote.max_bytes} bytes, the limit for this file")
 
 
-def _parse(packed: Path, remote: RemoteFile) -> dict[str, np.ndarray]:
-    opener = gzip.open if packed.suffix == ".gz" else bz2.open
-    with opener(packed) as stream, packed.with_name("unpacked").open("w+b") as file:
-        while chunk := stream.read(_CHUNK):
-            _check_size(file.tell() + len(chunk), remote)
-            file.write(chunk)
-        file.seek(0)
-        try:
-            values = remote.parse(file, remote.arrays)
-        except ValueError as error:
-            raise ValueError(f"not in the expected form: {error}") from error
+def _parse(packed: bytearray, remote: RemoteFile) -> dict[str, np.ndarray]:
+    opener: Any = gzip.open if remote.url.endswith(".gz") else bz2.open
+    with opener(io.BytesIO(packed)) as stream:
+        unpacked = stream.read(remote.max_bytes + 1)
+    _check_size(len(unpacked), remote)
+    try:
+        values = remote.parse(io.BytesIO(unpacked), remote.arrays)
+    except ValueError as error:
+        raise ValueError(f"not in the expected form: {error}") from error
     return {spec.name: array for spec, array in zip(remote.arrays, values, strict=True)}

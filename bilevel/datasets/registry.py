@@ -49,14 +49,12 @@ class ArraySpec(NamedTuple):
 class RemoteFile:
     """One compressed file of a source."""
 
-    urls: tuple[str, ...]  # of the same file on several hosts, tried in order; its name ends in .gz or .bz2
+    url: str  # ends in .gz or .bz2
     parse: Callable[[BinaryIO, tuple[ArraySpec, ...]], tuple[np.ndarray, ...]]  # reads `arrays` from the unpacked file
     arrays: tuple[ArraySpec, ...]
     max_bytes: int  # limit for the download, and for the unpacked file
-    # Of the compressed file, in the format of pooch; if the source publishes none, only the contents are verified.
-    digest: str | None = None
-    timeout: float = 30.0  # seconds without an answer after which the next host is tried
-    max_seconds: float = 900.0  # for the whole file, including repeated attempts
+    timeout: float = 30.0  # seconds without an answer
+    max_seconds: float = 900.0  # for the whole file
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,10 @@ def idx(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]
     found = file.read(len(header))
     if found != header:
         raise ValueError(f"the IDX header is {found.hex()}, not {header.hex()}")
-    flat = np.empty(prod(spec.shape), np.uint8)
-    if file.readinto(flat.data) != flat.size or file.read(1):  # type: ignore[attr-defined]
-        raise ValueError(f"the IDX file does not hold {flat.size} bytes after its header")
-    return (flat.reshape(spec.shape),)
+    body = bytearray(file.read())
+    if len(body) != prod(spec.shape):
+        raise ValueError(f"the IDX file does not hold {prod(spec.shape)} bytes after its header")
+    return (np.frombuffer(body, np.uint8).reshape(spec.shape),)
 
 
 def csv(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]:
@@ -120,12 +118,12 @@ def csv(file: BinaryIO, arrays: tuple[ArraySpec, ...]) -> tuple[np.ndarray, ...]
 def _ijcnn1(file_name: str, part: str, n: int, max_bytes: int) -> RemoteFile:
     url = f"https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/{file_name}"
     arrays = ArraySpec(f"X_{part}", "<f8", (n, 22)), ArraySpec(f"y_{part}", "|i1", (n,))
-    return RemoteFile((url,), libsvm, arrays, max_bytes)
+    return RemoteFile(url, libsvm, arrays, max_bytes)
 
 
-def _mnist(file_name: str, md5: str, array: str, shape: tuple[int, ...], max_bytes: int) -> RemoteFile:
+def _mnist(file_name: str, array: str, shape: tuple[int, ...], max_bytes: int) -> RemoteFile:
     url = f"https://ossci-datasets.s3.amazonaws.com/mnist/{file_name}-idx{len(shape)}-ubyte.gz"
-    return RemoteFile((url,), idx, (ArraySpec(array, "|u1", shape),), max_bytes, f"md5:{md5}")
+    return RemoteFile(url, idx, (ArraySpec(array, "|u1", shape),), max_bytes)
 
 
 _UCI = "UCI Machine Learning Repository"
@@ -148,10 +146,10 @@ _ENTRIES = (
     FileSet(
         "mnist",
         (
-            _mnist("train-images", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "x_train", (60000, 28, 28), 50_000_000),
-            _mnist("train-labels", "d53e105ee54ea40749a09fcbcd1e9432", "y_train", (60000,), 100_000),
-            _mnist("t10k-images", "9fb629c4189551a2d022fa330f9573f3", "x_test", (10000, 28, 28), 10_000_000),
-            _mnist("t10k-labels", "ec29112dd5afa0611ce80d1b7f02629c", "y_test", (10000,), 100_000),
+            _mnist("train-images", "x_train", (60000, 28, 28), 50_000_000),
+            _mnist("train-labels", "y_train", (60000,), 100_000),
+            _mnist("t10k-images", "x_test", (10000, 28, 28), 10_000_000),
+            _mnist("t10k-labels", "y_test", (10000,), 100_000),
         ),
         checksum="8fc8fc4f0343f34ece1fcfdfb65f0801fac48030ce7c70e62bbb62f64ee2e65b",
         classes=tuple(range(10)),
@@ -160,7 +158,7 @@ _ENTRIES = (
     ),
     FileSet(
         "covtype",
-        (RemoteFile((_COVTYPE_URL,), csv, _COVTYPE_ARRAYS, 80_000_000),),
+        (RemoteFile(_COVTYPE_URL, csv, _COVTYPE_ARRAYS, 80_000_000),),
         checksum="af5059cfe519b39a250cdffd848fe2ec56143ebe42e1349bd3dcd28343fd37cb",
         classes=tuple(range(1, 8)),
         citation=f"Covertype, J. A. Blackard, {_UCI}, 1998. Copyright Jock A. Blackard and Colorado State University.",

@@ -1,18 +1,15 @@
-"""Logs receive each row of a run as soon as it is evaluated: a CSV file, TensorBoard events, or an own log."""
+"""Logs receive each row of a run as soon as it is evaluated: a CSV file, or a log of your own."""
 
 import contextlib
 import csv
 import io
 import sys
-import time
-import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from bilevel._core.extras import require
 from bilevel._core.files import as_path, replacing
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -27,10 +24,6 @@ class About(NamedTuple):
     solver: str
     parameters: Mapping[str, Any]
     seed: int
-
-
-class OtherFileError(FileExistsError, ValueError):
-    """The file exists and is not the log of this run."""
 
 
 class Log(ABC):
@@ -61,36 +54,29 @@ class Recorder:
 
     def __init__(self, log: Log | None = None, about: About | None = None, past: Sequence[Row] = ()) -> None:
         self._log, self._done = log, len(past)
-        if log is not None and about is not None:
-            try:
-                log.open(about, past)
-            except (FileExistsError, ImportError):
-                raise
-            except Exception as error:
-                self._drop(log, error)
+        if log is not None:
+            self._call(log.open, about, past, fatal=(FileExistsError, ImportError))
 
-    def catch_up(self, rows: Sequence[Row], *, closing: bool = False) -> None:
-        log = self._log
-        if log is None:
-            return
-        try:
-            while self._done < len(rows):
-                log.write(dict(rows[self._done]))
-                self._done += 1
-            if closing:
-                log.close()
-        except Exception as error:
-            self._drop(log, error)
-
-    def _drop(self, log: Log, error: Exception) -> None:
-        self._log = None
-        with contextlib.suppress(Exception):
-            log.close()
-        how = f"{type(log).__name__} failed ({error!r})"
-        warn_user(f"`log`: {how}. The run continues without it; `result.history` has every row.")
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        while self._log is not None and self._done < len(rows):
+            self._call(self._log.write, dict(rows[self._done]))
+            self._done += 1
 
     def close(self) -> None:
-        self.catch_up((), closing=True)
+        if self._log is not None:
+            self._call(self._log.close)
+
+    def _call(self, method: Callable[..., None], *arguments: Any, fatal: tuple[type[Exception], ...] = ()) -> None:
+        try:
+            method(*arguments)
+        except fatal:
+            raise
+        except Exception as error:
+            log, self._log = self._log, None
+            with contextlib.suppress(Exception):
+                log.close()  # type: ignore[union-attr]
+            how = f"{type(log).__name__} failed ({error!r})"
+            warn_user(f"`log`: {how}. The run continues without it; `result.history` has every row.")
 
 
 def warn_user(sentence: str) -> None:
@@ -149,62 +135,13 @@ class CSVLog(Log):
                 raise ValueError("no columns `step` and `seconds`")
             found = [(int(row["step"]), float(row["seconds"])) for row in table]
         except (ValueError, TypeError) as error:
-            raise OtherFileError(f"{me}: the file is not the log of a run; give another path.") from error
+            raise FileExistsError(f"{me}: the file is not the log of a run; give another path.") from error
         known, last = {(row["step"], row["seconds"]) for row in past}, past[-1]["step"]
         if any(step <= last and (step, seconds) not in known for step, seconds in found):
-            raise OtherFileError(f"{me}: the file is the log of another run; give another path.")
+            raise FileExistsError(f"{me}: the file is the log of another run; give another path.")
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> bytes:
     text = io.StringIO()
     csv.DictWriter(text, columns, restval="nan", lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
-
-
-class TensorBoardLog(Log):
-    """Event files for TensorBoard: a scalar per column and step, and a text with the solver and its parameters.
-
-    The relative time of TensorBoard is the seconds of ``result.history``. A new run refuses a folder with event files.
-    A resumed run continues in such a folder, and hides steps later than the save; a folder without event files also
-    receives the past rows.
-
-    Parameters
-    ----------
-    folder : folder of a single run; created if it does not exist
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = as_path("folder", folder)
-
-    def open(self, about: About, past: Sequence[Row]) -> None:
-        begun = any(self.folder.glob("events.out.tfevents.*"))
-        if begun and not past:
-            me = f"`TensorBoardLog({str(self.folder)!r})`"
-            raise FileExistsError(f"{me}: the folder has event files. Delete them or give another folder{_RESUME}")
-        self._events = require("tensorboardX.proto.event_pb2", "log")
-        self._summaries = require("tensorboardX.summary", "log")
-        self._began = time.time() - (past[-1]["seconds"] if past else 0.0)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # The SummaryWriter of tensorboardX writes in a thread: a full disk would go unnoticed and block the run.
-        # It names files by the second, and a run that is resumed at once must not overwrite the first part.
-        files = require("tensorboardX.event_file_writer", "log")
-        self._writer = files.EventsWriter(str(self.folder / "events"), f".{uuid.uuid4().hex[:8]}")
-        if begun:  # hide the steps after the save
-            restart = self._events.SessionLog(status=self._events.SessionLog.START)
-            return self._add(int(past[-1]["step"]) + 1, past[-1]["seconds"], session_log=restart)
-        about_rows = {"problem": about.problem, "solver": about.solver, "seed": about.seed, **about.parameters}
-        table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in about_rows.items())]
-        self._add(0, 0.0, summary=self._summaries.text("run", "\n".join(table)))
-        for row in past:
-            self.write(row)
-
-    def write(self, row: Row) -> None:
-        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
-        self._add(int(row["step"]), row["seconds"], summary=self._summaries.Summary(value=values))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _add(self, step: int, seconds: float, **content: Any) -> None:
-        self._writer.write_event(self._events.Event(step=step, wall_time=self._began + seconds, **content))

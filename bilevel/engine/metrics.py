@@ -1,11 +1,9 @@
 """Metrics of a run, which are neither timed nor counted as oracle calls."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.sparse.linalg import cg
 
 from bilevel._core import trees
 from bilevel._core.compilation import Compiled
@@ -27,12 +25,6 @@ class Metric(NamedTuple):
     selects: bool = False  # settings, if no metric is named; the first known one is used
     in_tables: bool = False  # of final values
     in_summary: bool = False  # of a run, in addition to those in tables
-    unit: str = ""
-
-    @property
-    def title(self) -> str:
-        """The label with the unit, for axes."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
 # In the order of tables and figures. The metric of an own problem needs no entry.
@@ -82,7 +74,7 @@ def check_metrics(names: Iterable[str]) -> None:
 
 
 def default_metric(known: Container[str]) -> Metric:
-    """Return the metric that figures and progress bars show by default: ‖∇h‖² if it is known, otherwise F."""
+    """Return the metric that figures and the progress show by default: ‖∇h‖² if it is known, otherwise F."""
     return METRICS["hypergrad_norm_sq" if "hypergrad_norm_sq" in known else "outer_value"]
 
 
@@ -91,61 +83,11 @@ def cheap_metrics(oracles: Oracles, point: Point) -> dict[str, Array]:
     """Return the metrics that need two full-batch passes and no solve."""
     direction = oracles.direction(point)
     return {
-        "outer_value": oracles.outer_value(point),
+        "outer_value": oracles.objective(oracles.outer_value(point), point.outer_var),
         "inner_residual_sq": trees.norm_sq(direction.inner_var),
         "v_residual_sq": trees.norm_sq(direction.v),
         "direction_norm_sq": trees.norm_sq(direction.outer_var),
     }
-
-
-_REFIT_PRODUCTS = 5  # of the inner Hessian
-_LARGEST_GAP = 0.05  # between F and h, relative; above it a run warns that z is far from z*(x)
-_NEGATIVE = 1e-5  # relative to the largest curvature; rounding errors of float32 stay below
-
-
-@Compiled
-def refit_outer_value(oracles: Oracles, point: Point) -> Array:
-    """Return F at the same x after a few conjugate-gradient steps of z, of the length at which G is smallest."""
-    gradient = trees.scale(-1, oracles.inner_grad(point))
-    move, _ = cg(lambda v: oracles.hvp(point._replace(v=v)), gradient, maxiter=_REFIT_PRODUCTS)
-    moved = [point._replace(inner_var=trees.add(point.inner_var, trees.scale(t, move))) for t in (0, 1 / 16, 1 / 4, 1)]
-    values = jnp.stack([oracles.inner_value(one) for one in moved])
-    # Far from z*(x), G is not the quadratic that conjugate gradients assume.
-    return jnp.stack([oracles.outer_value(one) for one in moved])[jnp.nanargmin(values)]
-
-
-@Compiled
-def curvature_along_v(oracles: Oracles, point: Point) -> tuple[Array, Array]:
-    """Return v'Hv / v'v with H = ∇²zz G, and |HHv| / |Hv|, the size of the curvatures along v."""
-    once = oracles.hvp(point)
-    twice = oracles.hvp(point._replace(v=once))
-    size, largest = trees.norm_sq(point.v), trees.norm_sq(once)
-    return trees.dot(point.v, once) / size, jnp.sqrt(trees.norm_sq(twice) / largest)
-
-
-def _curvature_complaint(oracles: Oracles, point: Point) -> str | None:
-    along, largest = (float(number) for number in curvature_along_v(oracles, point))
-    if not along < -_NEGATIVE * largest:
-        return None
-    return (
-        f"the inner loss is not convex at the end: its curvature along v is {along:.2g}. So z is not at a minimum, and "
-        "x did not follow a gradient of h; other step sizes may end much lower. Compare with solvers that follow the "
-        "training, such as SOBA with `inner_optimizer` and a smaller `outer_ratio`."
-    )
-
-
-def inner_complaint(oracles: Oracles, point: Point, row: Mapping[str, float]) -> str | None:
-    """Return a sentence if F(z, x) differs from h(x), which is the exact value or, if unknown, a refit of z."""
-    here = row["outer_value"]
-    exact = "value" in row
-    if not exact and (sentence := _curvature_complaint(oracles, point)):
-        return sentence  # a refit by conjugate gradients would be meaningless
-    there = row["value"] if exact else float(refit_outer_value(oracles, point))
-    if not abs(here - there) > _LARGEST_GAP * max(abs(here), abs(there)):
-        return None
-    how = "at z*(x)" if exact else f"after {_REFIT_PRODUCTS} conjugate-gradient steps of z alone"
-    way = "continue with `resume`, scale the columns of your data, or fit z at this x before you use it"
-    return f"z is far from z*(x) at the end: F is {here:.4g} at z, and {there:.4g} {how}; {way}."
 
 
 def exact_metrics(
@@ -161,11 +103,12 @@ def exact_metrics(
     with np.errstate(all="ignore"):
         exact = problem.exact_solver(point.outer_var, guess)
         metrics = {
-            "value": exact.value,
+            "value": problem.oracles.objective(exact.value, point.outer_var),
             "hypergrad_norm_sq": stationarity(problem.oracles, point.outer_var, exact.hypergrad),
             "inner_distance_sq": norm_sq(trees.subtract(point.inner_var, trees.to_numpy(exact.inner_var))),
             "v_distance_sq": norm_sq(trees.subtract(point.v, trees.to_numpy(exact.v))),
             "exact_inner_residual": exact.inner_residual,
             "exact_v_residual": exact.v_residual,
         }
-    return metrics | ({} if exact.value_gap is None else {"value_gap": exact.value_gap}), exact
+    gap = exact.value_gap if problem.oracles.outer_term is None else None
+    return metrics | ({} if gap is None else {"value_gap": gap}), exact

@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -28,8 +27,7 @@ from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certificate, Certifier
-from bilevel.solvers import SOLVERS
-from bilevel.solvers.base import SolverBase
+from bilevel.solvers.base import SolverBase, find_imported_solver, name_solver
 from bilevel.solvers.fields import ARRAY_BOUNDS
 from bilevel.solvers.moves import describe_transformations
 
@@ -49,14 +47,14 @@ _NOTABLE = 1e-3  # relative difference between the last and the lowest value
 
 
 class Status(StrEnum):
-    """How a run ended; compares equal to its name."""
+    """How a run ended; compares equal to its name. If a run has several reasons to end, the first of these counts."""
 
-    converged = "converged"
-    out_of_budget = "out_of_budget"
-    diverged = "diverged"
-    interrupted = "interrupted"
     failed = "failed"
+    interrupted = "interrupted"
+    diverged = "diverged"
+    converged = "converged"
     stopped_early = "stopped_early"
+    out_of_budget = "out_of_budget"
 
     @property
     def sentence(self) -> str:
@@ -140,9 +138,6 @@ class RunResult:
 
     __repr__ = summary
 
-    def _repr_html_(self) -> str:
-        return show.as_html(self)
-
     def to_dataframe(self) -> Any:
         """Return the history as a pandas DataFrame, with columns for solver, problem and seed."""
         return show.as_dataframe(self)
@@ -169,7 +164,7 @@ def write(result: RunResult, path: Path, identity: dict[str, Any], position: tup
     """Write a run to a file; ``position`` (step, calls by kind, seconds) is needed if it is beyond its last row."""
     solver, best = result.solver, (result.best_value, result.best_row)
     about = {"format": _FORMAT, "jax": jax.__version__, "columns": list(result.history), "best": best}
-    about |= {"solver": type(solver).__name__, "parameters": solver.parameters(), "seed": int(result.seed)}
+    about |= {"solver": name_solver(type(solver)), "parameters": solver.parameters(), "seed": int(result.seed)}
     about["transformations"] = describe_transformations(solver, result.problem.start)
     about |= identity | ({} if position is None else {"position": position})
     groups = {"state": result.state, "history": list(result.history.values()), "best": result.best_point}
@@ -186,8 +181,8 @@ def write(result: RunResult, path: Path, identity: dict[str, Any], position: tup
 
 def load(
     path: Path, problem: BilevelProblem, solver: SolverBase | None = None
-) -> tuple[SolverBase, int, list[np.ndarray], dict[str, np.ndarray], Best, tuple[Any, ...]]:
-    """Return solver, seed, leaves of the state, history, best and position of a saved run of this problem."""
+) -> tuple[SolverBase, int, list[np.ndarray], list[dict[str, Any]], Best, tuple[Any, ...]]:
+    """Return solver, seed, leaves of the state, rows, best and position of a saved run of this problem."""
     about, groups = _read(path)
     name, parameters = about["solver"], about["parameters"]
     if about["fingerprint"] != problem.fingerprint():
@@ -195,25 +190,27 @@ def load(
         raise ValueError(f"`{path}` was {differ}. Build the problem with the same arguments as then.")
     if about["probe"] is not None and not _agree(about["probe"], _probe(problem)):
         raise ValueError(f"`{path}`: the data are the same but the losses differ from those it was saved with.")
-    if solver is None and name not in SOLVERS:
-        raise ValueError(f"`{path}` was made by `{name}`, which is not in SOLVERS; pass it as `solver=`.")
+    made_by = find_imported_solver(name) if solver is None else type(solver)
+    if made_by is None:
+        way = f"import `{name.partition(':')[0]}` first, or " if ":" in name else ""
+        raise ValueError(f"`{path}` was made by `{name}`, which is not in SOLVERS; {way}pass it as `solver=`.")
     if solver is None and any(str(value).startswith("optax ") for value in parameters.values()):
         raise ValueError(f"`{path}` was made by {name} with a transformation of optax; pass it as `solver=`.")
     if solver is None and ARRAY_BOUNDS in parameters.values():
         raise ValueError(f"`{path}` was made by {name} with `outer_bounds` that are arrays; pass it as `solver=`.")
-    if solver is not None and (type(solver).__name__, solver.parameters()) != (name, parameters):
+    if solver is not None and (made_by.__name__, solver.parameters()) != (re.split("[:.]", name)[-1], parameters):
         raise ValueError(f"`{path}` was made by {name} with {parameters}, not by {solver!r}.")
-    solver = SOLVERS[name](**parameters) if solver is None else solver
+    solver = made_by(**parameters) if solver is None else solver
     moves = describe_transformations(solver, problem.start)
     if others := [key for key, found in about["transformations"].items() if not _agree(found, moves[key])]:
         told = f"was made with another transformation, or one with other settings, in `{others[0]}`"
         raise ValueError(f"`{path}` {told}; pass the solver that it was made with.")
-    history, best = dict(zip(about["columns"], groups["history"], strict=True)), NO_BEST
+    columns, best = [column.tolist() for column in groups["history"]], NO_BEST
+    rows = [dict(zip(about["columns"], values, strict=True)) for values in zip(*columns, strict=True)]
     if groups["best"]:
         best = jax.tree.unflatten(jax.tree.structure(problem.start), groups["best"]), *about["best"]
-    last = {name: column[-1].item() for name, column in history.items()}
-    at_last_row = last["step"], [last[f"calls_{kind}"] for kind in Calls._fields], last["seconds"]
-    return solver, about["seed"], groups["state"], history, best, about.get("position", at_last_row)
+    at_last_row = rows[-1]["step"], [rows[-1][f"calls_{kind}"] for kind in Calls._fields], rows[-1]["seconds"]
+    return solver, about["seed"], groups["state"], rows, best, about.get("position", at_last_row)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
@@ -234,8 +231,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
         raise ValueError(f"{told}. Resume it with the version that wrote it, or run again from the start.")
     if set(about["arrays"]) != set(arrays):
         raise ValueError(f"`{path}` is damaged: arrays are missing.")
-    counts = {group: sum(name.startswith(f"{group}_") for name in arrays) for group in ("state", "history", "best")}
-    return about, {group: [arrays[f"{group}_{i}"] for i in range(count)] for group, count in counts.items()}
+    names = {group: [n for n in about["arrays"] if n.startswith(f"{group}_")] for group in ("state", "history", "best")}
+    return about, {group: [arrays[name] for name in found] for group, found in names.items()}
 
 
 def _probe(problem: BilevelProblem) -> list[float]:
@@ -247,7 +244,7 @@ def _probe(problem: BilevelProblem) -> list[float]:
     rng = np.random.default_rng(0)
     moves = jax.tree.map(lambda leaf: rng.uniform(-1, 1, np.shape(leaf)), problem.start)
     numbers: list[float] = []
-    with arithmetic(np.float64):
+    with arithmetic(np.float64, problem):
         oracles, start = problem.oracles.in_float64(), trees.to_numpy(problem.start, np.float64)
         for radius in _PROBE_RADII:
             for halvings in range(_MOST_HALVINGS):
@@ -271,8 +268,6 @@ def _agree(saved: list[float], found: list[float]) -> bool:
 
 
 # Checkpoints
-
-_NAME = re.compile(r"step-(\d{10})\.npz")
 
 
 @dataclass(frozen=True)
@@ -305,58 +300,50 @@ class Checkpoints:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one run; without settings it never writes."""
+    """Writes the checkpoints of one run by its function ``save``; without settings or function it never writes."""
 
-    def __init__(self, checkpoint: str | Path | Checkpoints | None = None) -> None:
+    def __init__(self, checkpoint: str | Path | Checkpoints | None = None, resumed: Path | None = None) -> None:
         given = checkpoint is None or isinstance(checkpoint, Checkpoints)
         self.settings: Checkpoints | None = checkpoint if given else Checkpoints(checkpoint)  # type: ignore[assignment,arg-type]
         every = None if self.settings is None else self.settings.every
-        self._seconds = every if isinstance(every, float) else None
-        self._steps = None if every is None or isinstance(every, float) else int(every)
+        self._seconds = every if isinstance(every, float) else inf
+        self._steps = every if isinstance(every, Integral) else None
         self._last, self._done = time.monotonic(), -1
-        self.save: Callable[[Path], None] | None = None  # set by the run
-
-    @property
-    def _folder(self) -> Path | None:
-        return None if self.settings is None else Path(self.settings.folder)
-
-    def check_owner(self, resumed: Path | None = None) -> None:
-        """Raise FileExistsError if the folder has checkpoints, unless the run is resumed from its last checkpoint."""
-        found = [] if self._folder is None else written(self._folder)
-        if found and (resumed is None or found[-1].resolve() != latest(resumed).resolve()):
+        self.save: Callable[[Path], None] | None = None
+        found = [] if self.settings is None else written(self.settings.folder)
+        if self.settings and found and (resumed is None or found[-1].resolve() != latest(resumed).resolve()):
             raise FileExistsError(
-                f"`checkpoint={str(self._folder)!r}`: the folder has {found[-1].name} of another run. Continue that "
-                "run with `bilevel.resume`, delete the file, or give another folder."
+                f"`checkpoint={str(self.settings.folder)!r}`: the folder has {found[-1].name} of another run. Continue "
+                "that run with `bilevel.resume`, delete the file, or give another folder."
             )
 
-    def cap(self, step: int, stop: int) -> int:
-        """Return the step to stop at, which is not beyond the next checkpoint."""
-        return stop if self._steps is None else min(stop, step - step % self._steps + self._steps)
+    def next_step(self, step: int) -> float:
+        """Return the step of the next checkpoint; infinity without an interval in steps."""
+        return inf if self._steps is None else step - step % self._steps + self._steps
 
     def write_if_due(self, step: int) -> None:
         """Write the run if a checkpoint is due."""
         due = self._steps is not None and step % self._steps == 0
-        if due or (self._seconds is not None and time.monotonic() - self._last >= self._seconds):
+        if due or time.monotonic() - self._last >= self._seconds:
             self.write(step)
 
     def write(self, step: int) -> None:
         """Write the run after ``step``, once. If it cannot be written, warn and continue."""
-        if self.settings is None or self._folder is None or self.save is None or step == self._done:
+        if self.settings is None or self.save is None or step == self._done:
             return
         try:
-            self.save(self._folder / f"step-{step:010d}.npz")
+            self.save(Path(self.settings.folder) / f"step-{step:010d}.npz")
             self._done = step
-            for old in written(self._folder)[: -self.settings.keep]:
-                with suppress(FileNotFoundError):
-                    old.unlink()
+            for old in written(self.settings.folder)[: -self.settings.keep]:
+                old.unlink(missing_ok=True)
         except OSError as error:
             warn_user(f"`checkpoint`: {error} The run continues without this one.")
         self._last = time.monotonic()
 
 
-def written(folder: Path) -> list[Path]:
+def written(folder: str | Path) -> list[Path]:
     """Return the checkpoints of a folder, the earliest first."""
-    return sorted(path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name))
+    return sorted(Path(folder).glob(f"step-{10 * '[0-9]'}.npz"))
 
 
 def latest(path: Path) -> Path:

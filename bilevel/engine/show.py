@@ -1,40 +1,21 @@
-"""Results as HTML, as data frames and as figures with bands over seeds."""
+"""Results as data frames and as figures with bands over seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from bilevel._core.extras import html_table, require
+from bilevel._core.extras import require
 from bilevel.engine import metrics
+from bilevel.engine.curves import Curve, SeedCurve, median_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCALES = ("calls", "seconds")
-_BAND = (0.2, 0.5, 0.8)  # quantiles over seeds: the ends of the band, and the line
-
 
 Shown: TypeAlias = Any  # a RunResult, whose module imports this one
 Runs: TypeAlias = Sequence[Shown]
-
-
-def as_html(run: Shown) -> str:
-    """Return status, costs, final values and the history of the default metric as a small table."""
-    last = {name: column[-1] for name, column in run.history.items()}
-    rows = {
-        "status": f"{run.status}: {run.reason or run.status.sentence}",
-        "cost": f"{last['step']:,} steps, {last['calls']:,} oracle calls = {last['epochs']:.4g} epochs",
-    }
-    rows["cost"] += f", {last['seconds']:.3g} s"
-    for name, entry in metrics.METRICS.items():
-        if entry.in_tables and name in last:
-            rows[entry.title] = f"{run.history[name][0]:.6g} → {last[name]:.6g}"
-    metric = metrics.default_metric(run.history)
-    line = (metric.title, run.history[metric.name].tolist()) if metric.name in run.history else None
-    parameters = ", ".join(f"{name}={value}" for name, value in run.solver.parameters().items() if value is not None)
-    title = f"{type(run.solver).__name__}({parameters}) on {run.problem.name}, seed {run.seed}"
-    return html_table(title, rows, line)
 
 
 def as_dataframe(run: Shown) -> Any:
@@ -48,7 +29,8 @@ def as_dataframe(run: Shown) -> Any:
 def plot(results: Shown | Runs | Mapping[str, Shown | Runs], metric: str | None = None) -> "Figure":
     """Plot a metric of one or more runs against calls and against seconds.
 
-    Runs that differ only in their seeds are shown as their median, with a band from the 20 % to the 80 % quantile.
+    Runs that differ only in their seeds are shown as their median, with a band from the 20 % to the 80 % quantile. The
+    curve ends with the first run that is out of budget; a run that diverged counts as worse than any other.
 
     Parameters
     ----------
@@ -61,7 +43,7 @@ def plot(results: Shown | Runs | Mapping[str, Shown | Runs], metric: str | None 
     >>> problem = bilevel.problems.quadratic(100, 50, 5, 3)
     >>> runs = [bilevel.run(problem, bilevel.SOBA(batch_size=10), seed=seed, max_steps=50) for seed in range(3)]
     >>> [axes.get_xlabel() for axes in bilevel.plot(runs).axes]
-    ['calls', 'seconds']
+    ['calls', 'seconds, until the first seed ends']
     """
     groups = _label(results)
     runs = [run for group in groups.values() for run in group]
@@ -69,51 +51,57 @@ def plot(results: Shown | Runs | Mapping[str, Shown | Runs], metric: str | None 
     entry = metrics.default_metric(known) if metric is None else metrics.metric(str(metric))
     if entry.name not in known:
         raise ValueError(f"`metric={metric!r}` is not in the history, which has {', '.join(known)}.")
-    values = np.concatenate([run.history[entry.name] for run in runs])
-    is_log = entry.log_scale and np.all(values[np.isfinite(values)] > 0)
     figure: Figure = require("matplotlib.figure", "plot").Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, scale in zip(figure.subplots(1, 2, sharey=True), SCALES, strict=True):
-        for label, group in groups.items():
-            _draw(axes, label, [Line(run.history[scale], run.history[entry.name]) for run in group])
-        axes.set(xlabel=scale, yscale="log" if is_log else "linear")
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel(entry.title)
+    named = {f"{label}, {len(own)} seeds" if len(own) > 1 else label: own for label, own in groups.items()}
+    curves = {scale: {label: _unite(own, scale, entry) for label, own in named.items()} for scale in SCALES}
+    draw_panels(figure.subplots(1, 2, sharey=True), curves, entry, {})
+    figure.axes[1].set_ylabel("")
     if len(groups) > 1:
         figure.axes[0].legend()
-    figure.suptitle(_title(groups, runs))
+    figure.suptitle(" and ".join(dict.fromkeys(run.problem.name for run in runs)))
     return figure
 
 
-def _title(groups: Mapping[str, Runs], runs: Runs) -> str:
-    problems = " and ".join(dict.fromkeys(run.problem.name for run in runs))
-    if len(groups) > 1:
-        return problems
-    ends = ", ".join(dict.fromkeys(str(run.status) for run in runs))
-    return f"{next(iter(groups))} on {problems}: {ends}"
-
-
-class Line(NamedTuple):
-    """A metric along a run."""
-
-    x: np.ndarray
-    y: np.ndarray
-
-
-def _draw(axes: Any, label: str, lines: Sequence[Line]) -> None:
+def _unite(runs: Runs, scale: str, entry: metrics.Metric) -> Curve:
+    lines = [(run.history[scale], run.history[entry.name], str(run.status)) for run in runs]
     if len(lines) == 1:
-        axes.plot(*lines[0], marker=".", label=label)
-        return
-    x, (low, middle, high) = unite(lines)
-    (line,) = axes.plot(x, middle, marker=".", label=f"{label}, {len(lines)} seeds")
-    axes.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        ((x, y, _),) = lines
+        return Curve(x, y, y, y)
+    worst = -np.inf if entry.better == "higher" else np.inf
+    return median_curve([SeedCurve.from_evaluations(*line) for line in lines], worst)
 
 
-def unite(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the abscissas that at least half of the lines reach, and quantiles of the interpolated lines there."""
-    x = np.unique(np.concatenate([line.x for line in lines]))
-    heights = np.array([np.interp(x, *line, left=np.nan, right=np.nan) for line in lines])
-    known = 2 * np.sum(~np.isnan(heights), axis=0) >= len(lines)
-    return x[known], np.nanquantile(heights[:, known], _BAND, axis=0)
+def draw_panels(
+    panels: Any,
+    curves: Mapping[str, Mapping[str, Curve]],
+    entry: metrics.Metric,
+    styles: Mapping[str, Any],
+    log: str | None = None,
+) -> None:
+    """Draw the curves of a metric by label, with the style of each, into one panel for each label of the x-axis.
+
+    An infinite edge of a band, due to seeds that diverged, is clipped to the panel. ``log`` has the letters of the axes
+    with a log scale; by default the metric determines that of y.
+    """
+    for axes, (title, own) in zip(np.ravel(panels), curves.items(), strict=True):
+        known = np.concatenate([np.ravel(curve[1:4]) for curve in own.values()])
+        known = known[np.isfinite(known)]
+        ends = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+        for label, curve in own.items():
+            median = np.where(np.isfinite(curve.median), curve.median, np.nan)
+            marker = "." if len(curve.x) == 1 else None
+            (line,) = axes.plot(curve.x, median, label=label, marker=marker, **styles.get(label, {}))
+            if curve.low is not curve.high:
+                edges = np.clip(curve.low, *ends), np.clip(curve.high, *ends)
+                look = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
+                axes.fill_between(curve.x, *edges, where=~np.isnan(median), **look)
+        is_cut = any(curve.is_cut for curve in own.values())
+        axes.set(xlabel=f"{title}, until the first seed ends" if is_cut else title, ylabel=entry.label)
+        if "y" in log if log is not None else entry.log_scale and ends[0] > 0:
+            axes.set_yscale("log")
+        if log is not None and "x" in log:
+            axes.set_xscale("log")
+        axes.grid(alpha=0.3, linewidth=0.5)
 
 
 def _label(results: Shown | Runs | Mapping[str, Shown | Runs]) -> dict[str, list[Shown]]:

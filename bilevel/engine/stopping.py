@@ -6,9 +6,9 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from traceback import format_exception_only
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -18,14 +18,6 @@ from bilevel.engine.result import RunResult
 from bilevel.engine.steps import CompiledSteps, Steps
 from bilevel.oracles import Oracles
 from bilevel.oracles.host_samples import Reader
-
-
-class Failure(NamedTuple):
-    """What failed, as a sentence with a placeholder for the step, and the loss that raised, if any."""
-
-    sentence: str = "step {} failed"
-    loss: str | None = None
-    hint: str = ""
 
 
 class StepError(RuntimeError):
@@ -38,13 +30,13 @@ class StepError(RuntimeError):
     result : the run before that step, with status "failed"; it can be saved and resumed
     """
 
-    def __init__(self, failure: Failure, step: int, error: Exception, result: RunResult) -> None:
-        self.loss, self.step, self.result = failure.loss, step, result
+    def __init__(self, what: str, loss: str | None, step: int, error: Exception, result: RunResult) -> None:
+        self.loss, self.step, self.result = loss, step, result
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         # The text of an error in a compiled program is a traceback, whose last line is the error.
         said = lines[-1] if "Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
         rest = "`error.result` contains the steps before: save it, and continue with `bilevel.resume`."
-        super().__init__(f"{failure.sentence.format(step)} ({said[:300]}). {failure.hint}{rest}")
+        super().__init__(f"{what.format(step=step, said=said[:300])} {rest}")
 
 
 class Presses:
@@ -69,18 +61,19 @@ class Presses:
 
 @contextmanager
 def counting_interrupts(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
-    """Count presses of Ctrl-C; below the limit they do not raise KeyboardInterrupt.
+    """Count presses of Ctrl-C, also while a program waits for rows; below the limit they raise no KeyboardInterrupt.
 
-    Nothing changes if the caller has its own handler of the signal, or outside of the main thread.
+    Nothing changes if the caller has its own handler of the signal, or outside of the main thread. One of several
+    processes cannot end by itself, so there the first press raises.
     """
-    presses, readers = Presses(limit), oracles.readers
-    own = threading.current_thread() is threading.main_thread()
-    if not own or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    presses = Presses(limit if oracles.n_processes == 1 else 1)
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield presses
         return
     signal.signal(signal.SIGINT, presses.handle)
     try:
-        with _watching(presses, readers) if readers else nullcontext():
+        with _watching(presses, oracles.readers) if oracles.readers else nullcontext():
             yield presses
     except Exception as error:
         if presses.forced():  # interrupted callbacks make a compiled program raise its own error
@@ -90,18 +83,11 @@ def counting_interrupts(oracles: Oracles, limit: int = 2) -> Iterator[Presses]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def reads_can_be_interrupted(oracles: Oracles) -> AbstractContextManager[Any]:
-    """Make Ctrl-C raise KeyboardInterrupt even while a compiled program waits for rows."""
-    return counting_interrupts(oracles, limit=1) if oracles.readers else nullcontext()
-
-
 @contextmanager
 def _watching(presses: Presses, readers: list[Reader]) -> Iterator[None]:
-    """Stop all readers when the limit is reached.
-
-    Python calls signal handlers in the main thread, which cannot run them while a compiled program waits for rows. So a
-    thread listens to the bytes that Python writes as soon as a signal arrives.
-    """
+    """Stop all readers when the limit is reached."""
+    # Python calls signal handlers in the main thread, which cannot run them while a compiled program waits for rows. So
+    # a thread listens to the bytes that Python writes as soon as a signal arrives.
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
@@ -125,43 +111,43 @@ def _watching(presses: Presses, readers: list[Reader]) -> Iterator[None]:
         sender.close()
 
 
-def find_failure(steps: Steps, error: Exception) -> Failure | None:
-    """Return what failed, and go to the last state before it; None if no loss, row or process caused the error.
+def find_failure(steps: Steps, error: Exception) -> tuple[str, str | None] | None:
+    """Return what failed, and the loss that raised, if any, and go to the last state before it.
+
+    Return None if no loss, row or process caused the error.
 
     A compiled program takes many steps at once and repeats bit for bit, so the failing step is found by bisection.
     """
     text = f"{error}\n{''.join(format_exception_only(error))}"
     if any(reader.failure is not None and reader.failure in text for reader in steps.oracles.readers):
-        return Failure("the rows of a `HostData` could not be read in step {}")
+        return "the rows of a `HostData` could not be read in step {step} ({said}).", None
     in_program = isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z]+(_[A-Z]+)*: ", str(error))
-    if steps.oracles.n_processes > 1:
-        # Nothing is tried again, since all processes must run the same programs.
+    if steps.oracles.n_processes > 1:  # nothing is tried again, since all processes must run the same programs
         here = f"in process {jax.process_index()} of {steps.oracles.n_processes}"
-        hint = "" if "Callback" in text else "Another process has probably failed or ended; see its output. "
-        return Failure(f"step {{}} failed {here}", hint=hint) if in_program else None
+        hint = "" if "Callback" in text else " Another process has probably failed or ended; see its output."
+        return (f"step {{step}} failed {here} ({{said}}).{hint}", None) if in_program else None
     loss, aim = _failing_loss(steps), steps.target
     size = aim - steps.position.step
     compiled = size > 0 and isinstance(steps, CompiledSteps)
     while loss is None and compiled and steps.position.step < aim:
         try:
-            steps.advance(min(aim, steps.position.step + size), None)
+            steps.advance(min(aim, steps.position.step + size))
         except Exception:
             if size == 1:
                 loss = _failing_loss(steps)
                 break
             size //= 2
     if loss is not None:
-        return Failure(f"`{loss}` raised in step {{}}", loss)
-    return Failure() if compiled or in_program else None
+        return f"`{loss}` raised in step {{step}} ({{said}}).", loss
+    return ("step {step} failed ({said}).", None) if compiled or in_program else None
 
 
 def _failing_loss(steps: Steps) -> str | None:
     """Return the loss that raises at the current point, if any."""
-    for loss, value in (("inner_loss", "inner_value"), ("outer_loss", "outer_value")):
+    point = steps.solver.monitor.evaluation_point(steps.position.state)
+    for loss in ("inner_loss", "outer_loss"):
         try:
-            jax.block_until_ready(
-                _value(value, steps.oracles, steps.solver.monitor.evaluation_point(steps.position.state))
-            )
+            jax.block_until_ready(_value(loss.replace("loss", "value"), steps.oracles, point))
         except Exception:  # a loss of the user may raise anything
             return loss
     return None

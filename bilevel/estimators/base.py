@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from textwrap import indent
 from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -22,14 +21,12 @@ from sklearn.utils import check_array
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
-    _check_sample_weight,
     check_consistent_length,
     check_is_fitted,
     column_or_1d,
     validate_data,
 )
 
-from bilevel._core.extras import html_table
 from bilevel.estimators.losses import Array
 
 P = ParamSpec("P")
@@ -39,31 +36,31 @@ _MAX_ENTRY = 1e150
 _MAX_WEIGHT = 1e9  # of a row
 _SMALL_TABLE = 200_000  # entries
 _ENTRY = re.compile(r"^((\w+) : .*\n(?: {4}.*\n)+)", re.MULTILINE)  # of a section of a docstring
-_INTERVALS: dict[str, tuple[type, str, float, float]] = {  # "(" excludes the lower end
-    "epsilon": (Real, "(", 0.0, np.inf),
-    "tol": (Real, "[", 0.0, np.inf),
-    "max_iter": (Integral, "[", 1, np.inf),
-    "verbose": (Integral, "[", 0, np.inf),
+_LOWER_BOUNDS: dict[str, tuple[type, str, float]] = {  # "(" excludes the bound
+    "epsilon": (Real, "(", 0.0),
+    "tol": (Real, "[", 0.0),
+    "max_iter": (Integral, "[", 1),
+    "verbose": (Integral, "[", 0),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "structure": ("auto", "single", "per_group", "per_feature"),
+    "sparsity": ("features", "groups"),
 }
 
 
 def document(cls: type[T]) -> type[T]:
-    """Complete the docstring of an estimator by entries that its base classes share.
+    """Describe the parameters and attributes of an estimator, before the examples of its docstring.
 
-    The attribute `_entries` of a class describes the parameters and attributes that the class introduces. They replace
-    "{parameters}" and "{attributes}" in the docstring, except for those that the docstring or a subclass describes.
+    The attribute `_entries` of a class describes those that the class introduces, or to which it gives another meaning.
     """
-    doc, entries = cls.__doc__ or "", dict[str, str]()
+    start, title, examples = inspect.cleandoc(cls.__doc__ or "").partition("Examples\n")
+    entries = dict[str, str]()
     for base in reversed(cls.__mro__):
         entries |= {name: text for text, name in _ENTRY.findall(vars(base).get("_entries", ""))}
-    names = inspect.signature(cls).parameters
-    for place, wanted in (
-        ("parameters", list(names)),
-        ("attributes", [name for name in entries if name.endswith("_")]),
-    ):
-        missing = [entries[name] for name in wanted if not re.search(rf"^ *{name} : ", doc, re.MULTILINE)]
-        doc = doc.replace(f"    {{{place}}}\n", indent("".join(missing), "    "))
-    cls.__doc__ = doc
+    parameters = "".join(entries[name] for name in inspect.signature(cls).parameters)
+    attributes = "".join(text for name, text in entries.items() if name.endswith("_"))
+    sections = f"Parameters\n----------\n{parameters}\nAttributes\n----------\n{attributes}\n"
+    cls.__doc__ = start + sections + title + examples
     return cls
 
 
@@ -91,12 +88,13 @@ def check_parameters(estimator: Any, **tables: Any) -> None:
         value: Any = getattr(estimator, name, None)
         if parameter.type is bool and not isinstance(value, bool):
             reject(estimator, name, "an instance of 'bool'")
-        if name in _INTERVALS:
-            kind, left, low, high = _INTERVALS[name]
+        if name in _CHOICES and not (isinstance(value, str) and value in _CHOICES[name]):
+            reject(estimator, name, f"a str among {_CHOICES[name]}")
+        if name in _LOWER_BOUNDS:
+            kind, left, low = _LOWER_BOUNDS[name]
             is_number = isinstance(value, kind) and (name == "verbose" or not isinstance(value, bool))
-            too_large = kind is Real and is_number and value > sys.float_info.max
-            if not is_number or too_large or not low <= value < high or (left == "(" and value == low):
-                reject(estimator, name, f"{'a float' if kind is Real else 'an int'} in the range {left}{low}, {high})")
+            if not (is_number and low <= value <= sys.float_info.max) or (left == "(" and value == low):
+                reject(estimator, name, f"{'a float' if kind is Real else 'an int'} in the range {left}{low}, inf)")
 
 
 def all_or_nothing(fit: Callable[Concatenate[T, P], Any]) -> Callable[Concatenate[T, P], T]:
@@ -113,8 +111,14 @@ def all_or_nothing(fit: Callable[Concatenate[T, P], Any]) -> Callable[Concatenat
 
 
 def check_weights(X: Any, sample_weight: Any) -> Array:
-    """Return the weights of rows as floats, ones for None."""
-    weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    """Return the weights of rows as floats, ones for None; a number is the weight of each row."""
+    n_rows, name = X.shape[0], "`sample_weight`"
+    if sample_weight is None or isinstance(sample_weight, Real):
+        sample_weight = np.full(n_rows, 1.0 if sample_weight is None else float(sample_weight))
+    options: dict[str, Any] = {"dtype": np.float64, "ensure_2d": False, "ensure_non_negative": True}
+    weights: Array = check_array(sample_weight, input_name=name, **options)
+    if weights.shape != (n_rows,):
+        raise ValueError(f"{name} has shape {weights.shape}; it must be ({n_rows},), a weight for each row.")
     if weights.max() > _MAX_WEIGHT:
         found = f"`sample_weight` has a weight of {weights.max():.3g}, where 2 means the same as the row twice"
         raise ValueError(f"{found}; divide the weights by their mean. The maximum is {_MAX_WEIGHT:g}.")
@@ -165,27 +169,16 @@ def one_thread_if_small(X: Any) -> Iterator[None]:
 
     A fit of a small table consists of many products of small matrices, in which threads take longer to synchronize than
     to compute. Most BLAS libraries have one limit for the whole process. If several fits run at a time, only the first
-    one sets the limit, and restores it when it ends; threadpoolctl ignores other threads than the one that set a limit.
-    A limit that the user sets during the fit is kept.
+    one sets the limit, and restores it when it ends.
     """
     if X.shape[0] * X.shape[1] > _SMALL_TABLE or not _limiting.acquire(blocking=False):
         yield
         return
     try:
-        from threadpoolctl import ThreadpoolController
+        from threadpoolctl import threadpool_limits
 
-        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-        before = [library.get_num_threads() for library in libraries]
-        try:
-            for library in libraries:
-                library.set_num_threads(1)
+        with threadpool_limits(1, user_api="blas"):
             yield
-        finally:
-            for library, number in zip(libraries, before, strict=True):
-                if library.get_num_threads() == 1:
-                    library.set_num_threads(number)
-                if threading.current_thread() is not threading.main_thread():
-                    getattr(library, "clear_controlling_thread", int)()  # so that other threads can set limits again
     finally:
         _limiting.release()
 
@@ -199,7 +192,6 @@ class Groups(NamedTuple):
 
 
 _SEPARATOR = re.compile(r"[_ .=:/|-]+")
-_REST = "rest"
 
 
 def find_groups(X: Any, names: Any, groups: Any, unpenalized: Any) -> Groups:
@@ -214,9 +206,7 @@ def find_groups(X: Any, names: Any, groups: Any, unpenalized: Any) -> Groups:
     """
     size = X.shape[1]
     penalized = np.setdiff1d(np.arange(size), _find_features(names, unpenalized, size))
-    if groups is None:
-        return Groups(penalized, np.zeros(len(penalized), int), np.array([""], dtype=object))
-    every = _label_features(X, names, groups, size)
+    every = [""] * size if groups is None else _label_features(X, names, groups)
     labels = [every[number] for number in penalized]
     try:
         known = {label: number for number, label in enumerate(dict.fromkeys(labels))}
@@ -243,10 +233,10 @@ def _as_list(wanted: Any) -> list[Any]:
     return list(wanted) if isinstance(wanted, Iterable) and not alone else [wanted]
 
 
-def _label_features(X: Any, names: Any, groups: Any, size: int) -> list[Any]:
+def _label_features(X: Any, names: Any, groups: Any) -> list[Any]:
     if not isinstance(groups, dict | str):
-        if len(labels := _as_list(groups)) != size:
-            raise ValueError(f"`groups` must name the group of each of the {size} features, got {len(labels)}.")
+        if len(labels := _as_list(groups)) != X.shape[1]:
+            raise ValueError(f"`groups` must name the group of each of the {X.shape[1]} features, got {len(labels)}.")
         return labels
     if isinstance(groups, str) and groups != "prefix":
         raise ValueError(f"`groups={groups!r}`: must be 'prefix', a dict, or a label for each feature.")
@@ -256,7 +246,7 @@ def _label_features(X: Any, names: Any, groups: Any, size: int) -> list[Any]:
         return find_prefixes(X, list(names))
     if unknown := [name for name in groups if name not in list(names)]:
         raise ValueError(f"`groups` names columns that X does not have: {unknown[:5]}.")
-    return [groups.get(name, _REST) for name in names]
+    return [groups.get(name, "rest") for name in names]
 
 
 def find_prefixes(X: Any, names: list[str]) -> list[str]:
@@ -267,8 +257,10 @@ def find_prefixes(X: Any, names: list[str]) -> list[str]:
     because names of categories may contain separators as well.
     """
     out = [prefixes[-1] if (prefixes := _list_prefixes(name)) else name for name in names]
+    squares = X.multiply(X) if sp.issparse(X) else X * X
+    binary = np.flatnonzero(np.ravel((squares != X).sum(axis=0)) == 0)
     shared: dict[str, list[int]] = {}
-    for number in np.flatnonzero(_find_binary(X)):
+    for number in binary:
         for prefix in _list_prefixes(names[number]):
             shared.setdefault(prefix, []).append(int(number))
     taken: set[int] = set()
@@ -286,14 +278,6 @@ def _list_prefixes(name: str) -> list[str]:
     transformer, double, rest = name.rpartition("__")
     ends = [match.start() for match in _SEPARATOR.finditer(rest) if match.start() > 0]
     return [transformer + double + rest[:end] for end in ends]
-
-
-def _find_binary(X: Any) -> Array:
-    if sp.issparse(X):
-        other = sp.csc_array(X)
-        odd = (other.data != 0) & (other.data != 1)
-        return np.bincount(np.repeat(np.arange(X.shape[1]), np.diff(other.indptr))[odd], minlength=X.shape[1]) == 0
-    return np.all((X == 0) | (X == 1), axis=0)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -332,17 +316,6 @@ feature_names_in_ : ndarray of shape (n_features,)
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    def _summarize(self) -> tuple[dict[str, str], Array]:
-        """Return the rows of the summary that notebooks show, and the objective at each evaluation."""
-        return {}, np.zeros(0)
-
-    def _html_repr(self) -> str:  # called by scikit-learn for notebooks
-        plain: str = super()._html_repr()
-        if not hasattr(self, "coef_"):
-            return plain
-        rows, values = self._summarize()
-        return plain + html_table(f"{type(self).__name__}, fitted", rows, ("loss of held-out rows", values.tolist()))
 
     def _print(self, text: str) -> None:
         if self.verbose:

@@ -7,7 +7,7 @@ of a row is P(its label | true class), (rows, classes).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from scipy.special import softmax
@@ -30,7 +30,6 @@ from bilevel.estimators.base import (
 from bilevel.estimators.losses import Array
 from bilevel.estimators.selection import Scaling, run_lbfgs, split
 
-_LIMITS = (1e-5, 100), (1e-9, 1000)  # tolerance and iterations of cross-fitted models, and of the final one
 _MARGIN = 0.5  # standard errors by which a general noise matrix must be better than a uniform one
 _NO_TRUSTED_ROWS = (
     "No trusted rows (`X_val`, `y_val`) are given, so that labels are compared with each other only: a class that is "
@@ -94,48 +93,21 @@ def uniform_noise(correct: float, n_classes: int) -> Array:
     return matrix
 
 
-class NoisySoftmax:
-    """Softmax regression: -sum weight_i log sum_t p_i(t) evidence_i(t) + penalty/2 ||coef||², with p the softmax.
+def noisy_softmax_loss(scores: Array, evidence: Array, weights: Array) -> tuple[float, Array]:
+    """Return -sum weight_i log sum_t p_i(t) evidence_i(t), with p the softmax of the scores, and its derivative.
 
-    For evidence of rows of the identity, this is the usual regression.
-
-    Parameters
-    ----------
-    tol : stop if a step gains less than this part of the mean loss
-    max_iter : maximum number of steps
+    Scores and evidence are (classes, rows). If each row has evidence for one class only, this is the usual log-loss.
     """
+    prior = np.exp(scores - scores.max(axis=0))
+    joint = prior * evidence
+    normalizer, likelihood = prior.sum(axis=0), np.maximum(joint.sum(axis=0), _TINY)
+    slope = prior * (weights / normalizer) - joint * (weights / likelihood)
+    return float(weights @ np.log(normalizer / likelihood)), slope
 
-    def __init__(self, *, intercept: bool = True, tol: float = 1e-5, max_iter: int = 100) -> None:
-        self.intercept, self.tol, self.max_iter = intercept, tol, max_iter
 
-    def fit(self, X: Any, evidence: Array, weights: Array, penalty: float, start: Array | None = None) -> Array:
-        """Return coefficients, (features + 1, classes), those of the intercept last."""
-        shape = X.shape[1] + 1, evidence.shape[1]
-        ridge = np.full((shape[0], 1), penalty)
-        ridge[-1] = _INTERCEPT_PENALTY
-
-        def objective(flat: Array) -> tuple[float, Array]:
-            coef = flat.reshape(shape)
-            value, slope = self._loss(np.ascontiguousarray(self.score(X, coef).T), by_class, weights)
-            gradient = np.vstack([X.T @ slope.T, self.intercept * slope.sum(axis=1)]) + ridge * coef
-            return (value + np.sum(ridge * coef**2) / 2) / total, gradient.ravel() / total
-
-        total, by_class = weights.sum(), np.ascontiguousarray(evidence.T)
-        first = np.zeros(shape) if start is None else start
-        found = run_lbfgs(objective, first.ravel(), max_iter=self.max_iter, ftol=self.tol, gtol=self.tol)
-        return found.x.reshape(shape)
-
-    def score(self, X: Any, coef: Array) -> Array:
-        return X @ coef[:-1] + coef[-1]
-
-    @staticmethod
-    def _loss(scores: Array, evidence: Array, weights: Array) -> tuple[float, Array]:
-        """Return the summed loss and its derivative in the scores, (classes, rows)."""
-        prior = np.exp(scores - scores.max(axis=0))
-        joint = prior * evidence
-        normalizer, likelihood = prior.sum(axis=0), np.maximum(joint.sum(axis=0), _TINY)
-        slope = prior * (weights / normalizer) - joint * (weights / likelihood)
-        return float(weights @ np.log(normalizer / likelihood)), slope
+def compute_scores(X: Any, coef: Array) -> Array:
+    """Return X @ coef, where the last row of coef contains the intercepts."""
+    return X @ coef[:-1] + coef[-1]
 
 
 class CrossFit(NamedTuple):
@@ -152,43 +124,59 @@ class NoisyRows(NamedTuple):
 
     Attributes
     ----------
-    folds : pairs of row numbers, to fit on and to hold out
     trusted : whether the label of a row is known to be correct
+    intercept : whether models have intercepts
+    folds : pairs of row numbers, to fit on and to hold out
     """
 
     X: Any
     y: Array
     weights: Array
     trusted: Array
+    intercept: bool
     folds: Sequence[tuple[Array, Array]] = ()
 
     def evidence(self, matrix: Array) -> Array:
         """Return P(label of the row | true class), (rows, classes)."""
         return np.where(self.trusted[:, None], np.eye(len(matrix))[self.y], matrix[:, self.y].T)
 
-    def mean(self, values: Array) -> float:
-        """Return the weighted mean over rows."""
-        return float(np.average(values, weights=self.weights))
+    def take(self, rows: Array) -> "NoisyRows":
+        """Return some of the rows, without folds."""
+        return NoisyRows(self.X[rows], self.y[rows], self.weights[rows], self.trusted[rows], self.intercept)
 
-    def cross_fit(
-        self, model: NoisySoftmax, evidence: Array, penalty: float, start: CrossFit | None = None
-    ) -> CrossFit:
+    def fit(
+        self, evidence: Array, penalty: float, start: Array | None = None, tol: float = 1e-5, max_iter: int = 100
+    ) -> Array:
+        """Minimize `noisy_softmax_loss` + penalty/2 ||coef||²; return (features + 1, classes), the intercepts last."""
+        shape = self.X.shape[1] + 1, evidence.shape[1]
+        ridge = np.full((shape[0], 1), penalty)
+        ridge[-1] = _INTERCEPT_PENALTY
+
+        def objective(flat: Array) -> tuple[float, Array]:
+            coef = flat.reshape(shape)
+            scores = np.ascontiguousarray(compute_scores(self.X, coef).T)
+            value, slope = noisy_softmax_loss(scores, by_class, self.weights)
+            gradient = np.vstack([self.X.T @ slope.T, self.intercept * slope.sum(axis=1)]) + ridge * coef
+            return (value + np.sum(ridge * coef**2) / 2) / total, gradient.ravel() / total
+
+        total, by_class = self.weights.sum(), np.ascontiguousarray(evidence.T)
+        first = np.zeros(shape) if start is None else start
+        return run_lbfgs(objective, first.ravel(), max_iter=max_iter, ftol=tol, gtol=tol).x.reshape(shape)
+
+    def cross_fit(self, evidence: Array, penalty: float, start: CrossFit | None = None) -> CrossFit:
         """Fit the model without each fold, at one penalty."""
         coefs, probabilities = [], np.empty(evidence.shape)
         for k, (train, test) in enumerate(self.folds):
-            near = None if start is None else start.coefs[k]
-            coefs.append(model.fit(self.X[train], evidence[train], self.weights[train], penalty, near))
-            probabilities[test] = softmax(model.score(self.X[test], coefs[-1]), axis=1)
+            coefs.append(self.take(train).fit(evidence[train], penalty, None if start is None else start.coefs[k]))
+            probabilities[test] = softmax(compute_scores(self.X[test], coefs[-1]), axis=1)
         loss = -float(self.weights @ compute_posterior(probabilities, evidence)[1])
         return CrossFit(penalty, coefs, probabilities, loss)
 
-    def decrease_penalty(
-        self, model: NoisySoftmax, evidence: Array, penalty: float, start: CrossFit | None = None
-    ) -> CrossFit:
+    def decrease_penalty(self, evidence: Array, penalty: float, start: CrossFit | None = None) -> CrossFit:
         """Fit at this penalty, and at smaller ones as long as the held-out loss decreases."""
-        best = self.cross_fit(model, evidence, penalty, start)
+        best = self.cross_fit(evidence, penalty, start)
         while best.penalty > _MIN_PENALTY * self.weights.sum():
-            found = self.cross_fit(model, evidence, best.penalty / _PENALTY_RATIO, best)
+            found = self.cross_fit(evidence, best.penalty / _PENALTY_RATIO, best)
             if not found.loss < best.loss:
                 break
             best = found
@@ -217,33 +205,6 @@ class DataCleaningClassifier(LinearClassifier):
     of a row is the probability, by the model without its fold, that its label is correct. The final model is fitted to
     weighted rows.
 
-    Parameters
-    ----------
-    cv : int, splitter or iterable, default=5
-        Number of folds (stratified and shuffled), or a splitter of scikit-learn or pairs of arrays of row numbers,
-        which must hold out each row once.
-    max_iter : int, default=20
-        Maximum number of rounds of fits and noise matrix.
-    tol : float, default=0.001
-        Stop if a round improves the held-out log-loss by less than this number of nats per row.
-    {parameters}
-
-    Attributes
-    ----------
-    sample_weights_ : ndarray of shape (n_samples,)
-        Probability that the label of each row of X is correct.
-    suspicious_ : ndarray of shape (n_samples,)
-        Numbers of the rows of X, from the least probable label to the most probable one.
-    noise_matrix_ : ndarray of shape (n_classes, n_classes)
-        P(given label | true class), with one row per true class.
-    penalty_ : float
-        Penalty of the squared coefficients in sum weight_i log-loss_i + penalty/2 ||coef||², chosen over the folds.
-    history_ : list of float
-        Log-loss of the given labels of held-out rows, in nats per row, at the start and after each round.
-    n_iter_ : int
-        Number of rounds.
-    {attributes}
-
     Examples
     --------
     >>> from sklearn.datasets import load_digits
@@ -259,6 +220,28 @@ class DataCleaningClassifier(LinearClassifier):
     cv: Any = 5
     max_iter: int = 20
     tol: float = 1e-3
+
+    _entries: ClassVar[str] = """
+cv : int, splitter or iterable, default=5
+    Number of folds (stratified and shuffled), or a splitter of scikit-learn or pairs of arrays of row numbers,
+    which must hold out each row once.
+max_iter : int, default=20
+    Maximum number of rounds of fits and noise matrix.
+tol : float, default=0.001
+    Stop if a round improves the held-out log-loss by less than this number of nats per row.
+sample_weights_ : ndarray of shape (n_samples,)
+    Probability that the label of each row of X is correct.
+suspicious_ : ndarray of shape (n_samples,)
+    Numbers of the rows of X, from the least probable label to the most probable one.
+noise_matrix_ : ndarray of shape (n_classes, n_classes)
+    P(given label | true class), with one row per true class.
+penalty_ : float
+    Penalty of the squared coefficients in sum weight_i log-loss_i + penalty/2 ||coef||², chosen over the folds.
+history_ : list of float
+    Log-loss of the given labels of held-out rows, in nats per row, at the start and after each round.
+n_iter_ : int
+    Number of rounds.
+"""
 
     @all_or_nothing
     def fit(self, X: Any, y: Any, X_val: Any = None, y_val: Any = None, *, sample_weight: Any = None) -> Self:
@@ -296,7 +279,7 @@ class DataCleaningClassifier(LinearClassifier):
         trusted = np.arange(len(y)) >= len(y) - (0 if y_val is None else len(y_val))
         scaling = Scaling.fit(X, weights, center=self.fit_intercept, divide=self.standardize)
         with one_thread_if_small(X):
-            rows = NoisyRows(scaling.transform(X), y, weights, trusted)
+            rows = NoisyRows(scaling.transform(X), y, weights, trusted, self.fit_intercept)
             coef = self._learn(rows._replace(folds=self._split(rows)))
         self.coef_, self.intercept_ = scaling.unscale(coef[:-1].T, coef[-1])
         return self
@@ -316,8 +299,7 @@ class DataCleaningClassifier(LinearClassifier):
 
     def _learn(self, rows: NoisyRows) -> Array:
         """Set the attributes of weights and noise, and return coefficients, the intercept last."""
-        loose, exact = (NoisySoftmax(intercept=self.fit_intercept, tol=tol, max_iter=most) for tol, most in _LIMITS)
-        found, matrix, posterior, _, self.history_ = self._choose_noise(loose, rows)
+        found, matrix, posterior, _, self.history_ = self._choose_noise(rows)
         self.n_iter_ = len(self.history_) - 1
         noisy = np.flatnonzero(~rows.trusted)
         correct = posterior[noisy, rows.y[noisy]]
@@ -326,36 +308,35 @@ class DataCleaningClassifier(LinearClassifier):
         self.sample_weights_, self.noise_matrix_, self.penalty_ = correct, matrix, found.penalty
         weights = rows.weights.copy()
         weights[noisy] *= correct
-        coef = exact.fit(rows.X, np.eye(len(matrix))[rows.y], weights, found.penalty, np.mean(found.coefs, axis=0))
+        evidence, start = np.eye(len(matrix))[rows.y], np.mean(found.coefs, axis=0)
+        coef = rows._replace(weights=weights).fit(evidence, found.penalty, start, tol=1e-9, max_iter=1000)
         return coef[:, 1:] - coef[:, :1] if len(matrix) == 2 else coef
 
-    def _choose_noise(self, model: NoisySoftmax, rows: NoisyRows) -> NoiseEstimate:
+    def _choose_noise(self, rows: NoisyRows) -> NoiseEstimate:
         """Return models with a uniform noise matrix, unless a general one is better by the margin."""
         y, weights = rows.y, rows.weights
-        plain = rows.decrease_penalty(model, np.eye(len(self.classes_))[y], float(weights.sum()))
+        plain = rows.decrease_penalty(np.eye(len(self.classes_))[y], float(weights.sum()))
         matrix = count_confident(plain.probabilities, y, weights * ~rows.trusted)
         # Of two starts, one is below the rate of correct labels if classes overlap, and one above it.
         agreement = float(np.average(plain.probabilities.argmax(axis=1) == y, weights=weights))
         starts = [uniform_noise(rate, len(matrix)) for rate in (np.trace(matrix) / len(matrix), (1 + agreement) / 2)]
-        ends = [self._alternate(model, plain, start, rows, uniform=True) for start in starts]
+        ends = [self._alternate(plain, start, rows, uniform=True) for start in starts]
         uniform = min(ends, key=lambda end: end.history[-1])
-        general = self._alternate(model, plain, matrix, rows, uniform=False)
+        general = self._alternate(plain, matrix, rows, uniform=False)
         gain = uniform.losses - general.losses
         mean = np.average(gain, weights=weights)
         error = np.sqrt(np.average((gain - mean) ** 2, weights=weights) / weights.sum())
         return general if mean > _MARGIN * error else uniform
 
-    def _alternate(
-        self, model: NoisySoftmax, plain: CrossFit, matrix: Array, rows: NoisyRows, *, uniform: bool
-    ) -> NoiseEstimate:
+    def _alternate(self, plain: CrossFit, matrix: Array, rows: NoisyRows, *, uniform: bool) -> NoiseEstimate:
         """Alternate between fits of the models and estimates of the noise matrix."""
         found, best, history = plain, None, [plain.loss / float(rows.weights.sum())]
         for _ in range(self.max_iter):
-            found = rows.decrease_penalty(model, rows.evidence(matrix), found.penalty, found)
+            found = rows.decrease_penalty(rows.evidence(matrix), found.penalty, found)
             weights = rows.weights * ~rows.trusted
             matrix = estimate_noise(found.probabilities, rows.y, matrix, weights, uniform=uniform)
             posterior, logs = compute_posterior(found.probabilities, rows.evidence(matrix))
-            mean = -rows.mean(logs)
+            mean = -float(np.average(logs, weights=rows.weights))
             if best is not None and mean >= history[-1]:
                 break
             history.append(mean)
@@ -366,8 +347,3 @@ class DataCleaningClassifier(LinearClassifier):
                 break
         assert best is not None
         return best
-
-    def _summarize(self) -> tuple[dict[str, str], Array]:
-        wrong = float(np.mean(1 - self.sample_weights_))
-        rows = {"wrong labels": f"{100 * wrong:.2g} % expected, of {len(self.sample_weights_)} rows"}
-        return rows | {"rounds": str(self.n_iter_)}, np.asarray(self.history_)

@@ -4,9 +4,7 @@ A fit is `rows -> scaled rows with folds (TrainingData) -> model -> search -> re
 steps, and the estimators define targets, loss and, where necessary, another model or search.
 """
 
-import copy
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Self
@@ -15,7 +13,6 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import check_scoring
 from sklearn.utils import assert_all_finite
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -37,7 +34,7 @@ from bilevel.estimators.base import (
     stack_rows,
     warn,
 )
-from bilevel.estimators.kernel_ridge import DEVICES, DTYPES, GPUKernelRidge, KernelRidge, find_gpu
+from bilevel.estimators.kernel_ridge import KernelRidge
 from bilevel.estimators.losses import Array, Gamma, Huber, Logistic, Poisson, RowLoss, Softmax, Squared
 from bilevel.estimators.ridge import RidgeGLM
 from bilevel.estimators.selection import (
@@ -54,10 +51,7 @@ from bilevel.estimators.selection import (
     split,
 )
 
-STRUCTURES = ("auto", "single", "per_group", "per_feature")
-PRIOR_SCALES = (2.0, 1.0, 0.5)
 _FEW_ENTRIES = 2e5  # of sparse rows that are converted to an array, which is faster
-_LEVELS = np.log(10.0) * np.array([0.0, -0.5, 0.5, -1.0, 1.0, -1.5, 1.5, -2.0, 2.0])
 _MANY_TARGETS = 10  # from which kernels are used if rows are fewer than features
 _SKETCH_SIZE = 32  # combinations of many targets by which the structure is chosen
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6744897501960817
@@ -65,24 +59,18 @@ _SCALE_ROUNDS, _SCALE_PENALTY = 3, 1e-2  # of the robust fits that estimate the 
 
 
 class TrainingData(NamedTuple):
-    """The rows of a fit, scaled and with positive weight; validation rows of the user come last.
-
-    `y` are encoded targets, (rows, outputs), and `targets` those of the user.
-    """
+    """The rows of a fit with encoded targets, (rows, outputs), and positive weights."""
 
     X: Any
     y: Array
     weights: Array
     folds: Folds
-    targets: Array
     groups: Groups
-    scaling: Scaling
 
     def take(self, rows: Array) -> "TrainingData":
         """Return some of the rows, or all in another order."""
-        X, y, weights, folds, targets, groups, scaling = self
-        parts = X[rows], y[rows], weights[rows], folds.take_rows(rows), targets[rows]
-        return TrainingData(*parts, groups, scaling)
+        folds = self.folds.take_rows(rows)
+        return self._replace(X=self.X[rows], y=self.y[rows], weights=self.weights[rows], folds=folds)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -94,12 +82,12 @@ class PenaltySelector(LinearEstimator):
     unpenalized: Any = None
     prior_scale: Any = "auto"
     cv: Any = 5
-    scoring: Any = None
     max_iter: int = 100
     tol: float = 0.01
 
     _classifies: ClassVar[bool] = False
     _many_outputs: ClassVar[bool] = False
+    _prior_scales: ClassVar[tuple[float, ...]] = (2.0, 1.0, 0.5)  # that "auto" compares
     penalties_: Array = field(init=False)
     _comparison: Comparison | None = field(init=False)
 
@@ -115,15 +103,12 @@ groups : array-like of shape (n_features,), dict, "prefix" or None, default=None
 unpenalized : list of str or int, or None, default=None
     Names or numbers of features without a penalty.
 prior_scale : float or "auto", default="auto"
-    Scale by which log penalties spread around their mean: smaller values pull them together. "auto" compares 0.5, 1
-    and 2.
+    Scale by which log penalties l spread around their mean: sum (l_k - mean l)² / (2 prior_scale²) is added to the loss
+    of held-out rows, so that smaller values pull the penalties together. "auto" compares 0.5, 1 and 2.
 cv : int, splitter or iterable, default=5
     Number of folds, a splitter of scikit-learn, or pairs of arrays of row numbers. Folds of an int are shuffled,
-    and stratified for classifiers; fewer than 1000 rows are shuffled into folds up to five times.
-scoring : str, callable or None, default=None
-    Scorer of scikit-learn that chooses the level of the penalties: all are multiplied by the factor between 0.01
-    and 100 that has the best mean score over the folds. Use it if the model is evaluated by another measure than
-    its loss. None keeps the penalties that minimize the loss.
+    and stratified by classes, or by whether an event was seen; fewer than 1000 rows are shuffled into folds up to
+    five times.
 max_iter : int, default=100
     Maximum number of iterations of L-BFGS-B, for each set of penalties that is learned.
 tol : float, default=0.01
@@ -145,10 +130,6 @@ n_iter_ : int
     Number of evaluations of the objective.
 """
 
-    def _read_targets(self, y: Any, name: str) -> Any:
-        """Return targets of the user as an array of numbers or labels."""
-        return y
-
     @abstractmethod
     def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
         """Return targets as the loss takes them, (rows, outputs), and store what decodes predictions."""
@@ -160,10 +141,6 @@ n_iter_ : int
     @abstractmethod
     def _set_model(self, coef: Array, intercept: Array) -> None:
         """Set `coef_` and `intercept_` from (outputs, features) and (outputs,) for encoded targets."""
-
-    def _scale_targets(self, X: Any, y: Array, weights: Array) -> Array:
-        """Return the encoded targets in the units of the loss."""
-        return y
 
     def _class_weights(self, targets: Array) -> Array:
         """Return a factor for the weight of each row."""
@@ -193,13 +170,12 @@ n_iter_ : int
         self : object
             The fitted estimator.
         """
-        y, y_val = self._read_targets(y, "y"), None if y_val is None else self._read_targets(y_val, "y_val")
         X, y, groups = self._validate(X, y, sample_weight)
-        data = self._make_rows(X, y, groups, sample_weight, X_val, y_val, cv_groups)
-        data = self._scale(data)
+        data, scaling = self._scale(self._make_rows(X, y, groups, sample_weight, X_val, y_val, cv_groups))
         with one_thread_if_small(data.X):
             coef, intercept = self._learn(data)
-        self._set_model(*data.scaling.unscale(coef.T, intercept))
+        self._groups, self._scales = groups, scaling.scale
+        self._set_model(*scaling.unscale(coef.T, intercept))
         return self
 
     def _validate(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Groups]:
@@ -216,13 +192,11 @@ n_iter_ : int
         return X, y, find_groups(X, getattr(self, "feature_names_in_", None), self.groups, self.unpenalized)
 
     def _check_parameters(self) -> None:
-        if not isinstance(self.structure, str) or self.structure not in STRUCTURES:
-            reject(self, "structure", f"a str among {STRUCTURES}")
         if self.structure == "per_group" and self.groups is None:
             raise ValueError("`structure='per_group'` needs `groups`: a label for each feature, a dict, or 'prefix'.")
         scale = self.prior_scale
-        is_word, is_number = isinstance(scale, str), isinstance(scale, Real) and not isinstance(scale, bool)
-        if scale != "auto" if is_word else not (is_number and 1e-100 <= scale <= 1e100):
+        is_number = isinstance(scale, Real) and not isinstance(scale, bool)
+        if not (is_number and 1e-100 <= scale <= 1e100) and not (isinstance(scale, str) and scale == "auto"):
             reject(self, "prior_scale", "'auto' or a float from 1e-100 to 1e100")
 
     def _make_rows(
@@ -238,11 +212,10 @@ n_iter_ : int
             splits = self._split(X, y, weights, cv_groups)
         else:
             splits = [(np.arange(len(y)), len(y) + np.arange(len(targets_val)))]
-            X, y, targets = stack_rows(X, X_val), np.concatenate([y, y_val]), np.vstack([targets, targets_val])
+            X, targets = stack_rows(X, X_val), np.vstack([targets, targets_val])
             weights = np.append(weights, np.ones(len(targets_val)))
         weights = weights * self._class_weights(targets)
-        identity = Scaling(np.zeros(X.shape[1]), np.ones(X.shape[1]))  # until `_scale`
-        data = TrainingData(X, targets, weights, make_folds(splits, weights), y, groups, identity)
+        data = TrainingData(X, targets, weights, make_folds(splits, weights), groups)
         return data.take(np.flatnonzero(weights > 0))
 
     def _split(self, X: Any, y: Array, weights: Array, cv_groups: Any) -> list[tuple[Array, Array]]:
@@ -257,25 +230,28 @@ n_iter_ : int
         pairs = split(self.cv, X[used], y[used], None, self.random_state, **options)
         return [(used[train], used[test]) for train, test in pairs]
 
-    def _scale(self, data: TrainingData) -> TrainingData:
+    def _scale(self, data: TrainingData) -> tuple[TrainingData, Scaling]:
         scaling = Scaling.fit(data.X, data.weights, center=self.fit_intercept, divide=self.standardize)
-        X = scaling.transform(data.X)
-        return data._replace(X=X, y=self._scale_targets(X, data.y, data.weights), scaling=scaling)
+        return data._replace(X=scaling.transform(data.X)), scaling
 
     def _learn(self, data: TrainingData) -> tuple[Array, Array]:
         """Learn the penalties, and return coefficients, (features, outputs), and intercepts of scaled columns."""
         model, groups = self._make_model(data), data.groups
-        self._groups, self._scales, self._comparison = groups, data.scaling.scale, None
-        self.penalty_structure_, self.prior_scale_, self.n_iter_ = "none", np.inf, 1
-        self.history_ = {"value": np.zeros(0)}
+        self.penalty_structure_, self.prior_scale_, self._comparison = "none", np.inf, None
+        self.history_, self.n_iter_ = {"value": np.zeros(0)}, 1
         log_penalties, start = np.zeros(model.n_penalties), None
         if len(groups.penalized):
             size = f"{len(groups.penalized)} features on {len(data.y)} rows, {len(data.folds.fitted)} folds"
             self._print(f"learning the penalties of {size}")
             learned = self._search(model, data)
-            self._record(learned)
+            self.penalty_structure_, self.prior_scale_ = learned.structure.name, learned.structure.prior_scale
+            self.history_, self.n_iter_ = {"value": np.array(learned.values)}, max(1, len(learned.values))
+            self._print(f"{learned.structure.name}, {learned.value:.6g} nats after {self.n_iter_} evaluations")
+            if not learned.converged:
+                name = f"{type(self).__name__} took max_iter={self.max_iter} iterations"
+                message = f"{name} and the loss of held-out rows was still falling. Increase max_iter or tol."
+                warn(message, ConvergenceWarning)
             log_penalties, start = learned.of_model, learned.fits
-            log_penalties = log_penalties + self._choose_level(model, data, log_penalties)
         log_penalties = self._set_penalties(log_penalties, data)
         return model.refit(data.weights, log_penalties, start)
 
@@ -304,20 +280,19 @@ n_iter_ : int
         structures, auto = self._list_structures(groups), self.structure == "auto"
         if not structures:
             return single
-        found = None
         if auto or len(structures) > 1:
             self._print(f"comparing {', '.join(f'{one.name} ({one.prior_scale:g})' for one in structures)}")
             candidates = [search.single, *structures] if auto else structures
             self._comparison, found = search.compare(candidates, single)
-        if found is None and not auto:  # without a comparison, the strictest prior is the safest
+        else:
             found = search.find_start(structures, single)
-        if found is None or found.structure.name == "single":
+        if found.structure.name == "single":
             return single
         return search.refine(found.structure, found.log_penalties, found.fits)
 
     def _list_structures(self, groups: Groups) -> list[Structure]:
         """Return the candidates with more than one penalty, the strictest prior last."""
-        scales = PRIOR_SCALES if self.prior_scale == "auto" else (float(self.prior_scale),)
+        scales = self._prior_scales if self.prior_scale == "auto" else (float(self.prior_scale),)
         numbers = {"per_group": groups.numbers, "per_feature": np.arange(len(groups.penalized))}
         wanted = numbers if self.structure == "auto" else {self.structure: numbers.get(self.structure)}
         found = [(name, of) for name, of in wanted.items() if of is not None and of.max() > 0]
@@ -325,54 +300,23 @@ n_iter_ : int
             found = found[:1]
         return [Structure(name, of, scale) for name, of in found for scale in scales]
 
-    def _record(self, learned: Learned) -> None:
-        """Set the attributes that describe the search."""
-        self.penalty_structure_, self.prior_scale_ = learned.structure.name, learned.structure.prior_scale
-        self.history_ = {"value": np.array(learned.values)}
-        self.n_iter_ = max(1, len(learned.values))
-        self._print(f"{learned.structure.name}, {learned.value:.6g} nats after {self.n_iter_} evaluations")
-        if not learned.converged:
-            message = f"{type(self).__name__} took max_iter={self.max_iter} iterations and the loss of held-out rows "
-            warn(message + "was still falling. Increase max_iter or tol.", ConvergenceWarning)
-
-    def _choose_level(self, model: InnerModel, data: TrainingData, log_penalties: Array) -> float:
-        """Return the logarithm of the factor of all penalties with the best mean of `scoring` over the folds."""
-        if self.scoring is None:
-            return 0.0
-        scorer, means = check_scoring(self, scoring=self.scoring), []
-        held_out = [np.flatnonzero(weights) for weights in data.folds.held_out]
-        for level in _LEVELS:
-            fits = model.fit(data.folds.fitted, log_penalties + level)
-            models = map(self._with_model, fits.coef, fits.intercept)
-            pairs = zip(models, held_out, strict=True)
-            means.append(np.mean([scorer(fitted, data.X[rows], data.targets[rows]) for fitted, rows in pairs]))
-        return float(_LEVELS[np.argmax(means)]) if np.isfinite(means).any() else 0.0
-
-    def _with_model(self, coef: Array, intercept: Array) -> Self:
-        """Return a copy with these coefficients of columns without names."""
-        view = copy.copy(self)
-        view.__dict__.pop("feature_names_in_", None)
-        view._set_model(coef.T, intercept)
-        return view
-
-    def _summarize(self) -> tuple[dict[str, str], Array]:
-        penalties = self.penalties_[self._groups.penalized]
-        rows = {"structure": f"{self.penalty_structure_}, prior_scale {self.prior_scale_:g}"}
-        if len(penalties):
-            rows["penalties"] = f"{penalties.min():.4g} to {penalties.max():.4g}, {len(np.unique(penalties))} different"
-        return rows | {"evaluations": str(self.n_iter_)}, self.history_["value"]
-
     @property
     def candidates_(self) -> Any:
-        """A DataFrame of the structures that were compared, on rows on which their penalties were not learned."""
+        """A DataFrame of the structures that were compared, on rows on which their penalties were not learned.
+
+        It is empty if one structure is named, or if folds are too few or the work is too much for a comparison.
+        """
         check_is_fitted(self)
-        columns: dict[str, Any] = {"structure": [], "prior_scale": []}
-        columns |= {"loss": [], "difference": [], "standard_error": []}
-        if (found := self._comparison) is not None:
-            columns["structure"] = [item.name for item in found.structures]
-            columns["prior_scale"] = [item.prior_scale for item in found.structures]
-            columns |= {"loss": found.losses, "difference": found.differences, "standard_error": found.standard_errors}
-            columns |= {"chosen": np.arange(len(found.structures)) == found.chosen, "by": found.method}
+        none = np.zeros(0)
+        found = self._comparison or Comparison([], none, none, none, 0)
+        columns = {
+            "structure": [item.name for item in found.structures],
+            "prior_scale": [item.prior_scale for item in found.structures],
+            "loss": found.losses,
+            "difference": found.differences,
+            "standard_error": found.standard_errors,
+            "chosen": np.arange(len(found.structures)) == found.chosen,
+        }
         return require("pandas", "estimators").DataFrame(columns)
 
     @property
@@ -425,19 +369,8 @@ class BilevelLogisticRegression(LinearClassifier, PenaltySelector):
     """Logistic regression with learned penalties: one, one per group of features, or one per feature.
 
     Fits minimize sum log-loss + ½ sum penalty_k coef_k², with one row of coefficients for two classes, and one row per
-    class for more (softmax). With l = log penalties and w_f(l) the fit without fold f, l minimizes
-
-        sum over rows of the log-loss of w_fold(row)(l) + sum over penalties (l_k - mean l)² / (2 prior_scale²)
-
-    by exact gradients. The number of free penalties and `prior_scale` are chosen by nested folds.
-
-    Parameters
-    ----------
-    {parameters}
-
-    Attributes
-    ----------
-    {attributes}
+    class for more (softmax). Penalties minimize the summed log-loss of held-out rows by exact gradients. The number of
+    free penalties and `prior_scale` are chosen by nested folds.
 
     Examples
     --------
@@ -458,15 +391,14 @@ class_weight : dict, "balanced" or None, default=None
 
     def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
         numbers, numbers_val = self._encode_classes(y, y_val, weights)
-        self._class_factors = self._weigh_classes(y, np.bincount(numbers, weights, len(self.classes_)))
+        if self.class_weight == "balanced":
+            totals = np.bincount(numbers, weights, len(self.classes_))
+            sizes = np.count_nonzero(totals) * np.maximum(totals, np.finfo(float).tiny)
+            self._class_factors = totals.sum() / sizes
+        else:
+            self._class_factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
         columns = np.eye(len(self.classes_)) if len(self.classes_) > 2 else np.array([[0.0], [1.0]])
         return columns[numbers], None if numbers_val is None else columns[numbers_val]
-
-    def _weigh_classes(self, y: Array, totals: Array) -> Array:
-        """Return the factor of the weights of each class; `totals` are the sums of these weights."""
-        if self.class_weight == "balanced":
-            return totals.sum() / (np.count_nonzero(totals) * np.maximum(totals, np.finfo(float).tiny))
-        return compute_class_weight(self.class_weight, classes=self.classes_, y=y)
 
     def _class_weights(self, targets: Array) -> Array:
         return self._class_factors[targets.argmax(axis=1) if targets.shape[1] > 1 else targets[:, 0].astype(int)]
@@ -480,6 +412,22 @@ class_weight : dict, "balanced" or None, default=None
 
 class LinearRegressor(RegressorMixin, PenaltySelector):
     """A regressor that predicts the linear predictor."""
+
+    _units: Scaling  # of the targets
+
+    def _find_units(self, y: Array, weights: Array) -> Scaling:
+        """Return the mean and the scale of the targets in the units of the loss."""
+        return Scaling(np.zeros(1), np.ones(1))
+
+    def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
+        self._flat = y.ndim == 1
+        y = y.reshape(len(y), -1)
+        self._units = self._find_units(y, weights)
+        return self._units.transform(y), None if y_val is None else self._units.transform(y_val.reshape(len(y_val), -1))
+
+    def _set_model(self, coef: Array, intercept: Array) -> None:
+        coef, intercept = coef * self._units.scale[:, None], intercept * self._units.scale + self._units.mean
+        self.coef_, self.intercept_ = (coef[0], float(intercept[0])) if self._flat else (coef, intercept)
 
     def predict(self, X: Any) -> Array:
         """Return the prediction of each row."""
@@ -496,47 +444,24 @@ class LeastSquares(LinearRegressor):
         tags.target_tags.multi_output = True
         return tags
 
-    def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
-        self._flat = y.ndim == 1
-        y = y.reshape(len(y), -1)
-        self._target = Scaling.fit(y, weights, center=self.fit_intercept, divide=True)
-        targets_val = None if y_val is None else self._target.transform(y_val.reshape(len(y_val), -1))
-        return self._target.transform(y), targets_val
+    def _find_units(self, y: Array, weights: Array) -> Scaling:
+        return Scaling.fit(y, weights, center=self.fit_intercept, divide=True)
 
     def _make_loss(self) -> RowLoss:
         return Squared()
 
-    def _set_model(self, coef: Array, intercept: Array) -> None:
-        coef, intercept = coef * self._target.scale[:, None], intercept * self._target.scale + self._target.mean
-        self.coef_, self.intercept_ = (coef[0], float(intercept[0])) if self._flat else (coef, intercept)
-
 
 @document
-@dataclass(eq=False, repr=False, kw_only=True)
 class BilevelRidge(LeastSquares):
     """Ridge regression with learned penalties: one, one per group of features, or one per feature.
 
-    Fits minimize sum ½ error² + ½ sum penalty_k coef_k², as Ridge does with one alpha. With l = log penalties, l
-    minimizes n/2 log(mean squared error of held-out rows) + sum (l_k - mean l)² / (2 prior_scale²) by exact gradients.
+    Fits minimize sum ½ error² + ½ sum penalty_k coef_k², as Ridge does with one alpha. Penalties minimize n/2 log(mean
+    squared error of held-out rows) by exact gradients.
 
     Several targets share the penalties and have equal influence: they are scaled to unit deviation, the mean is over
     rows and targets, and n is the number of both. From 10 targets on, if rows are fewer than features, the model is
     fitted through kernels of the groups, whose cost barely depends on the numbers of features and targets. "auto" then
     compares one penalty per group with a single one.
-
-    Parameters
-    ----------
-    {parameters}
-    tol : float, default=0.01
-        Stop if an iteration improves the held-out loss by less than this number of nats per target.
-    device : {"cpu", "gpu"}, default="cpu"
-        Where to compute. "gpu" uses JAX on the first GPU, always through kernels.
-    dtype : {"float64", "float32"}, default="float64"
-        Precision of kernels. "float32" takes half the time and memory, and implies kernels.
-
-    Attributes
-    ----------
-    {attributes}
 
     Examples
     --------
@@ -548,43 +473,19 @@ class BilevelRidge(LeastSquares):
     (10,)
     """
 
-    device: str = "cpu"
-    dtype: str = "float64"
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
-            given = getattr(self, name)
-            if not isinstance(given, str) or given not in known:
-                reject(self, name, f"a str among {known}")
-        if self.structure == "per_feature" and (self.device != "cpu" or self.dtype != "float64"):
-            raise ValueError("`structure='per_feature'` needs device='cpu' and dtype='float64'; kernels are of groups.")
-        if self.device == "gpu":
-            find_gpu()
+    _entries: ClassVar[str] = """
+tol : float, default=0.01
+    Stop if an iteration improves the held-out loss by less than this number of nats per target.
+"""
 
     def _uses_kernels(self, data: TrainingData) -> bool:
-        if self.structure == "per_feature" or not len(data.groups.penalized):
-            return False
         many = data.y.shape[1] >= _MANY_TARGETS and len(data.y) < len(data.groups.penalized)
-        return many or self.device != "cpu" or self.dtype != "float64"
-
-    def _learn(self, data: TrainingData) -> tuple[Array, Array]:
-        with self._arithmetic():
-            return super()._learn(data)
-
-    def _arithmetic(self) -> AbstractContextManager[None]:
-        """Return the context in which JAX computes in the precision of the estimator."""
-        if self.device == "cpu":
-            return nullcontext()
-        from bilevel._core.compilation import arithmetic
-
-        return arithmetic(self.dtype)
+        return many and self.structure != "per_feature"
 
     def _make_model(self, data: TrainingData) -> InnerModel:
         if not self._uses_kernels(data):
             return super()._make_model(data)
-        kind = KernelRidge if self.device == "cpu" else GPUKernelRidge
-        return kind(data.X, data.y, data.groups, intercept=self.fit_intercept, dtype=self.dtype)
+        return KernelRidge(data.X, data.y, data.groups, intercept=self.fit_intercept)
 
     def _search(self, model: InnerModel, data: TrainingData) -> Learned:
         if not isinstance(model, KernelRidge):
@@ -593,18 +494,13 @@ class BilevelRidge(LeastSquares):
         numbers, few = np.arange(model.n_penalties), model.sketch(_SKETCH_SIZE)
         groups = data.groups._replace(penalized=numbers, numbers=numbers)
         search = self._make_search(few, data)
-        learned = self._select(search, groups)
-        if self._comparison is not None and self._comparison.method == "too much work":
+        learned, structures = self._select(search, groups), self._list_structures(groups)
+        if self.structure == "auto" and structures and self._comparison is None:
             # Many targets determine few penalties well, so that the strictest prior is safe.
-            learned = search.find_start(self._list_structures(groups)[-1:], learned)
+            learned = search.find_start(structures[-1:], learned)
         if few is not model:
             learned = self._make_search(model, data).refine(learned.structure, learned.log_penalties)
         return learned
-
-    def _choose_level(self, model: InnerModel, data: TrainingData, log_penalties: Array) -> float:
-        if self.scoring is None or not isinstance(model, KernelRidge):
-            return super()._choose_level(model, data, log_penalties)
-        return super()._choose_level(super()._make_model(data), data, log_penalties[data.groups.numbers])
 
     def _set_penalties(self, log_penalties: Array, data: TrainingData) -> Array:
         of_features = log_penalties[data.groups.numbers] if self._uses_kernels(data) else log_penalties
@@ -612,30 +508,23 @@ class BilevelRidge(LeastSquares):
         return log_penalties
 
 
-class SingleTargetRegressor(LinearRegressor):
-    """A regressor of one target in its own units."""
-
-    def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
-        self._check_targets("y", y)
-        if y_val is None:
-            return y[:, None], None
-        self._check_targets("y_val", y_val)
-        return y[:, None], y_val[:, None]
-
-    def _check_targets(self, name: str, y: Array) -> None:
-        """Reject targets for which the loss is not defined."""
-
-    def _set_model(self, coef: Array, intercept: Array) -> None:
-        self.coef_, self.intercept_ = coef[0], float(intercept[0])
-
-
-class LogLinkRegressor(SingleTargetRegressor):
+class LogLinkRegressor(LinearRegressor):
     """A regressor whose mean is exp(linear predictor)."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = True
         return tags
+
+    @abstractmethod
+    def _check_targets(self, name: str, y: Array) -> None:
+        """Reject targets for which the loss is not defined."""
+
+    def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
+        self._check_targets("y", y)
+        if y_val is not None:
+            self._check_targets("y_val", y_val)
+        return super()._encode(y, y_val, weights)
 
     def predict(self, X: Any) -> Array:
         """Return the mean of each row."""
@@ -647,16 +536,7 @@ class BilevelPoissonRegressor(LogLinkRegressor):
     """Poisson regression with learned penalties, for targets that are counts with mean exp(X coef_ + intercept_).
 
     Fits minimize sum half deviance + ½ sum penalty_k coef_k²; PoissonRegressor minimizes the mean of the deviance
-    instead. With m the mean deviance of held-out rows, penalties minimize n/2 log m plus sum (l_k - mean l)² / (2
-    prior_scale²), with l = log penalties; if m is less than 1, n m / 2 replaces the first term.
-
-    Parameters
-    ----------
-    {parameters}
-
-    Attributes
-    ----------
-    {attributes}
+    instead. With m the mean deviance of held-out rows, penalties minimize n/2 log m, or n m / 2 if m is less than 1.
 
     Examples
     --------
@@ -682,16 +562,7 @@ class BilevelGammaRegressor(LogLinkRegressor):
     """Gamma regression with learned penalties, for positive targets with mean exp(X coef_ + intercept_).
 
     Fits minimize sum half deviance + ½ sum penalty_k coef_k²; GammaRegressor minimizes the mean of the deviance
-    instead. Penalties minimize n/2 log(mean deviance of held-out rows) plus sum (l_k - mean l)² / (2 prior_scale²),
-    with l = log penalties.
-
-    Parameters
-    ----------
-    {parameters}
-
-    Attributes
-    ----------
-    {attributes}
+    instead. Penalties minimize n/2 log(mean deviance of held-out rows).
 
     Examples
     --------
@@ -714,25 +585,12 @@ class BilevelGammaRegressor(LogLinkRegressor):
 
 @document
 @dataclass(eq=False, repr=False, kw_only=True)
-class BilevelHuberRegressor(SingleTargetRegressor):
+class BilevelHuberRegressor(LinearRegressor):
     """Robust regression with learned penalties: squared errors up to `epsilon` deviations, and linear beyond.
 
     Fits minimize sum ρ(error / scale_) + ½ sum penalty_k coef_k², where ρ is the Huber loss. The scale is the median
     absolute error of a robust fit divided by 0.674, which is the deviation for normal errors. Penalties minimize the
-    loss of held-out rows plus sum (l_k - mean l)² / (2 prior_scale²), with l = log penalties.
-
-    Parameters
-    ----------
-    epsilon : float, default=1.35
-        Number of deviations from which errors count linearly. Smaller values are more robust, larger ones more
-        efficient if errors are normal.
-    {parameters}
-
-    Attributes
-    ----------
-    scale_ : float
-        Deviation of the errors that are not outliers.
-    {attributes}
+    loss of held-out rows.
 
     Examples
     --------
@@ -747,11 +605,21 @@ class BilevelHuberRegressor(SingleTargetRegressor):
 
     epsilon: float = 1.35
 
+    _entries: ClassVar[str] = """
+epsilon : float, default=1.35
+    Number of deviations from which errors count linearly. Smaller values are more robust, larger ones more
+    efficient if errors are normal.
+scale_ : float
+    Deviation of the errors that are not outliers.
+"""
+
     def _make_loss(self) -> RowLoss:
         return Huber(self.epsilon)
 
-    def _scale_targets(self, X: Any, y: Array, weights: Array) -> Array:
-        """Estimate the scale, and return targets divided by it."""
+    def _scale(self, data: TrainingData) -> tuple[TrainingData, Scaling]:
+        """Scale the columns, estimate the scale of the errors, and divide the targets by it."""
+        data, scaling = super()._scale(data)
+        X, y, weights = data.X, data.y, data.weights
         errors = y - _weighted_median(y, weights)
         for _ in range(_SCALE_ROUNDS):
             median = _weighted_median(np.abs(errors), weights) / _MEDIAN_OF_ABSOLUTE_NORMAL
@@ -759,10 +627,8 @@ class BilevelHuberRegressor(SingleTargetRegressor):
             model = RidgeGLM(X, y / self.scale_, self._make_loss(), intercept=self.fit_intercept)
             fits = model.fit(weights[None], np.full(X.shape[1], np.log(_SCALE_PENALTY * weights.sum())))
             errors = y - self.scale_ * fits.predictor[0]
-        return y / self.scale_
-
-    def _set_model(self, coef: Array, intercept: Array) -> None:
-        self.coef_, self.intercept_ = coef[0] * self.scale_, float(intercept[0] * self.scale_)
+        self._units = Scaling(np.zeros(1), np.array([self.scale_]))
+        return data._replace(y=y / self.scale_), scaling
 
 
 def _weighted_median(values: Array, weights: Array) -> float:

@@ -82,10 +82,6 @@ class Loss(ABC):
         `fitted` are the weights of the rows in each fit, `weights` those of the rows held out of it.
         """
 
-    @abstractmethod
-    def held_out_hessian(self, y: Array, eta: Array, fitted: Array, weights: Array) -> Operator:
-        """Return the product with a positive semidefinite approximation of the second derivative of that sum."""
-
 
 class RowLoss(Loss):
     """A loss that is a sum over rows, each of which depends on its own predictor only."""
@@ -106,11 +102,6 @@ class RowLoss(Loss):
         """Return d and p such that the second derivative of a row is diag(d) - p p'; without p if it is zero."""
         return self.curvature(y, eta), None
 
-    def row_hessian_operator(self, y: Array, eta: Array) -> Operator:
-        """Return the function that multiplies a change of the predictor by the second derivative of each row."""
-        curvature = self.curvature(y, eta)
-        return lambda move: curvature * move
-
     def total(self, y: Array, eta: Array, weights: Array) -> Array:
         return np.sum(weights * self.value(y, eta), axis=0)
 
@@ -118,17 +109,14 @@ class RowLoss(Loss):
         return weights[..., None] * self.derivative(y, eta)
 
     def hessian_operator(self, y: Array, eta: Array, weights: Array) -> Operator:
-        multiply = self.row_hessian_operator(y, eta)
-        return lambda move: weights[..., None] * multiply(move)
+        curvature = self.curvature(y, eta)
+        return lambda move: weights[..., None] * (curvature * move)
 
     def block_curvature(self, y: Array, eta: Array, weights: Array) -> tuple[Array, Correction | None]:
         return weights[:, :, None] * self.curvature(y, eta), None
 
     def held_out(self, y: Array, eta: Array, fitted: Array, weights: Array) -> tuple[Array, Array]:
         return self.value(y, eta), self.gradient(y, eta, weights)
-
-    def held_out_hessian(self, y: Array, eta: Array, fitted: Array, weights: Array) -> Operator:
-        return self.hessian_operator(y, eta, weights)
 
 
 class Squared(RowLoss):
@@ -208,9 +196,9 @@ class Softmax(RowLoss):
         p = _probabilities(eta)
         return p, p
 
-    def row_hessian_operator(self, y: Array, eta: Array) -> Operator:
+    def hessian_operator(self, y: Array, eta: Array, weights: Array) -> Operator:
         p = _probabilities(eta)
-        return lambda move: p * (move - _sum_over_outputs(p * move))
+        return lambda move: weights[..., None] * (p * (move - _sum_over_outputs(p * move)))
 
 
 def _probabilities(eta: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cholesky, solve_triangular
-from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
+from scipy.linalg.lapack import dpotrf, dpotrs
 
 from bilevel.estimators.losses import Array, Loss, Operator, Squared
 from bilevel.estimators.selection import Fits, Folds, InnerModel, SelectionProblem
@@ -30,15 +30,12 @@ _NOISE = 1e-9  # gains below this may be rounding errors
 _SLOW = 0.1  # ratio of successive gains above which preconditioners alone do not suffice as Newton matrices
 _MAX_EXTRAPOLATION = 1.0  # change of a log penalty up to which the previous fit is extrapolated
 _NOT_FINITE = "A step of Newton's method is not finite. Scale the columns of X, or set standardize=True."
-_MAX_CG_STEPS, _MAX_SINGLE_CG_STEPS = 1000, 100  # in double and in single precision
+_MAX_CG_STEPS = 1000
 _MAX_ENTRIES = 5e7  # of the dense matrices of one preconditioner
 _ROWS_PER_COORDINATE = 20  # with more rows, the curvature of a row is similar in all fits
 _SMALL = 150  # coefficients of a softmax regression up to which each fit has a matrix over all of them
 _SMALL_SHARED = 400  # the same, if all fits share one matrix
 _MAX_SQUARES = 1e6  # products of two columns, over all rows
-_SINGLE_TOL = 1e-4  # tolerance from which systems are first solved in single precision
-_MAX_CONDITION = 1e4  # condition number of blocks up to which single precision is used
-_MAX_REPAIRS = 2  # steps in double precision after which single precision is abandoned
 _MAX_COMPRESSED = 600  # coefficients
 _COMPRESSION_JITTER = 1e-10
 _MIN_COMPRESSIBLE = 2e4  # entries of X; exact fits of fewer are fast
@@ -51,6 +48,7 @@ class Data:
         self.n_rows: int = X.shape[0]
         self.n_features: int = X.shape[1]
         self.penalized, self.intercept = penalized, intercept
+        self.dual = self.n_rows < len(penalized) and self.n_rows <= _MAX_DUAL_ROWS  # whether coordinates are of rows
         self._kernels: dict[bytes, Array] = {}
         ones = np.ones((X.shape[0], int(intercept)))
         self.Z: Any = sp.hstack([X, ones], format="csr") if sp.issparse(X) else np.hstack([X, ones])
@@ -58,33 +56,22 @@ class Data:
         self.ZT: Any = sp.csr_array(self.Z.T) if sp.issparse(X) else self.Z.T
 
     @cached_property
-    def single(self) -> tuple[Any, Any]:
-        """Z and its transpose in single precision."""
-        return to_single(self.Z)
-
-    @cached_property
     def X(self) -> Any:
         """The penalized columns."""
         return self.Z[:, self.penalized]
 
-    @property
-    def wide(self) -> bool:
-        return self.n_rows < len(self.penalized)
-
     def kernel(self, log_penalties: Array) -> Array:
         """Return X P^-1 X', where P are the penalties. Kernels of a few groups of equal penalties are stored."""
-        values, first, groups = np.unique(log_penalties, return_index=True, return_inverse=True)
+        values = log_penalties[np.sort(np.unique(log_penalties, return_index=True)[1])]  # in the order of features
         size = len(values) * self.n_rows**2
-        if _FEATURES_PER_KERNEL * len(values) > len(groups) or size > _MAX_KERNEL_ENTRIES:
+        if _FEATURES_PER_KERNEL * len(values) > len(log_penalties) or size > _MAX_KERNEL_ENTRIES:
             return _outer(self.X, np.exp(-log_penalties))
-        order = np.argsort(first)  # groups keep their numbers if their penalties change places
-        groups = np.argsort(order)[groups]
+        groups = log_penalties == values[:, None]
         if (key := groups.tobytes()) not in self._kernels:
             if size + sum(kept.size for kept in self._kernels.values()) > _MAX_KERNEL_ENTRIES:
                 self._kernels = {}
-            ones = [(groups == group).astype(float) for group in range(len(values))]
-            self._kernels[key] = np.array([_outer(self.X, one) for one in ones])
-        return np.tensordot(np.exp(-values[order]), self._kernels[key], axes=1)
+            self._kernels[key] = np.array([_outer(self.X, group.astype(float)) for group in groups])
+        return np.tensordot(np.exp(-values), self._kernels[key], axes=1)
 
 
 def to_dense(matrix: Any) -> Array:
@@ -96,12 +83,6 @@ def _outer(X: Any, weights: Array) -> Array:
     used = np.flatnonzero(weights)
     part = X[:, used]
     return to_dense((part @ sp.diags_array(weights[used]) if sp.issparse(X) else part * weights[used]) @ part.T)
-
-
-def to_single(Z: Any) -> tuple[Any, Any]:
-    """Return Z and its transpose in single precision."""
-    Z = Z.astype(np.float32)
-    return Z, sp.csr_array(Z.T) if sp.issparse(Z) else Z.T
 
 
 def times(matrix: Any, array: Array) -> Array:
@@ -120,11 +101,6 @@ class Coordinates:
         self.data = data
         self.Z, self.ZT, self.ridge = data.Z, data.ZT, np.full(data.Z.shape[1], FREE_RIDGE)
         self.ridge[data.penalized] = np.exp(log_penalties)
-
-    @property
-    def single(self) -> tuple[Any, Any]:
-        """Z and its transpose in single precision."""
-        return self.data.single
 
     def restart(self, w: Array, predictor: Array) -> Array:
         """Return a start that predicts approximately this, from coefficients at other penalties."""
@@ -161,10 +137,6 @@ class RowCoordinates(Coordinates):
         self.ZT = self.Z.T
         self.ridge = np.concatenate([np.ones(data.n_rows), np.full(free.shape[1], FREE_RIDGE)])
 
-    @cached_property
-    def single(self) -> tuple[Any, Any]:
-        return to_single(self.Z)
-
     def _solve(self, rows: Array, transposed: int) -> Array:
         columns = rows.reshape(len(rows), -1)
         return solve_triangular(self.factor, columns, lower=True, trans=transposed).reshape(rows.shape)
@@ -193,21 +165,17 @@ class RowCoordinates(Coordinates):
         return self.variances[:, None] * np.sum(self._coefficients(w) * self._coefficients(u), axis=-1)
 
 
-def conjugate_gradients(
-    product: Operator, precondition: Operator, rhs: Array, tol: float, start: Array | None = None
-) -> tuple[Array, int]:
+def conjugate_gradients(product: Operator, precondition: Operator, rhs: Array, tol: float) -> tuple[Array, int]:
     """Solve one system per fit to a relative norm of the residual; return the solutions and the number of steps.
 
     All fits advance together, which SciPy's solver does not offer. A fit is not changed any more once it is solved, or
     once rounding errors leave no positive curvature.
     """
-    x, residual = (np.zeros_like(rhs), rhs) if start is None else (start, rhs - product(start))
-    direction = precondition(residual)
+    x, residual, direction, steps = np.zeros_like(rhs), rhs, precondition(rhs), 0
     size = _dot(residual, direction)
-    target = tol**2 * (size if start is None else _dot(rhs, precondition(rhs)))
-    active, step = size > target, 0
-    most = _MAX_SINGLE_CG_STEPS if rhs.dtype == np.float32 else _MAX_CG_STEPS
-    while step < most and active.any():
+    target = tol**2 * size
+    active = size > target
+    while steps < _MAX_CG_STEPS and active.any():
         image = product(direction)
         curvature = _dot(direction, image)
         active &= (curvature > 0) & (curvature < np.inf)
@@ -218,8 +186,8 @@ def conjugate_gradients(
         size, last = _dot(residual, z), size
         direction = z + _divide(size, last, active) * direction
         active &= size > target
-        step += 1
-    return x, step
+        steps += 1
+    return x, steps
 
 
 def _divide(a: Array, b: Array, where: Array) -> Array:
@@ -257,8 +225,6 @@ class Blocks:
         factors = [[_factor(block, ridge) for block in row] for row in self.entries]
         if self.flat:
             return lambda rhs: _solve_flat(factors, rhs)
-        if len(factors) == 1 and len(factors[0]) > 1:  # one block serves several fits in many steps
-            return Inverses([_invert(factor) for factor in factors[0]], self.entries[0], ridge)
         return lambda rhs: _solve_blocks(factors, rhs)
 
     def record(self, steps: int, digits: float, price: float) -> None:
@@ -266,24 +232,6 @@ class Blocks:
         self._rate = self._rate or steps / digits
         self._excess += steps - self._rate * digits
         self.outdated = self._excess > price
-
-
-class Inverses:
-    """Inverses of the blocks of each output, which solve by products, also in single precision."""
-
-    def __init__(self, inverses: list[Array], blocks: Array, ridge: Array) -> None:
-        self.inverses = np.array(inverses)
-        sizes = np.diagonal(blocks, axis1=1, axis2=2) + ridge
-        condition = np.max(sizes * np.diagonal(self.inverses, axis1=1, axis2=2))
-        self.well_conditioned = bool(condition <= _MAX_CONDITION)
-
-    @cached_property
-    def _single(self) -> Array:
-        return self.inverses.astype(np.float32)
-
-    def __call__(self, rhs: Array) -> Array:
-        inverses = self._single if rhs.dtype == np.float32 else self.inverses
-        return np.matmul(inverses, rhs.transpose(2, 0, 1)).transpose(1, 2, 0)
 
 
 def _factor(block: Array, ridge: Array) -> Array:
@@ -294,12 +242,6 @@ def _factor(block: Array, ridge: Array) -> Array:
         matrix[diagonal] += 1e-10 * np.trace(matrix) / len(matrix)
         factor, failed = dpotrf(matrix, lower=1)
     return factor
-
-
-def _invert(factor: Array) -> Array:
-    """Return the inverse of the matrix that has this Cholesky factor."""
-    lower = np.tril(dpotri(factor, lower=1)[0])
-    return lower + np.tril(lower, -1).T
 
 
 def _solve_blocks(factors: list[list[Array]], rhs: Array) -> Array:
@@ -376,7 +318,6 @@ class Hessian:
 
     Attributes
     ----------
-    constant : whether it is the same at all predictors
     exact : whether the blocks are the Hessian itself, so that no conjugate gradients are needed
     near : whether new blocks are close enough to the Hessian for steps similar to Newton's
     """
@@ -387,25 +328,25 @@ class Hessian:
         self.loss, self.y, self.at, self.weights = loss, y, at, weights
         self.move(eta)
         (rows, size), outputs = at.Z.shape, y.shape[-1]
-        self.constant = loss.is_quadratic
         self._tall = (
             rows > _ROWS_PER_COORDINATE * size
             and outputs * weights.shape[1] * size**2 <= _MAX_ENTRIES
             and not loss.couples_rows
         )
         self._small = loss.couples_outputs and size * outputs <= _SMALL
-        self.exact = self.constant or self._small or (outputs == 1 and not self._tall and not loss.couples_rows)
-        self.blocks = blocks if blocks is not None and (self.constant or not self.exact) else self._new_blocks(eta)
-        self.exact &= self.blocks.dense
-        self.near = loss.couples_rows and self.blocks.dense
-        self._precondition = self.blocks.solver(at.ridge)
+        self.exact = loss.is_quadratic or self._small or (outputs == 1 and not self._tall and not loss.couples_rows)
+        if blocks is None or (self.exact and not loss.is_quadratic):
+            blocks = self._new_blocks()
+        self.blocks, self._solve_blocks = blocks, blocks.solver(at.ridge)
+        self.exact &= blocks.dense
+        self.near = loss.couples_rows and blocks.dense
 
-    def _new_blocks(self, eta: Array) -> Blocks:
-        loss, Z, weights = self.loss, self.at.Z, self.weights
-        if self.constant:
+    def _new_blocks(self) -> Blocks:
+        loss, Z, weights, eta = self.loss, self.at.Z, self.weights, self.eta
+        if loss.is_quadratic:
             return _make_blocks(Z, weights[:, :, None])
         if self._small:
-            return Blocks(self._flat_of_each(eta)[:, None], flat=True)
+            return Blocks(self._flat_of_each()[:, None], flat=True)
         if self._tall and loss.couples_outputs and Z.shape[1] * eta.shape[-1] <= _SMALL_SHARED:
             return Blocks(self._flat(weights.mean(axis=1), eta.mean(axis=1))[None, None], flat=True)
         if self._tall and not loss.couples_outputs:
@@ -421,8 +362,9 @@ class Hessian:
     def _flat(self, weights: Array, eta: Array) -> Array:
         return _flat_gram(self.at.Z, self.loss.hessian_operator(self.y[:, 0], eta, weights), eta.shape[-1])
 
-    def _flat_of_each(self, eta: Array) -> Array:
+    def _flat_of_each(self) -> Array:
         """Return the matrix of each fit; small ones are computed by one product with the squares of all rows."""
+        eta = self.eta
         (rows, size), (_, fits, outputs) = self.at.Z.shape, eta.shape
         if sp.issparse(self.at.Z) or rows * size**2 > _MAX_SQUARES:
             return np.array([self._flat(self.weights[:, f], eta[:, f]) for f in range(fits)])
@@ -435,59 +377,37 @@ class Hessian:
     @property
     def reusable(self) -> bool:
         """Whether the blocks are worth keeping at other penalties; exact blocks of few outputs are cheap to renew."""
-        return self.constant or not (self.exact or self.blocks.outdated or (self.y.shape[-1] == 1 and not self.near))
+        cheap = self.exact or (self.y.shape[-1] == 1 and not self.near)
+        return self.loss.is_quadratic or not (cheap or self.blocks.outdated)
 
     def move(self, eta: Array) -> None:
         """Move products to other predictors; the blocks stay the same."""
-        self._eta = eta
-        self._products: dict[Any, Operator] = {}
+        self.eta = eta
+        self._multiply: Operator | None = None
 
     def product(self, v: Array) -> Array:
-        """Multiply by the Hessian, in the precision of v."""
-        if v.dtype not in self._products:
-            self._products[v.dtype] = self._make_product(v.dtype)
-        return self._products[v.dtype](v)
-
-    def _make_product(self, dtype: Any) -> Operator:
-        Z, ZT = self.at.single if dtype == np.float32 else (self.at.Z, self.at.ZT)
-        eta, weights, ridge = (part.astype(dtype, copy=False) for part in (self._eta, self.weights, self.at.ridge))
-        multiply = self.loss.hessian_operator(self.y, eta, weights)
-        return lambda v: times(ZT, multiply(times(Z, v))) + ridge[:, None, None] * v
+        """Multiply by the Hessian."""
+        if self._multiply is None:
+            self._multiply = self.loss.hessian_operator(self.y, self.eta, self.weights)
+        return times(self.at.ZT, self._multiply(times(self.at.Z, v))) + self.at.ridge[:, None, None] * v
 
     def _center(self, rhs: Array) -> Array:
         """Remove the part that is equal in all coupled outputs: it does not change the loss, but blocks ignore that."""
         return rhs - rhs.mean(axis=-1, keepdims=True) if self.loss.couples_outputs else rhs
 
-    def precondition(self, rhs: Array) -> Array:
-        return self._center(self._precondition(rhs))
-
     def approximate(self, rhs: Array, tol: float) -> Array:
         """Solve approximately, by blocks alone if they are close to the Hessian."""
-        direct = self.exact or (self.y.shape[-1] == 1 and self.blocks.dense)
-        return self._precondition(rhs) if direct else self.solve(rhs, tol)
+        direct = self.y.shape[-1] == 1 and self.blocks.dense
+        return self._solve_blocks(rhs) if direct else self.solve(rhs, tol)
 
     def solve(self, rhs: Array, tol: float) -> Array:
         """Solve one system per fit to a relative norm of the residual."""
         if self.exact:
-            return self._precondition(rhs)
-        rhs = self._center(rhs)
-        start, before, digits = None, 0, -np.log10(tol)
-        fast = self._precondition if tol >= _SINGLE_TOL and isinstance(self._precondition, Inverses) else None
-        if fast is not None and fast.well_conditioned:
-            (start, before), tol = self._solve_in_single(rhs, tol), 2 * tol
-        x, steps = conjugate_gradients(self.product, self.precondition, rhs, tol, start)
-        if fast is not None:
-            fast.well_conditioned &= steps <= _MAX_REPAIRS
-        self.blocks.record(before + steps, digits, self._price())
+            return self._solve_blocks(rhs)
+        rhs, precondition = self._center(rhs), lambda rhs: self._center(self._solve_blocks(rhs))
+        x, steps = conjugate_gradients(self.product, precondition, rhs, tol)
+        self.blocks.record(steps, -np.log10(tol), self._price())
         return x
-
-    def _solve_in_single(self, rhs: Array, tol: float) -> tuple[Array, int]:
-        """Solve in single precision. Fits in which that fails get a start of zero for double precision."""
-        scale = np.abs(rhs).max(axis=(0, 2))[:, None]
-        scale[scale == 0] = 1
-        with np.errstate(over="ignore", invalid="ignore"):  # results that are not finite are discarded
-            x, steps = conjugate_gradients(self.product, self.precondition, (rhs / scale).astype(np.float32), tol)
-        return np.where(np.isfinite(x).all(axis=(0, 2))[:, None], x * scale, 0.0), steps
 
     def _price(self) -> float:
         """Return the number of steps of conjugate gradients that cost as much as new blocks."""
@@ -498,13 +418,11 @@ class Hessian:
 
 
 class RidgeFits(NamedTuple):
-    """All fits at some log penalties: coordinates, coefficients in them, predictors and the Hessian there."""
+    """All fits at some log penalties: their coefficients in the coordinates of the Hessian at them."""
 
     log_penalties: Array
     weights: Array  # as they were passed, to be recognized
-    at: Coordinates
     w: Array
-    eta: Array
     hessian: Hessian
 
 
@@ -519,7 +437,7 @@ class RidgeGLM(InnerModel):
     penalized : numbers of the penalized features; None means all
     intercept : whether to fit an intercept, which is not penalized
     tol : stop if a Newton step would gain less than this, in units of the summed loss
-    copies : number of successive penalized columns that share a penalty; None means one
+    copies : number of successive penalized columns that share a penalty
     """
 
     def __init__(
@@ -531,46 +449,36 @@ class RidgeGLM(InnerModel):
         penalized: Array | None = None,
         intercept: bool = True,
         tol: float = 1e-8,
-        copies: int | None = None,
+        copies: int = 1,
     ) -> None:
         penalized = np.arange(X.shape[1]) if penalized is None else penalized
         self.data, self.y, self.loss, self.tol = Data(X, penalized, intercept=intercept), y, loss, tol
-        self.copies, self.n_penalties = copies, len(penalized) // (copies or 1)
-
-    @property
-    def _dual(self) -> bool:
-        """Whether coordinates are those of rows."""
-        return self.data.wide and self.data.n_rows <= _MAX_DUAL_ROWS
+        self.copies, self.n_penalties = copies, len(penalized) // copies
 
     def fit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> Fits:
-        log_penalties = np.repeat(log_penalties, self.copies or 1)
-        at = (RowCoordinates if self._dual else Coordinates)(self.data, log_penalties)
+        log_penalties = np.repeat(log_penalties, self.copies)
+        at = (RowCoordinates if self.data.dual else Coordinates)(self.data, log_penalties)
         w, blocks = self._start(at, weights, log_penalties, None if start is None else start.state)
         with np.errstate(over="ignore", invalid="ignore"):
-            w, eta, hessian = self._newton(at, np.ascontiguousarray(weights.T), w, blocks)
+            w, hessian = self._newton(at, np.ascontiguousarray(weights.T), w, blocks)
         columns = at.lift(w)
         coef, intercept = columns[: self.data.n_features], columns[self.data.n_features :].sum(axis=0)
-        state = RidgeFits(log_penalties, weights, at, w, eta, hessian)
-        return Fits(np.moveaxis(coef, 0, 1), intercept, np.moveaxis(eta, 0, 1), state)
+        state = RidgeFits(log_penalties, weights, w, hessian)
+        return Fits(np.moveaxis(coef, 0, 1), intercept, np.moveaxis(hessian.eta, 0, 1), state)
 
     def refit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> tuple[Array, Array]:
         self.tol = _REFIT_TOL
-        fits = self.fit(weights[None], log_penalties)
-        return fits.coef[0], fits.intercept[0]
+        return super().refit(weights, log_penalties)
 
     def vjp(self, fits: Fits, cotangent: Array) -> Array:
         state: RidgeFits = fits.state
-        u = state.hessian.solve(times(state.at.ZT, np.moveaxis(cotangent, 0, 1)), 0.1 * self.tol**0.5)
-        each = -state.at.cotangent(state.w, u).T
-        return each if self.copies is None else each.reshape(len(each), -1, self.copies).sum(axis=-1)
-
-    def jvp(self, fits: Fits, move: Array) -> Array:
-        state: RidgeFits = fits.state
-        step = state.hessian.solve(state.at.tangent(state.w, np.repeat(move, self.copies or 1)), 1e-3)
-        return -np.moveaxis(times(state.at.Z, step), 0, 1)
+        hessian = state.hessian
+        u = hessian.solve(times(hessian.at.ZT, np.moveaxis(cotangent, 0, 1)), 0.1 * self.tol**0.5)
+        each = -hessian.at.cotangent(state.w, u).T
+        return each.reshape(len(each), -1, self.copies).sum(axis=-1)
 
     def estimate_flops(self, n_fits: int) -> float:
-        (rows, outputs), Z, dual = self.y.shape, self.data.Z, self._dual
+        (rows, outputs), Z, dual = self.y.shape, self.data.Z, self.data.dual
         size = rows if dual else Z.shape[1]
         entries = Z.nnz if sp.issparse(Z) and not dual else rows * size
         kernel = rows**2 * len(self.data.penalized) if dual else 0
@@ -590,20 +498,21 @@ class RidgeGLM(InnerModel):
                 mean = weights @ self.y / np.maximum(weights.sum(axis=1), 1e-300)[:, None]
                 w[-1] = self.loss.link(mean)
             return w, None
-        if state.weights is not weights and state.weights.shape != weights.shape:
+        w, hessian = state.w, state.hessian
+        if state.weights.shape != weights.shape:
             # Coefficients depend on weights almost linearly: write the weights as mixtures, and mix the fits alike.
             mean = state.weights.mean(axis=0)
             shares = 1 / len(state.weights) + np.linalg.pinv((state.weights - mean).T, rcond=1e-8) @ (weights - mean).T
-            return at.restart(*(np.einsum("pfc,fg->pgc", part, shares) for part in (state.w, state.eta))), None
-        w, eta = state.w, state.eta
+            return at.restart(*(np.einsum("pfc,fg->pgc", part, shares) for part in (w, hessian.eta))), None
+        eta = hessian.eta
         move = log_penalties - state.log_penalties
         if move.any() and np.abs(move).max() <= _MAX_EXTRAPOLATION:
-            step = -state.hessian.approximate(state.at.tangent(w, move), 1e-1)
-            w, eta = w + step, eta + times(state.at.Z, step)
-        keeps = state.at.Z is at.Z and state.weights is weights and state.hessian.reusable
-        return at.restart(w, eta), state.hessian.blocks if keeps else None
+            step = -hessian.approximate(hessian.at.tangent(w, move), 1e-1)
+            w, eta = w + step, eta + times(hessian.at.Z, step)
+        keeps = hessian.at.Z is at.Z and state.weights is weights and hessian.reusable
+        return at.restart(w, eta), hessian.blocks if keeps else None
 
-    def _newton(self, at: Coordinates, weights: Array, w: Array, blocks: Blocks | None) -> tuple[Array, Array, Hessian]:
+    def _newton(self, at: Coordinates, weights: Array, w: Array, blocks: Blocks | None) -> tuple[Array, Hessian]:
         y, loss, ridge = self.y[:, None, :], self.loss, at.ridge[:, None, None]
         eta = times(at.Z, w)
         value = self._values(at, weights, w, eta)
@@ -621,7 +530,7 @@ class RidgeGLM(InnerModel):
             stalls = gain.max() < _NOISE and gain.max() > last.max() / 2
             rate = min(1.0, gain.max() / last.max()) if hessian.near and last.max() < np.inf else 1.0
             done |= ~decreased | (gain * rate <= self.tol)
-            if done.all() or stalls or (hessian.constant and hessian.exact):
+            if done.all() or stalls or (loss.is_quadratic and hessian.exact):
                 break
             lags = y.shape[-1] == 1 and gain.max() > _SLOW * last.max()
             stale = hessian.near and hessian.blocks is blocks  # otherwise new blocks would not help
@@ -630,7 +539,7 @@ class RidgeGLM(InnerModel):
         if loss.couples_outputs:  # the part that all outputs share is determined by rounding errors only
             w, eta = (part - part.mean(axis=-1, keepdims=True) for part in (w, eta))
         hessian.move(eta)
-        return w, eta, hessian
+        return w, hessian
 
     def _line_search(
         self, at: Coordinates, weights: Array, now: tuple[Array, ...], step: Array, gain: Array

@@ -44,8 +44,7 @@ _MAX_FLOPS = 1e10  # of a comparison
 _QUICK_FLOPS = 2e9
 _EVALUATIONS = 6  # typical number of evaluations for learning one structure
 _LOOSE = 10.0  # factor of the tolerance for penalties that are only compared
-_JACKKNIFE_ROWS = 5  # per coefficient; with fewer rows the jackknife is too optimistic
-_JACKKNIFE_PENALTIES = 30
+_MANY_ROWS, _FEW_PENALTIES = 5, 30  # rows per coefficient from which, and penalties up to which, few outer folds do
 
 
 class Fits(NamedTuple):
@@ -87,13 +86,9 @@ class InnerModel(ABC):
         The cotangent, (fits, rows, outputs), is the derivative of a function of the predictors.
         """
 
-    def jvp(self, fits: Fits, move: Array) -> Array:
-        """Return the derivative of the predictors, (fits, rows, outputs), along a change of the log penalties."""
-        raise NotImplementedError
-
     def estimate_flops(self, n_fits: int) -> float:
-        """Return roughly the number of multiplications of one evaluation of the objective."""
-        raise NotImplementedError
+        """Return roughly the number of multiplications of one evaluation of the objective, or 0 for no limit."""
+        return 0.0
 
     def can_compress(self, folds: "Folds") -> bool:
         """Return True if a model of fewer rows approximates this one well and is much smaller."""
@@ -178,9 +173,9 @@ class Folds(NamedTuple):
         fitted = self.fitted[folds].min(axis=0) * (held_out == 0)
         return Folds(fitted[None], held_out[None], self.sizes[folds].sum(keepdims=True), self.shuffles[folds[:1]])
 
-    def nested(self, most: int = OUTER_FOLDS) -> list[tuple["Folds", "Folds"]]:
-        """Return pairs of inner folds and one outer fold, for at most `most` groups of outer folds."""
-        parts = np.array_split(np.arange(len(self.fitted)), min(most, len(self.fitted)))
+    def nested(self) -> list[tuple["Folds", "Folds"]]:
+        """Return pairs of inner folds and one outer fold, which joins several folds if there are more than a few."""
+        parts = np.array_split(np.arange(len(self.fitted)), min(OUTER_FOLDS, len(self.fitted)))
         found = [(self.without(held), self.join(held)) for held in parts]
         return [(inner, outer) for inner, outer in found if len(inner.fitted) and outer.fitted.any()]
 
@@ -199,7 +194,11 @@ def split(
         if most < 2:
             raise ValueError("Every class in y has only one row, and folds need two rows of some class; add rows.")
         kind, rng = StratifiedKFold if classes else KFold, check_random_state(random_state)
-        return _shuffle_and_split(kind(min(int(cv), int(most)), shuffle=True, random_state=rng), y, shuffles)
+        folds = kind(min(int(cv), int(most)), shuffle=True, random_state=rng)
+        with warnings.catch_warnings():
+            pairs = list(folds.split(y, y))
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)  # warn once only
+            return pairs + [pair for _ in range(shuffles - 1) for pair in folds.split(y, y)]
     try:
         pairs = list(check_cv(cv).split(X, y, groups))
     except (TypeError, ValueError) as error:
@@ -217,15 +216,6 @@ def _check_row_numbers(numbers: Any) -> Array:
     if rows.ndim != 1:
         raise ValueError(f"`cv` must hold pairs of arrays of row numbers. Got {numbers!r} instead of an array.")
     return rows
-
-
-def _shuffle_and_split(cv: Any, y: Array, shuffles: int) -> list[tuple[Array, Array]]:
-    pairs: list[tuple[Array, Array]] = []
-    with warnings.catch_warnings():
-        for _ in range(shuffles):
-            pairs += cv.split(np.zeros(len(y)), y)
-            warnings.filterwarnings("ignore", "The least populated class", UserWarning)  # warn once only
-    return pairs
 
 
 def count_shuffles(n_rows: int) -> int:
@@ -265,27 +255,28 @@ def find_shuffles(held_out: Array) -> Array:
 
 
 class Structure(NamedTuple):
-    """Which penalties of a model are equal, and how much the others may spread around their mean."""
+    """Which penalties of a model are equal, and how much the others may spread around their mean.
+
+    Penalties may be of several kinds, of the same number, with a mean of their own.
+    """
 
     name: str
     groups: Array  # (n_penalties,), numbers from 0
     prior_scale: float = np.inf
+    n_kinds: int = 1
 
     @property
     def size(self) -> int:
         return int(self.groups.max()) + 1
 
     def sum_groups(self, gradient: Array) -> Array:
-        """Sum derivatives in the penalties of the model, (..., n_penalties), within groups."""
-        out = np.zeros((*gradient.shape[:-1], self.size))
-        np.add.at(np.moveaxis(out, -1, 0), self.groups, np.moveaxis(gradient, -1, 0))
-        return out
+        """Sum derivatives in the penalties of the model, (n_penalties,), within groups."""
+        return np.bincount(self.groups, gradient, self.size)
 
     def prior(self, log_penalties: Array) -> tuple[float, Array]:
         """Return sum (l_g - mean l)^2 / (2 prior_scale^2) and its gradient."""
-        return self._quadratic(log_penalties - log_penalties.mean())
-
-    def _quadratic(self, centered: Array) -> tuple[float, Array]:
+        kinds = log_penalties.reshape(self.n_kinds, -1)
+        centered = (kinds - kinds.mean(axis=1, keepdims=True)).ravel()
         return float(centered @ centered) / (2 * self.prior_scale**2), centered / self.prior_scale**2
 
 
@@ -327,11 +318,12 @@ def held_out_loss(loss: Loss, y: Array, folds: Folds, predictor: Array) -> tuple
 
 
 class Objective:
-    """J(l) and its gradient. Each fit starts from the previous one."""
+    """J(l) and its gradient, and the best point so far. Each fit starts from the previous one."""
 
     def __init__(self, model: InnerModel, folds: Folds, structure: Structure, start: Fits | None = None) -> None:
         self.model, self.folds, self.structure, self.fits = model, folds, structure, start
         self.values: list[float] = []
+        self.best: Learned | None = None
         self._constant, self._slope = 0.0, np.zeros(structure.size)
         self._last: tuple[Array, float, Array] | None = None
         wrong = _WRONG_LABELS if np.isfinite(structure.prior_scale) else 0.0
@@ -355,7 +347,7 @@ class Objective:
         uncorrected, slope = self(log_penalties)
         self._slope = gradient - slope
         self._constant = value - uncorrected - float(self._slope @ log_penalties)
-        self._last, self.values = None, []
+        self._last, self.best, self.values = None, None, []
         return value - uncorrected
 
     def _evaluate(self, log_penalties: Array) -> tuple[Fits, Array]:
@@ -363,7 +355,10 @@ class Objective:
         self.fits = model.fit(folds.fitted, log_penalties[self.structure.groups], self.fits)
         loss, cotangent = held_out_loss(model.loss, self._targets, folds, self.fits.predictor)
         prior = self.structure.prior(log_penalties)[0]
-        self.values.append(loss + prior + self._constant + float(self._slope @ log_penalties))
+        value = loss + prior + self._constant + float(self._slope @ log_penalties)
+        self.values.append(value)
+        if self.best is None or value < self.best.value:
+            self.best = Learned(self.structure, log_penalties.copy(), value, self.fits, self.values, True)
         return self.fits, cotangent
 
 
@@ -408,7 +403,6 @@ class Comparison(NamedTuple):
     """Structures, their summed losses, differences from the first with standard errors, and the chosen one."""
 
     structures: Sequence[Structure]
-    method: str
     losses: Array
     differences: Array
     standard_errors: Array
@@ -444,12 +438,6 @@ class SequentialComparison:
         differences, errors = self._differences()
         self.open = self.open[(differences <= errors)[self.open]]
 
-    def add_outer_folds(self, losses: Sequence[Array], weights: Sequence[Array]) -> None:
-        """Add losses of one shuffle, (structures, rows) for each outer fold, and the weights that it holds out."""
-        total = np.sum(weights, axis=0)
-        sums = sum((weight * each for weight, each in zip(weights, losses, strict=True)), np.zeros_like(losses[0]))
-        self.add(sums / np.where(total > 0, total, 1.0), total)
-
     def _differences(self) -> tuple[Array, Array]:
         """Return the differences from the first structure, in nats, and their standard errors."""
         each = self._sums / self._counts[:, None]
@@ -457,42 +445,94 @@ class SequentialComparison:
         deviations = each - (sums / self._weights.sum())[:, None]
         return sums, np.sqrt(deviations**2 @ self._weights)
 
-    def result(self, method: str) -> Comparison:
+    def result(self) -> Comparison:
         """Choose the first structure unless another one is better by the margin."""
         sums, errors = self._differences()
         better = np.flatnonzero(sums < -np.maximum(_MARGIN * errors, _MIN_GAIN))
         chosen = int(better[np.argmin(sums[better])]) if len(better) else 0
-        return Comparison(self.structures, method, np.mean(self._first) + sums, sums, errors, chosen)
+        return Comparison(self.structures, np.mean(self._first) + sums, sums, errors, chosen)
 
 
 class Search(ABC):
     """The search for the penalties of a model over folds, by the steps that all kinds of penalties share.
 
-    Attributes
+    Parameters
     ----------
     single : the structure in which all penalties of a kind are equal
+    tol : stop if an iteration gains less than this, in nats
+    max_iter : maximum number of iterations of L-BFGS-B, for each set of penalties that is learned
     """
 
-    single: Structure
+    def __init__(self, model: InnerModel, folds: Folds, single: Structure, *, tol: float, max_iter: int) -> None:
+        self.model, self.folds, self.single, self.tol, self.max_iter = model, folds, single, tol, max_iter
+        self.problem = SelectionProblem(model, folds, lambda fits: fits.predictor)
+        self._targets = model.loss.smooth_labels(model.y, _WRONG_LABELS_IN_COMPARISON / max(1.0, folds.sizes.sum()))
 
     @abstractmethod
     def find_single(self) -> Learned:
         """Find the best penalties of the structure `single`."""
 
     @abstractmethod
-    def compare(self, candidates: Sequence[Structure], single: Learned) -> tuple[Comparison | None, Learned | None]:
-        """Compare structures on rows on which their penalties were not learned; the first is preferred.
-
-        Return None if that is impossible, and penalties of the chosen structure from which to refine it.
-        """
-
-    @abstractmethod
-    def find_start(self, structures: Sequence[Structure], single: Learned) -> Learned:
-        """Return penalties of the last structure from which to refine it, without a comparison."""
-
-    @abstractmethod
     def refine(self, structure: Structure, start: Array, fits: Fits | None = None) -> Learned:
         """Learn the penalties of a structure on all folds, from fits near the start if there are any."""
+
+    @abstractmethod
+    def follow_path(self, folds: Folds, structures: Sequence[Structure], single: Learned) -> list[Learned]:
+        """Return a single penalty of each kind, and penalties of each structure from which to refine or relearn it."""
+
+    @abstractmethod
+    def relearn(self, folds: Folds, path: Sequence[Learned]) -> list[Learned]:
+        """Learn the penalties of several structures on some folds, from those learned on others."""
+
+    def find_start(self, structures: Sequence[Structure], single: Learned) -> Learned:
+        """Return penalties of the last structure from which to refine it, without a comparison."""
+        return self.follow_path(self.problem.folds, structures, single)[-1]
+
+    def compare(self, candidates: Sequence[Structure], single: Learned) -> tuple[Comparison | None, Learned]:
+        """Compare structures on rows on which their penalties were not learned; the first is preferred.
+
+        Return also penalties of the chosen structure from which to refine it. Without a comparison, because folds are
+        too few or the work is too much, a single penalty is the safest, and otherwise the strictest prior.
+        """
+        structures = [item for item in candidates if item is not self.single]
+        first = int(len(structures) == len(candidates))  # 1 without a single penalty
+        affordable, n_outer = self._choose_affordable(structures)
+        if not affordable:
+            return None, self.find_start(structures, single) if first else single
+        shuffles = list(zip(self.problem.folds.by_shuffle(), self.folds.by_shuffle(), strict=True))
+        path = self.follow_path(shuffles[0][0], affordable, single)[first:]
+        comparison = SequentialComparison([item.structure for item in path], self.model.loss)
+        for folds, rows in shuffles[: max(1, n_outer // OUTER_FOLDS)]:
+            if not comparison.decided:
+                comparison.add(*self._nested_losses(folds, rows, n_outer, [path[k] for k in comparison.open]))
+        result = comparison.result()
+        return result, path[result.chosen]
+
+    def _choose_affordable(self, structures: Sequence[Structure]) -> tuple[Sequence[Structure], int]:
+        """Return the structures that can be compared within the work limit, and for how many outer folds."""
+        first = self.folds.by_shuffle()[0]
+        if not first.nested():
+            return [], 0
+        flops = self.problem.model.estimate_flops(len(first.fitted)) * _EVALUATIONS
+        strictest = list({item.name: item for item in structures}.values())  # the simplest one first
+        for tried in (structures, strictest, strictest[:1]):
+            n_outer = int(_MAX_FLOPS / max(1.0, flops * len(tried)))
+            if n_outer >= OUTER_FOLDS:
+                return tried, n_outer
+        many_rows = len(self.model.y) >= _MANY_ROWS * self.model.n_penalties * self.model.y.shape[1]
+        return (tried, n_outer) if n_outer and many_rows and tried[0].size <= _FEW_PENALTIES else ([], 0)
+
+    def _nested_losses(self, folds: Folds, rows: Folds, n_outer: int, path: Sequence[Learned]) -> tuple[Array, Array]:
+        """Return the losses of rows, (structures, rows), and their weights, with penalties learned on other rows."""
+        sums, total = np.zeros((len(path), len(self.model.y))), np.zeros(len(self.model.y))
+        for (inner, outer), (_, held_out) in list(zip(folds.nested(), rows.nested(), strict=True))[:n_outer]:
+            found, weight = self.relearn(inner, path), held_out.held_out[0]
+            fits = [self.problem.model.fit(outer.fitted, item.of_model, item.fits) for item in found]
+            predictors = [self.problem.predict(fit) for fit in fits]
+            parts = held_out.fitted, held_out.held_out
+            sums += weight * [self.model.loss.held_out(self._targets, each, *parts)[0][0] for each in predictors]
+            total += weight
+        return sums / np.where(total > 0, total, 1.0), total
 
 
 class PenaltySearch(Search):
@@ -503,22 +543,16 @@ class PenaltySearch(Search):
     Parameters
     ----------
     total_weight : of all rows; the first penalty to try, and the center of the range of penalties
-    tol : stop if an iteration gains less than this, in nats
-    max_iter : maximum number of iterations of L-BFGS-B, for each set of penalties that is learned
     """
 
     def __init__(self, model: InnerModel, folds: Folds, total_weight: float, *, tol: float, max_iter: int) -> None:
-        self.model, self.folds, self.tol, self.max_iter = model, folds, tol, max_iter
+        super().__init__(
+            model, folds, Structure("single", np.zeros(model.n_penalties, int)), tol=tol, max_iter=max_iter
+        )
         self._start = float(np.log(total_weight))
         self.bounds = self._start + np.log(_WEAKEST), self._start + np.log(_STRONGEST)
-        self.single = Structure("single", np.zeros(model.n_penalties, int))
-        self.compresses = model.can_compress(folds)
-        self.problem, self._mismatch = self._exact_problem(), 0.0
+        self.compresses, self._mismatch = model.can_compress(folds), 0.0
         self._all_rows: Fits | None = None
-        self._targets = model.loss.smooth_labels(model.y, _WRONG_LABELS_IN_COMPARISON / max(1.0, folds.sizes.sum()))
-
-    def _exact_problem(self) -> SelectionProblem:
-        return SelectionProblem(self.model, self.folds, lambda fits: fits.predictor)
 
     def _update_surrogate(self, log_penalties: Array) -> None:
         """If the problem is compressed, compress it around the fit to all rows at these penalties."""
@@ -533,7 +567,7 @@ class PenaltySearch(Search):
 
     def find_single(self) -> Learned:
         """Find the best single penalty: try decades below and above the start, and refine the best of them."""
-        start = self._start
+        start, exact = self._start, self.problem
         values: dict[int, float] = {}
         fits: Fits | None = None
         first = best_fits = fits
@@ -549,7 +583,7 @@ class PenaltySearch(Search):
                 decade += step
         found = self.refine(self.single, np.array([start + min(values, key=values.__getitem__) * _DECADE]), best_fits)
         if self.compresses and abs(self._mismatch) > _MAX_MISMATCH:
-            self.compresses, self.problem = False, self._exact_problem()
+            self.compresses, self.problem = False, exact
             if self.model.estimate_flops(len(self.folds.fitted)) * _EVALUATIONS <= _QUICK_FLOPS:
                 return self.refine(self.single, found.log_penalties)
         return found
@@ -575,20 +609,14 @@ class PenaltySearch(Search):
             low, high = max(low, start[0] - _DECADE), min(high, start[0] + _DECADE)
         return minimize_objective(objective, start, (low, high), tol=factor * self.tol, max_iter=self.max_iter)
 
-    def find_start(self, structures: Sequence[Structure], single: Learned) -> Learned:
-        return self.follow_path(self.problem.folds, structures, single.log_penalties[0])[-1]
-
-    def follow_path(self, folds: Folds, structures: Sequence[Structure], start: float) -> list[Learned]:
-        """Learn the single penalty near the start, then each structure from the one of the same name before it.
-
-        The first structure of a name is learned from the single penalty, and also from a stronger one, because the
-        gradient is almost zero if penalties are too weak.
-        """
+    def follow_path(self, folds: Folds, structures: Sequence[Structure], single: Learned) -> list[Learned]:
+        """Learn a single penalty, then each structure from the one of the same name before it."""
         strong = float(np.log(_STRONG * max(1.0, self.folds.sizes.sum())))
-        single = self._minimize(Objective(self.problem.model, folds, self.single), np.array([start]))
+        single = self._minimize(Objective(self.problem.model, folds, self.single), single.log_penalties)
         found = [single]
         for structure in structures:
             level, last = single.log_penalties[0], found[-1]
+            # also from strong penalties, because the gradient is almost zero if they are too weak
             starts = [np.full(structure.size, at) for at in sorted({level, max(level, strong)})]
             if last.structure.name == structure.name:
                 starts = [last.log_penalties]
@@ -596,99 +624,7 @@ class PenaltySearch(Search):
             found.append(min(runs, key=lambda run: run.value))
         return found
 
-    def compare(self, candidates: Sequence[Structure], single: Learned) -> tuple[Comparison, Learned | None]:
-        structures = [item for item in candidates if item is not self.single]
-        method, affordable, most = self._choose_method(structures)
-        if not affordable:
-            return Comparison([self.single], "too much work", np.full(1, np.nan), np.zeros(1), np.zeros(1), 0), None
-        shuffles = list(zip(self.problem.folds.by_shuffle(), self.folds.by_shuffle(), strict=True))
-        path = self.follow_path(shuffles[0][0], affordable, single.log_penalties[0])
-        path = path if len(candidates) > len(structures) else path[1:]
-        comparison = SequentialComparison([item.structure for item in path], self.model.loss)
-        for folds, rows in shuffles[:most]:
-            if method == "jackknife":
-                comparison.add(*self._jackknife_losses(folds, rows, path))
-            elif not comparison.decided:
-                comparison.add_outer_folds(*self._nested_losses(folds, rows, [path[k] for k in comparison.open]))
-        result = comparison.result(method)
-        return result, path[result.chosen]
-
-    def _choose_method(self, structures: Sequence[Structure]) -> tuple[str, Sequence[Structure], int]:
-        """Return how to compare, the structures for which that is affordable, and the number of shuffles.
-
-        If not all structures are affordable, those with the strictest prior are tried, then the simplest one of them.
-        """
-        first = self.folds.by_shuffle()[0]
-        flops = self.problem.model.estimate_flops(len(first.fitted)) * _EVALUATIONS
-        strictest = list({item.name: item for item in structures}.values())
-        for tried in (structures, strictest, strictest[:1]) if first.nested(OUTER_FOLDS) else ():
-            most = _MAX_FLOPS / (flops * OUTER_FOLDS * len(tried))
-            if most >= 1:
-                return "nested folds", tried, int(most)
-        if len(self.model.y) < _JACKKNIFE_ROWS * self.model.n_penalties * self.model.y.shape[1]:
-            return "too much work", [], 0
-        within = [item for item in structures if item.size <= _JACKKNIFE_PENALTIES]
-        return "jackknife", [item for item in within if flops * (1 + item.size / _EVALUATIONS) <= _MAX_FLOPS], 1
-
-    def _nested_losses(self, folds: Folds, rows: Folds, path: Sequence[Learned]) -> tuple[list[Array], list[Array]]:
-        """Return the losses of rows, (structures, rows), and their weights, for each outer fold.
-
-        Penalties are learned again without the rows of the outer fold.
-        """
-        losses, model, outer_rows = [], self.problem.model, [outer for _, outer in rows.nested(OUTER_FOLDS)]
-        for (inner, outer), held_out in zip(folds.nested(OUTER_FOLDS), outer_rows, strict=True):
-            objectives = [Objective(model, inner, item.structure, item.fits) for item in path]
-            starts = [item.log_penalties for item in path]
-            found = [self._minimize(*pair, factor=_LOOSE) for pair in zip(objectives, starts, strict=True)]
-            fits = [model.fit(outer.fitted, item.of_model, item.fits) for item in found]
-            losses.append(np.array([self._row_losses(fit, held_out) for fit in fits]))
-        return losses, [outer.held_out[0] for outer in outer_rows]
-
-    def _row_losses(self, fits: Fits, fold: Folds) -> Array:
-        """Return the losses of all rows under the fit without a fold."""
-        predictor = self.problem.predict(fits)
-        return self.model.loss.held_out(self._targets, predictor, fold.fitted, fold.held_out)[0][0]
-
-    def _jackknife_losses(self, folds: Folds, rows: Folds, path: Sequence[Learned]) -> tuple[Array, Array]:
-        """Return the losses of rows, (structures, rows), and their weights, without learning structures again.
-
-        Each fold is fitted at the penalties that the other folds would choose, approximately.
-        """
-        problem = self.problem._replace(folds=folds)
-        held = [np.flatnonzero(weights) for weights in rows.held_out]
-        losses = []
-        for learned in path:
-            moved, each = np.clip(leave_out(problem, learned), *self.bounds), []
-            for k, log_penalties in enumerate(moved):
-                fits = problem.model.fit(folds.fitted[k : k + 1], log_penalties[learned.structure.groups])
-                each.append(self._row_losses(fits, rows.take(np.array([k])))[held[k]])
-            losses.append(np.concatenate(each))
-        return np.array(losses), np.concatenate([weights[of] for weights, of in zip(rows.held_out, held, strict=True)])
-
-
-def leave_out(problem: SelectionProblem, learned: Learned) -> Array:
-    """Return approximately the log penalties that all folds but one would choose, (folds, penalties of the structure).
-
-    They are one Newton step away from the common ones, with the Gauss-Newton matrices of the held-out loss.
-    """
-    structure, (model, folds, _) = learned.structure, problem
-    _, cotangent = held_out_loss(model.loss, model.y, folds, learned.fits.predictor)
-    gradients = structure.sum_groups(model.vjp(learned.fits, cotangent))
-    matrices = _gauss_newton(problem, learned)
-    spread = np.eye(structure.size) - 1 / structure.size
-    total = matrices.sum(axis=0) + spread / structure.prior_scale**2
-    ridge = 1e-6 * max(np.trace(total) / structure.size, 1e-6) * np.eye(structure.size)
-    steps = [np.linalg.solve(total - own + ridge, g) for own, g in zip(matrices, gradients, strict=True)]
-    return learned.log_penalties + np.array(steps)
-
-
-def _gauss_newton(problem: SelectionProblem, learned: Learned) -> Array:
-    """Return the Gauss-Newton matrix of the held-out loss of each fold, (folds, penalties, penalties)."""
-    (model, folds, _), groups, predictor = problem, learned.structure.groups, learned.fits.predictor
-    moves = [model.jvp(learned.fits, (groups == group).astype(float)) for group in range(learned.structure.size)]
-    losses, _ = model.loss.held_out(model.y, predictor, folds.fitted, folds.held_out)
-    mean = np.sum(folds.held_out * losses) / (folds.sizes.sum() * model.loss.count(model.y))
-    nats = float(1 / model.loss.dispersion(mean))
-    multiply = model.loss.held_out_hessian(model.y, predictor, folds.fitted, folds.held_out)
-    images = [nats * multiply(move) for move in moves]
-    return np.einsum("gfrc,hfrc->fgh", np.array(moves), np.array(images), optimize=True)
+    def relearn(self, folds: Folds, path: Sequence[Learned]) -> list[Learned]:
+        objectives = [Objective(self.problem.model, folds, item.structure, item.fits) for item in path]
+        starts = [item.log_penalties for item in path]
+        return [self._minimize(*pair, factor=_LOOSE) for pair in zip(objectives, starts, strict=True)]

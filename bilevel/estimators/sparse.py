@@ -1,23 +1,20 @@
 """Linear models with penalties that set coefficients to zero, and their implicit derivatives.
 
-The coefficients minimize  Σ_i weight_i loss_i(x_i'w + b) + Σ_j a_j |w_j| + ½ Σ_j c_j w_j²  (or norms of groups, Σ_g a_g
-‖w_g‖, instead of absolute values). The parts are the same as in other solvers of sparse models: the loss of weighted
-rows (`WeightedLoss`), the penalty (`L1`, `GroupNorm`), and a solver (`solve`) of proximal Newton steps on a working
-set, whose quadratic subproblems `minimize_l1` and `minimize_groups` solve to machine precision. Derivatives in log a
-and log c (`ImplicitSolution`) are those on the nonzero coefficients: their set and their signs do not change for small
-changes of the strengths. Variables are entries of the flat array of coefficients, (features, outputs).
+The coefficients minimize  Σ_i weight_i loss_i(x_i'w + b) + Σ_g a_g ‖w_g‖ + ½ Σ_j c_j w_j²; groups of one variable have
+absolute values instead of norms. The parts are the same as in other solvers of sparse models: the loss of weighted rows
+(`WeightedLoss`), the penalty (`Penalty`), and a solver (`solve`) of proximal Newton steps on a working set, whose
+quadratic subproblems `minimize_l1` and `minimize_groups` solve to machine precision. Derivatives in log a and log c
+(`Solution`) are those on the nonzero coefficients: their set and their signs do not change for small changes of the
+strengths. Variables are entries of the flat array of coefficients, (features, outputs).
 """
 
-import warnings
 from copy import copy
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from scipy.linalg.lapack import dposv
-from sklearn.exceptions import ConvergenceWarning
 
 from bilevel.estimators.losses import Array, RowLoss
 from bilevel.estimators.ridge import to_dense
@@ -30,24 +27,18 @@ _MAX_STEPS = 100
 _SYSTEMS = 5  # typical number of linear systems per step
 _SINGLE, _LARGE = 1e-7, 1e7  # Hessians have single precision above this residual and this number of multiplications
 _MAX_EXTRAPOLATION = 1.0  # change of a log strength up to which the previous fit is extrapolated
-_NEW_VARIABLES = 200  # that enter the working set in one step, or the number that it contains if that is larger
+_NEW_GROUPS = 200  # that enter the working set in one step, or the number that it contains if that is larger
 _MAX_GRAM_ENTRIES = 5e7  # of all fits together, up to which products of all columns are stored
 _CHUNK = 512  # rows whose products fit into the cache
 _SLACK = 1e-10  # relative amount by which a bound may be exceeded
-_EXCHANGES, _MAX_SEGMENTS = 12, 30
-_SWEEPS = 100, 1000, 10_000  # of coordinate descent, until its support is almost correct
+_EXCHANGES, _MAX_SEGMENTS, _JITTER = 12, 1000, 1e-13
 _GROUP_SWEEPS = 3, 30, 300
 _NEWTON_STEPS = 15
 
 
 def scale_entries(X: Any, factors: Array) -> Any:
     """Multiply each column by its factor, or with factors (rows, columns), each entry."""
-    if not sp.issparse(X):
-        return X * factors
-    scaled = X.copy()
-    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
-    scaled.data *= factors[rows, X.indices] if factors.ndim == 2 else factors[X.indices]
-    return scaled
+    return X.multiply(factors).tocsr() if sp.issparse(X) else X * factors
 
 
 class Columns:
@@ -166,11 +157,13 @@ class SchurComplement:
         return by_coef - self.cross @ (self.inverse @ by_intercept[: len(self.inverse)])
 
     def intercept_step(self, step: Array, by_intercept: Array) -> Array:
-        """Return the step of the intercepts that belongs to a step of the variables."""
-        return -self.inverse @ (by_intercept[: len(self.inverse)] + self.cross.T @ step)
+        """Return the step of the intercepts (zeros without intercepts) that belongs to a step of the variables."""
+        size, intercept_step = len(self.inverse), np.zeros_like(by_intercept)
+        intercept_step[:size] = -self.inverse @ (by_intercept[:size] + self.cross.T @ step)
+        return intercept_step
 
 
-class GroupNorm:
+class Penalty:
     """The penalty Σ_g a_g ‖w_g‖ + ½ Σ_j c_j w_j² on the flat array of coefficients.
 
     Parameters
@@ -182,28 +175,39 @@ class GroupNorm:
 
     def __init__(self, norms: Array, squares: Array, groups: Array) -> None:
         self.norms, self.squares, self.groups = norms, squares, groups
+        self._of_single_variables = np.array_equal(groups, np.arange(len(norms)))
 
-    def _norms_of(self, w: Array) -> Array:
-        return group_norms(w, self.groups, len(self.norms))
+    def norms_of(self, w: Array) -> Array:
+        """Return the norm of each group."""
+        return np.abs(w) if self._of_single_variables else group_norms(w, self.groups, len(self.norms))
+
+    def largest_norm(self, w: Array) -> float:
+        """Return the largest norm of a penalized group."""
+        return float(self.norms_of(w)[self.norms > 0].max(initial=0))
 
     def value(self, w: Array) -> float:
         """Return the sum of the norms."""
-        return float(self.norms @ self._norms_of(w))
+        return float(self.norms @ self.norms_of(w))
 
     def residual(self, w: Array, gradient: Array) -> Array:
         """Return the violation of the optimality conditions; the gradient is that of the loss and the squares."""
-        size, slope = self._norms_of(w), self._norms_of(gradient)
-        beyond = np.maximum(1 - self.norms / np.maximum(slope, 1e-300), 0)[self.groups] * gradient
-        return np.where(size[self.groups] == 0, beyond, gradient + self.norms[self.groups] * self.direction(w))
+        beyond = np.maximum(self.norms_of(gradient) - self.norms, 0)[self.groups] * self.direction(gradient)
+        inside = gradient + self.norms[self.groups] * self.direction(w)
+        return np.where(self.norms_of(w)[self.groups] == 0, beyond, inside)
 
     def working_set(self, w: Array, residual: Array) -> Array:
-        """Return the variables to move: those of nonzero groups, and of groups that should be nonzero."""
-        used = (self._norms_of(w) > 0) | (self._norms_of(residual) > 0)
+        """Return the variables to move: those of nonzero groups, and of groups that should be nonzero.
+
+        The number of new groups is limited; those with the largest violations are taken first.
+        """
+        used, violation = self.norms_of(w) > 0, self.norms_of(residual)
+        entering = np.flatnonzero(~used & (violation > 0))
+        used[entering[np.argsort(-violation[entering])[: max(_NEW_GROUPS, np.count_nonzero(used))]]] = True
         return np.flatnonzero(used[self.groups])
 
     def support(self, w: Array) -> Array:
         """Return the variables of nonzero groups."""
-        return self.working_set(w, np.zeros_like(w))
+        return np.flatnonzero(self.norms_of(w)[self.groups])
 
     def _renumber(self, variables: Array) -> tuple[Array, Array]:
         """Return the strengths of the groups of some variables, and the numbers of these groups from 0."""
@@ -212,15 +216,16 @@ class GroupNorm:
 
     def minimize(self, Q: Array, q: Array, chosen: Array, w: Array) -> Array:
         """Minimize ½ w'Qw − q'w plus the norms over the chosen variables, from a start."""
-        return minimize_groups(Q, q, *self._renumber(chosen), w)
+        norms, groups = self._renumber(chosen)
+        return minimize_l1(Q, q, norms, w) if self._of_single_variables else minimize_groups(Q, q, norms, groups, w)
 
-    def curvature(self, w: Array, support: Array) -> Array | float:
+    def curvature(self, w: Array, support: Array) -> Array:
         """Return the second derivative of the norms on the support."""
         return norm_curvature(w[support], *self._renumber(support))
 
     def direction(self, w: Array) -> Array:
         """Return the gradient of the norms for strengths of 1; zero outside the support."""
-        size = self._norms_of(w)
+        size = self.norms_of(w)
         return w / np.where(size == 0, 1, size)[self.groups]
 
     def jvp(self, w: Array, norms: Array, squares: Array) -> Array:
@@ -233,65 +238,75 @@ class GroupNorm:
         return self.norms * of_groups, self.squares * w * adjoint
 
 
-class L1(GroupNorm):
-    """The same for groups of one variable: Σ_j a_j |w_j| + ½ Σ_j c_j w_j²."""
-
-    def __init__(self, norms: Array, squares: Array) -> None:
-        super().__init__(norms, squares, np.arange(len(norms)))
-
-    def _norms_of(self, w: Array) -> Array:
-        return np.abs(w)
-
-    def residual(self, w: Array, gradient: Array) -> Array:
-        beyond = np.sign(gradient) * np.maximum(np.abs(gradient) - self.norms, 0)
-        return np.where(w == 0, beyond, gradient + self.norms * np.sign(w))
-
-    def working_set(self, w: Array, residual: Array) -> Array:
-        """Limit the number of new variables, the largest violations first."""
-        inside = np.flatnonzero(w)
-        entering = np.flatnonzero((w == 0) & (residual != 0))
-        largest = np.argsort(-np.abs(residual[entering]))[: max(_NEW_VARIABLES, len(inside))]
-        return np.sort(np.concatenate([inside, entering[largest]]))
-
-    def minimize(self, Q: Array, q: Array, chosen: Array, w: Array) -> Array:
-        return minimize_l1(Q, q, self.norms[chosen], w)
-
-    def curvature(self, w: Array, support: Array) -> float:
-        return 0.0
-
-
 class WorkLimitReached(Exception):
     """Raised if fits need more multiplications than a search may spend."""
 
 
-class Solution(NamedTuple):
-    """The result of `solve`: flat coefficients, intercepts and the predictor of every row.
+@dataclass(eq=False)
+class Solution:
+    """The result of `solve`, and its derivatives in the log strengths, for a fixed support.
 
     Attributes
     ----------
-    residual : violation of the optimality conditions, relative to the gradient of the loss
+    tol : tolerance of `residual`, which is the violation of the optimality conditions relative to the gradient
+    w, intercept, eta : flat coefficients, intercepts, and the predictor of every row
     size : number of coefficients that are nonzero or that an exact solution might make nonzero
-    hessian : Hessian of the last step on the support
-    previous_residual : residual before the last step
     flops : rough number of multiplications
+    hessian : Hessian on the support, at the start of the last step until derivatives need an accurate one
+    is_accurate : whether the last step was so small that derivatives by this Hessian are accurate to `tol`
     """
 
+    loss: WeightedLoss
+    penalty: Penalty
+    tol: float
     w: Array
     intercept: Array
     eta: Array
     residual: float
     size: int
-    hessian: SchurComplement | None
-    previous_residual: float
     flops: float
+    hessian: SchurComplement | None = None
+    is_accurate: bool = False
+
+    def __post_init__(self) -> None:
+        self.support = self.penalty.support(self.w)
+
+    def set_hessian(self, hessian: SchurComplement, *, is_accurate: bool) -> SchurComplement:
+        """Add the second derivative of the norms to the Hessian of the loss and the squares, and store it."""
+        hessian.matrix += self.penalty.curvature(self.w, self.support)
+        self.hessian, self.is_accurate = hessian, is_accurate
+        return hessian
+
+    def vjp(self, cotangent: Array) -> tuple[Array, Array]:
+        """Return derivatives in the log strengths of norms and squares, given those in the predictor."""
+        hessian = self.hessian
+        if hessian is None or not self.is_accurate:
+            new = _eliminate_intercepts(self.loss, self.penalty, self.eta, self.support, self.tol)
+            hessian = self.set_hessian(new, is_accurate=True)
+        by_coef, by_intercept = self.loss.transpose(cotangent)
+        adjoint = np.zeros_like(self.w)
+        right = hessian.reduce(by_coef.ravel()[self.support], by_intercept)
+        adjoint[self.support] = -solve_positive(hessian.matrix, right)
+        return self.penalty.vjp(self.w, adjoint)
+
+    def extrapolate(self, norms: Array, squares: Array) -> tuple[Array, Array]:
+        """Return a start for changed log strengths; coefficients whose sign would change are set to zero."""
+        moves = np.concatenate([norms, squares])
+        if self.hessian is None or np.abs(moves).max(initial=0) > _MAX_EXTRAPOLATION:
+            return self.w, self.intercept
+        rate = self.penalty.jvp(self.w, norms, squares)[self.support]
+        step = np.zeros_like(self.w)
+        step[self.support] = -solve_positive(self.hessian.matrix, rate)
+        intercept_step = self.hessian.intercept_step(step[self.support], np.zeros_like(self.intercept))
+        return np.where((self.w + step) * self.w > 0, self.w + step, 0), self.intercept + intercept_step
 
 
 def solve(
-    loss: WeightedLoss, penalty: GroupNorm, w: Array, intercept: Array, tol: float, max_flops: float = np.inf
+    loss: WeightedLoss, penalty: Penalty, w: Array, intercept: Array, tol: float, max_flops: float = np.inf
 ) -> Solution:
     """Minimize the sum of loss and penalty from a start, until the residual is at most `tol`.
 
-    A fit that would need more than `max_flops` ends early, with a larger number of flops.
+    Raise WorkLimitReached if that needs more than `max_flops`.
     """
     outputs, before, reduced, flops = loss.y.shape[1], np.inf, None, 0.0
     eta = loss.predict(w.reshape(-1, outputs), intercept)
@@ -306,14 +321,13 @@ def solve(
         chosen, before = penalty.working_set(w, residuals), residual
         flops += loss.estimate_flops(len(chosen)) + _SYSTEMS * len(chosen) ** 3 / 3
         if flops > max_flops:
-            break
+            raise WorkLimitReached
         reduced = _eliminate_intercepts(loss, penalty, eta, chosen, residual)
         slope = reduced.reduce(gradient[chosen], by_intercept)
         start = w[chosen]
         step = np.zeros_like(w)
         step[chosen] = penalty.minimize(reduced.matrix, reduced.matrix @ start - slope, chosen, start) - start
-        intercept_step = np.zeros(outputs)
-        intercept_step[: len(reduced.inverse)] = reduced.intercept_step(step[chosen], by_intercept)
+        intercept_step = reduced.intercept_step(step[chosen], by_intercept)
         change = gradient @ step + by_intercept @ intercept_step + penalty.value(w + step) - penalty.value(w)
         moved = _line_search(loss, penalty, (w, intercept, eta), (step, intercept_step), change)
         if moved[0] is w:  # rounding errors prevent a decrease
@@ -321,12 +335,15 @@ def solve(
         w, intercept, eta = moved
     shared = intercept.mean() if loss.loss.couples_outputs else 0.0  # the loss does not depend on it
     size = int(np.count_nonzero((w != 0) | (residuals != 0)))
-    hessian = reduced.take(np.searchsorted(chosen, penalty.support(w))) if reduced and flops <= max_flops else None
-    return Solution(w, intercept - shared, eta - shared, residual, size, hessian, before, flops)
+    found = Solution(loss, penalty, tol, w, intercept - shared, eta - shared, residual, size, flops)
+    if reduced is not None:
+        hessian = reduced.take(np.searchsorted(chosen, found.support))
+        found.set_hessian(hessian, is_accurate=before <= np.sqrt(tol))
+    return found
 
 
 def _eliminate_intercepts(
-    loss: WeightedLoss, penalty: GroupNorm, eta: Array, chosen: Array, residual: float
+    loss: WeightedLoss, penalty: Penalty, eta: Array, chosen: Array, residual: float
 ) -> SchurComplement:
     large = loss.loss.couples_outputs and len(eta) * len(chosen) ** 2 >= _LARGE
     hessian = loss.curvature(eta, chosen, np.float32 if residual >= _SINGLE and large else np.float64)
@@ -335,7 +352,7 @@ def _eliminate_intercepts(
 
 
 def _line_search(
-    loss: WeightedLoss, penalty: GroupNorm, point: tuple[Array, ...], steps: tuple[Array, ...], change: float
+    loss: WeightedLoss, penalty: Penalty, point: tuple[Array, ...], steps: tuple[Array, ...], change: float
 ) -> tuple[Array, ...]:
     """Halve the step until the objective decreases by a part of the change that its model predicts."""
     w, intercept, eta = point
@@ -352,63 +369,11 @@ def _line_search(
     return point
 
 
-class ImplicitSolution:
-    """A solution and its derivatives in the log strengths, for a fixed support."""
-
-    def __init__(self, loss: WeightedLoss, penalty: GroupNorm, solution: Solution, tol: float) -> None:
-        self.loss, self.penalty, self.solution, self.tol = loss, penalty, solution, tol
-        self.support = penalty.support(solution.w)
-
-    @cached_property
-    def last_hessian(self) -> SchurComplement | None:
-        """The Hessian of the last step; None if there was no step."""
-        return self.solution.hessian and self._add_curvature(self.solution.hessian)
-
-    @cached_property
-    def hessian(self) -> SchurComplement:
-        """The Hessian of the last step if that step was so small that it is accurate to `tol`, otherwise a new one."""
-        if self.last_hessian is not None and self.solution.previous_residual <= np.sqrt(self.tol):
-            return self.last_hessian
-        new = _eliminate_intercepts(self.loss, self.penalty, self.solution.eta, self.support, self.tol)
-        return self._add_curvature(new)
-
-    def _add_curvature(self, reduced: SchurComplement) -> SchurComplement:
-        reduced.matrix += self.penalty.curvature(self.solution.w, self.support)
-        return reduced
-
-    def vjp(self, cotangent: Array) -> tuple[Array, Array]:
-        """Return derivatives in the log strengths of norms and squares, given those in the predictor."""
-        by_coef, by_intercept = self.loss.transpose(cotangent)
-        adjoint = np.zeros_like(self.solution.w)
-        right = self.hessian.reduce(by_coef.ravel()[self.support], by_intercept)
-        adjoint[self.support] = -solve_positive(self.hessian.matrix, right)
-        return self.penalty.vjp(self.solution.w, adjoint)
-
-    def jvp(self, norms: Array, squares: Array, hessian: SchurComplement | None = None) -> tuple[Array, Array]:
-        """Return the derivatives of coefficients and intercepts along changes of the log strengths."""
-        hessian = hessian or self.hessian
-        rate = self.penalty.jvp(self.solution.w, norms, squares)[self.support]
-        step, intercept_step = np.zeros_like(self.solution.w), np.zeros_like(self.solution.intercept)
-        step[self.support] = -solve_positive(hessian.matrix, rate)
-        moved = hessian.intercept_step(step[self.support], np.zeros_like(intercept_step))
-        intercept_step[: len(moved)] = moved
-        return step, intercept_step
-
-    def extrapolate(self, norms: Array, squares: Array) -> tuple[Array, Array]:
-        """Return a start for changed log strengths; coefficients whose sign would change are set to zero."""
-        hessian = self.__dict__.get("hessian", self.last_hessian)
-        w, intercept, largest = self.solution.w, self.solution.intercept, [np.abs(norms), np.abs(squares)]
-        if hessian is None or np.concatenate(largest).max(initial=0) > _MAX_EXTRAPOLATION:
-            return w, intercept
-        step, intercept_step = self.jvp(norms, squares, hessian)
-        return np.where((w + step) * w > 0, w + step, 0), intercept + intercept_step
-
-
 class SparseFits(NamedTuple):
     """The fits of a model at some log penalties."""
 
     log_penalties: Array
-    solved: list[ImplicitSolution]
+    solved: list[Solution]
 
 
 class SparseModel(InnerModel):
@@ -443,98 +408,70 @@ class SparseModel(InnerModel):
     ) -> None:
         self.X, self.y, self.loss, self.tol = X, y, loss, tol
         self.columns = Columns(X, fit_intercept)
-        self.n_features, self.outputs = X.shape[1], y.shape[1]
+        self.outputs = y.shape[1]
         self.penalized = np.arange(X.shape[1]) if penalized is None else penalized
-        self.n_norms, self._groups = len(self.penalized), None
+        # Numbers of the strength of squares of each variable, of its group, and of the strength of each group; numbers
+        # after the last one stand for no penalty.
+        size = len(self.penalized)
+        of_features = np.full(X.shape[1], size)
+        of_features[self.penalized] = np.arange(size)
+        self._squares = np.repeat(of_features, self.outputs)
+        self.n_norms, self._groups, self._norms = size, np.arange(len(self._squares)), self._squares
+        self._has_groups = groups is not None
         if groups is not None:
-            numbers = np.unique(groups, return_inverse=True)[1]
-            self.n_norms = int(numbers.max()) + 1
-            of_features = np.full((self.n_features, self.outputs), self.n_norms)  # the last group has no penalty
-            of_features[self.penalized] = numbers[:, None]
-            self._groups = of_features.ravel()
-        self.n_penalties = self.n_norms + len(self.penalized)
+            labels, numbers = np.unique(groups, return_inverse=True)
+            self.n_norms, self._norms = len(labels), np.arange(len(labels) + 1)
+            self._groups = np.append(numbers, self.n_norms)[self._squares]
+        self.n_penalties = self.n_norms + size
         self.flops_left = np.inf  # multiplications that fits may still take
         self._losses: dict[bytes, WeightedLoss] = {}
-
-    def _spread(self, values: Array) -> Array:
-        """Return values of all variables from those of the penalized features."""
-        out = np.zeros((self.n_features, self.outputs))
-        out[self.penalized] = values[:, None]
-        return out.ravel()
-
-    def _gather(self, values: Array) -> Array:
-        """Return the transpose of `_spread`."""
-        return values.reshape(-1, self.outputs)[self.penalized].sum(axis=1)
 
     def _expand(self, values: Array) -> tuple[Array, Array]:
         """Return values of the norms and squares of the penalty from those of the log penalties."""
         norms, squares = np.split(values, [self.n_norms])
-        return self._spread(norms) if self._groups is None else np.append(norms, 0.0), self._spread(squares)
+        return np.append(norms, 0.0)[self._norms], np.append(squares, 0.0)[self._squares]
 
     def _reduce(self, norms: Array, squares: Array) -> Array:
         """Return the transpose of `_expand`."""
-        return np.concatenate([self._gather(norms) if self._groups is None else norms[:-1], self._gather(squares)])
+        norms = norms[: self.n_norms] if self._has_groups else self._sum_outputs(norms)
+        return np.concatenate([norms, self._sum_outputs(squares)])
 
-    def _make_penalty(self, log_penalties: Array) -> GroupNorm:
-        strengths = self._expand(np.exp(log_penalties))
-        return L1(*strengths) if self._groups is None else GroupNorm(*strengths, self._groups)
+    def _sum_outputs(self, values: Array) -> Array:
+        """Return the sum over outputs for each penalized feature."""
+        return values.reshape(-1, self.outputs)[self.penalized].sum(axis=1)
 
-    def max_strength(self, gradient: Array) -> float:
-        """Return the smallest strength, the same for all, that keeps coefficients with this gradient at zero."""
-        if self._groups is None:
-            return float(np.abs(gradient[self.penalized]).max())
-        return float(group_norms(gradient.ravel(), self._groups, self.n_norms + 1)[:-1].max())
-
-    def weighted_losses(self, weights: Array) -> list[WeightedLoss]:
-        """Return the losses of these weightings; those of the previous call are reused."""
-        keys = [row.tobytes() for row in weights]
+    def fit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> Fits:
+        """Fit once for each row of `weights`; raise WorkLimitReached if that takes more than `flops_left`."""
+        penalty = Penalty(*self._expand(np.exp(log_penalties)), self._groups)
+        keys = [row.tobytes() for row in weights]  # equal rows, as of parts of one validation set, share a fit
         self._losses = {
             key: self._losses.get(key) or WeightedLoss(self.columns, self.y, self.loss, row, len(keys))
             for key, row in zip(keys, weights, strict=True)
         }
-        return [self._losses[key] for key in keys]
-
-    def fit(self, weights: Array, log_penalties: Array, start: Fits | None = None) -> Fits:
-        """Fit once for each row of `weights`; raise WorkLimitReached if that takes more than `flops_left`."""
-        penalty, losses = self._make_penalty(log_penalties), self.weighted_losses(weights)
-        once: dict[WeightedLoss, ImplicitSolution] = {}  # parts of the same validation rows share a fit
-        for loss, first in zip(losses, self._starts(losses, log_penalties, start), strict=True):
-            if loss not in once:
-                solution = solve(loss, penalty, *first, self.tol, self.flops_left)
-                self.flops_left -= solution.flops
-                if self.flops_left < 0:
-                    raise WorkLimitReached
-                once[loss] = ImplicitSolution(loss, penalty, solution, self.tol)
-        solved = [once[loss] for loss in losses]
-        coef = np.array([item.solution.w.reshape(-1, self.outputs) for item in solved])
-        intercept, eta = (np.array([getattr(item.solution, name) for item in solved]) for name in ("intercept", "eta"))
-        return Fits(coef, intercept, eta, SparseFits(log_penalties, solved))
-
-    def _starts(
-        self, losses: list[WeightedLoss], log_penalties: Array, start: Fits | None
-    ) -> list[tuple[Array, Array]]:
-        """Return coefficients and intercepts: extrapolated for known weightings, means for others, or zero."""
-        if start is None:
-            return [(np.zeros(self.n_features * self.outputs), np.zeros(self.outputs))] * len(losses)
-        move = self._expand(log_penalties - start.state.log_penalties)
-        if len(start.coef) == len(losses):
-            return [solved.extrapolate(*move) for solved in start.state.solved]
-        mean = start.coef.mean(axis=0).ravel(), start.intercept.mean(axis=0)
-        known = {solved.loss: solved for solved in start.state.solved}
-        return [known[loss].extrapolate(*move) if loss in known else mean for loss in losses]
+        known = {} if start is None else {one.loss.weights.tobytes(): one for one in start.state.solved}
+        solved: dict[bytes, Solution] = {}
+        for key, loss in self._losses.items():
+            if start is None:
+                first = np.zeros(len(self._squares)), np.zeros(self.outputs)
+            elif key in known:
+                first = known[key].extrapolate(*self._expand(log_penalties - start.state.log_penalties))
+            else:
+                first = start.coef.mean(axis=0).ravel(), start.intercept.mean(axis=0)
+            solved[key] = solve(loss, penalty, *first, self.tol, self.flops_left)
+            self.flops_left -= solved[key].flops
+        fits = [solved[key] for key in keys]
+        coef = np.array([one.w.reshape(-1, self.outputs) for one in fits])
+        intercept, eta = (np.array([getattr(one, name) for one in fits]) for name in ("intercept", "eta"))
+        return Fits(coef, intercept, eta, SparseFits(log_penalties, fits))
 
     def vjp(self, fits: Fits, cotangent: Array) -> Array:
         pairs = zip(fits.state.solved, cotangent, strict=True)
         return np.array([self._reduce(*solved.vjp(slopes)) for solved, slopes in pairs])
 
-    def jvp(self, fits: Fits, move: Array) -> Array:
-        moves = [solved.jvp(*self._expand(move)) for solved in fits.state.solved]
-        return np.array([self.X @ w.reshape(-1, self.outputs) + intercept for w, intercept in moves])
-
 
 # Quadratic subproblems: minimize ½ w'Qw − q'w + Σ a_j |w_j|, or + Σ_g a_g ‖w_g‖. Linear systems on the nonzero
 # variables (Newton's method for norms) give the minimum to machine precision. The set of nonzero variables is found by
-# exchanges; if these cycle, coordinate descent gets closer first.
+# exchanges; if these cycle, steps that decrease the objective follow.
 
 
 def solve_positive(Q: Array, right: Array) -> Array:
@@ -551,24 +488,13 @@ def take_both(Q: Array, kept: Array) -> Array:
 
 
 def minimize_l1(Q: Array, q: Array, strengths: Array, w: Array) -> Array:
-    """Minimize ½ w'Qw − q'w + Σ a_j |w_j| from a start; strengths are positive, or all of them zero."""
-    if not strengths.any():
-        return solve_positive(Q, q)
-    w, exact = _exchange(Q, q, strengths, w)
-    for sweeps in _SWEEPS:
-        if exact:
-            break
-        w, exact = _exchange(Q, q, strengths, _coordinate_descent(Q, q, strengths, w, sweeps))
-        if not exact:
-            w, exact = _follow_signs(Q, q, strengths, w)
-    return w
+    """Minimize ½ w'Qw − q'w + Σ a_j |w_j| from a start."""
+    found = _exchange(Q, q, strengths, w)
+    return _follow_signs(Q, q, strengths, w) if found is None else found
 
 
-def _exchange(Q: Array, q: Array, a: Array, w: Array) -> tuple[Array, bool]:
-    """Exchange variables until signs and bounds hold; return the solution and True, or the start and False.
-
-    From a start nearby, a few rounds are enough; from others, the exchange may cycle.
-    """
+def _exchange(Q: Array, q: Array, a: Array, w: Array) -> Array | None:
+    """Exchange variables until signs and bounds hold; return None if that cycles, as it may from a start far away."""
     signs = np.sign(w)
     for _ in range(_EXCHANGES):
         kept, found = np.flatnonzero(signs), np.zeros_like(w)
@@ -581,33 +507,33 @@ def _exchange(Q: Array, q: Array, a: Array, w: Array) -> tuple[Array, bool]:
         slope[kept] = 0
         missing = np.abs(slope) > a * (1 + _SLACK)
         if not missing.any():
-            return found, True
+            return found
         signs[missing] = np.sign(slope[missing])
-    return w, False
+    return None
 
 
-def _follow_signs(Q: Array, q: Array, a: Array, w: Array) -> tuple[Array, bool]:
-    """Move to the best point on the segment to the minimum for fixed signs, and let variables become nonzero, in turn.
-
-    The objective never increases. Return the last point, and whether it is the minimum.
-    """
+def _follow_signs(Q: Array, q: Array, a: Array, w: Array) -> Array:
+    """Minimize for fixed signs, up to the best point on the segment, and let variables become nonzero, in turn."""
+    Q = Q + _JITTER * np.trace(Q) / len(Q) * np.eye(len(Q))  # so that there is a minimum for all signs
     signs, most = np.sign(w), len(w)
     for _ in range(_MAX_SEGMENTS):
         kept, slope, step = np.flatnonzero(signs), q - Q @ w, np.zeros_like(w)
         step[kept] = solve_positive(take_both(Q, kept), q[kept] - a[kept] * signs[kept]) - w[kept]
         moved, whole = _best_on_segment(Q @ step, slope, a, w, step, signs)
-        if np.array_equal(moved, w) and not whole:
-            most = 1  # a single new variable always decreases the objective
+        if not whole and np.array_equal(moved, w):  # too many new variables; one alone decreases the objective
+            if most == 1:  # except for rounding errors
+                break
+            most = max(1, most // 16)
         w, signs = moved, np.sign(moved)
-        if whole or most == 1:
+        if whole:
             slope = q - Q @ w
             beyond = np.where(w == 0, np.abs(slope) - a * (1 + _SLACK), 0)
             enter = np.argsort(-beyond)[:most]
             enter = enter[beyond[enter] > 0]
-            if whole and not len(enter):
-                return w, True
+            if not len(enter):
+                break
             signs[enter] = np.sign(slope[enter])
-    return w, False
+    return w
 
 
 def _best_on_segment(image: Array, slope: Array, a: Array, w: Array, step: Array, signs: Array) -> tuple[Array, bool]:
@@ -622,54 +548,25 @@ def _best_on_segment(image: Array, slope: Array, a: Array, w: Array, step: Array
     return points[np.argmin(smooth + np.abs(points) @ a)], False
 
 
-def _coordinate_descent(Q: Array, q: Array, a: Array, w: Array, sweeps: int) -> Array:
-    """Run coordinate descent of scikit-learn on rows with this Gram matrix, in variables a_j w_j of strength 1."""
-    from sklearn.linear_model import enet_path  # imported here because it takes a tenth of a second
-
-    a = np.maximum(a, 1e-8 * a.max())
-    Q, q = Q / np.outer(a, a), q / a
-    factor = _cholesky(Q)
-    X, y = np.asfortranarray(factor.T), solve_triangular(factor, q, lower=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        options = {"precompute": np.ascontiguousarray(Q), "Xy": q, "coef_init": w * a, "check_input": False}
-        paths = enet_path(X, y, l1_ratio=1.0, alphas=[1 / len(y)], tol=1e-13, max_iter=sweeps, **options)
-    return paths[1][:, 0] / a
-
-
-def _cholesky(Q: Array) -> Array:
-    """Return a lower Cholesky factor of Q, which rounding errors may have made singular."""
-    scale, jitter = np.sqrt(np.diag(Q)) + 1e-300, 0.0
-    unit = Q / np.outer(scale, scale)
-    while True:
-        try:
-            return scale[:, None] * cholesky(unit + jitter * np.eye(len(Q)), lower=True, check_finite=False)
-        except LinAlgError:
-            jitter = max(10 * jitter, 1e-14)
-
-
 def minimize_groups(Q: Array, q: Array, strengths: Array, groups: Array, w: Array) -> Array:
     """Minimize ½ w'Qw − q'w + Σ_g a_g ‖w_g‖ from a start, for groups numbered from 0."""
     members = [np.flatnonzero(groups == g) for g in range(len(strengths))]
-    lipschitz = [np.linalg.eigvalsh(Q[np.ix_(rows, rows)])[-1] for rows in members]
+    blocks = [Q[np.ix_(rows, rows)] for rows in members]
+    lipschitz = [np.linalg.eigvalsh(block)[-1] for block in blocks]
     w = w.copy()
     for sweeps in _GROUP_SWEEPS:
         for _ in range(sweeps):
-            for rows, strength, bound in zip(members, strengths, lipschitz, strict=True):
-                w[rows] = _minimize_group(Q, q, strength, bound, rows, w)
+            for rows, block, strength, bound in zip(members, blocks, strengths, lipschitz, strict=True):
+                slope = q[rows] - Q[rows] @ w
+                if np.linalg.norm(slope + block @ w[rows]) <= strength:
+                    w[rows] = 0
+                else:
+                    moved = w[rows] + slope / bound
+                    w[rows] = moved * max(0.0, 1 - strength / bound / np.linalg.norm(moved))
         w, exact = _newton_on_groups(Q, q, strengths, groups, w)
         if exact:
             break
     return w
-
-
-def _minimize_group(Q: Array, q: Array, strength: float, bound: float, rows: Array, w: Array) -> Array:
-    """Return zeros if they minimize the objective in this group, and otherwise the result of a proximal step."""
-    slope = q[rows] - Q[rows] @ w
-    if np.linalg.norm(slope + Q[np.ix_(rows, rows)] @ w[rows]) <= strength:
-        return np.zeros(len(rows))
-    moved = w[rows] + slope / bound
-    return moved * max(0.0, 1 - strength / bound / np.linalg.norm(moved))
 
 
 def group_norms(w: Array, groups: Array, n_groups: int) -> Array:
@@ -686,36 +583,28 @@ def norm_curvature(w: Array, strengths: Array, groups: Array) -> Array:
 
 
 def _newton_on_groups(Q: Array, q: Array, strengths: Array, groups: Array, w: Array) -> tuple[Array, bool]:
-    """Run Newton's method on the nonzero groups; return also whether its result is the minimum over all groups."""
-    active = group_norms(w, groups, len(strengths)) > 0
-    kept = np.flatnonzero(active[groups])
-    numbers = np.cumsum(active) - 1
-    part = take_both(Q, kept), q[kept], strengths[active], numbers[groups[kept]]
-    found, exact = _newton_nonzero(*part, w[kept])
-    w = np.zeros_like(w)
-    w[kept] = found
-    slopes = group_norms(q - Q @ w, groups, len(strengths))
-    return w, exact and not np.any(slopes[~active] > strengths[~active] * (1 + _SLACK))
-
-
-def _newton_nonzero(Q: Array, q: Array, strengths: Array, groups: Array, w: Array) -> tuple[Array, bool]:
-    """Run damped Newton steps from a point without zero groups; return also whether the gradient has become zero."""
+    """Run damped Newton steps on the nonzero groups; return also whether they end at the minimum over all groups."""
 
     def value(w: Array) -> float:
         return w @ (Q @ w) / 2 - q @ w + strengths @ group_norms(w, groups, len(strengths))
 
-    before, scale = value(w), np.abs(q).max(initial=0) + strengths.max(initial=0)
+    active = group_norms(w, groups, len(strengths)) > 0
+    kept = np.flatnonzero(active[groups])
+    part, a, numbers = take_both(Q, kept), strengths[active], (np.cumsum(active) - 1)[groups[kept]]
+    before, scale = value(w), np.abs(q[kept]).max(initial=0) + a.max(initial=0)
     for _ in range(_NEWTON_STEPS):
-        norms = group_norms(w, groups, len(strengths))
-        gradient = Q @ w - q + (strengths / norms)[groups] * w
+        slope = q - Q @ w
+        gradient = (a / group_norms(w[kept], numbers, len(a)))[numbers] * w[kept] - slope[kept]
         if np.abs(gradient).max(initial=0) <= 1e-12 * scale:
-            return w, True
-        step = -solve_positive(Q + norm_curvature(w, strengths, groups), gradient)
+            beyond = group_norms(slope, groups, len(strengths)) > strengths * (1 + _SLACK)
+            return w, not np.any(beyond & ~active)
+        step = np.zeros_like(w)
+        step[kept] = -solve_positive(part + norm_curvature(w[kept], a, numbers), gradient)
         for length in 0.5 ** np.arange(12):
             after = value(w + length * step)
-            if after <= before + 1e-4 * length * (gradient @ step) + 1e-14 * abs(before):
+            if after <= before + 1e-4 * length * (gradient @ step[kept]) + 1e-14 * abs(before):
                 break
         else:
-            return w, False
+            break
         w, before = w + length * step, after
     return w, False

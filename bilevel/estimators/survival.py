@@ -5,12 +5,12 @@ The loss is the negative log partial likelihood, with Breslow's formula for ties
     sum_i weight_i event_i (log S(time_i) - eta_i),   S(t) = sum of weight_j exp(eta_j) over rows with time_j >= t
 
 Rows are sorted by decreasing time, so that sums over risk sets are cumulative sums: no array is rows x rows. Targets
-and predictions of the estimator follow scikit-survival.
+and risk scores of the estimator follow scikit-survival.
 """
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,7 +24,6 @@ from bilevel.estimators.selection import InnerModel
 
 _TINY = np.finfo(float).tiny
 _KNOTS = 16  # times that are kept while the sum of hazards at risk grows by a factor of e
-_BLOCK = 512  # rows whose pairs are counted one by one
 
 
 class RiskSets:
@@ -96,23 +95,18 @@ class Cox(Loss):
         self.sets, self.weights = RiskSets(times), weights
         self._last: tuple[Array, Array, Hazards] | None = None
 
-    def hazards(self, events: Array, eta: Array, weights: Array, like: Hazards | None = None) -> Hazards:
-        """Compute hazards from events, (rows, 1), predictors and weights, both (rows, fits).
-
-        `like` are hazards of the same weights, from which events are copied.
-        """
+    def hazards(self, events: Array, eta: Array, weights: Array) -> Hazards:
+        """Compute hazards from events, (rows, 1), predictors and weights, both (rows, fits)."""
         shift = np.ascontiguousarray(eta.T).max(axis=1)  # contiguous columns are faster
         rows = weights * np.exp(eta - shift)
-        sums = self.sets.at_risk(rows)
-        seen, times = (like.seen, like.events) if like else (weights * events, self.sets.at_time(weights * events))
-        return Hazards(shift, rows, np.where(sums > 0, sums, 1.0), seen, times)
+        sums, seen = self.sets.at_risk(rows), weights * events
+        return Hazards(shift, rows, np.where(sums > 0, sums, 1.0), seen, self.sets.at_time(seen))
 
     def _at(self, y: Array, eta: Array, weights: Array) -> Hazards:
         """Return the hazards; a Newton step uses those of the last call several times."""
-        last = self._last if self._last is not None and self._last[1] is weights else None
-        if last is None or last[0] is not eta:
-            last = self._last = eta, weights, self.hazards(y[..., 0], eta[..., 0], weights, last and last[2])
-        return last[2]
+        if self._last is None or self._last[0] is not eta or self._last[1] is not weights:
+            self._last = eta, weights, self.hazards(y[..., 0], eta[..., 0], weights)
+        return self._last[2]
 
     def total(self, y: Array, eta: Array, weights: Array) -> Array:
         at = self._at(y, eta, weights)
@@ -178,24 +172,6 @@ class Cox(Loss):
         rate = self.sets.up_to(before.events * np.log1p(own / before.sums) / np.maximum(own, _TINY))
         return y * (np.log(after.sums).take(self.sets.of_row, axis=0) + after.shift - eta) + hazard * rate
 
-    def held_out_hessian(self, y: Array, eta: Array, fitted: Array, weights: Array) -> Operator:
-        """Approximate by constant sums over risk sets, in which held-out rows are neglected."""
-        train, held_out, share = self._divide(fitted, weights)
-        at = self.hazards(y, eta[..., 0].T, train)
-        curvature = share * held_out * np.exp(eta[..., 0].T - at.shift) * self.sets.up_to(at.events / at.sums)
-        return lambda move: curvature.T[..., None] * move
-
-
-class StepFunction(NamedTuple):
-    """A function with value y[k] from x[k] to x[k + 1], and `before` until x[0]."""
-
-    x: Array
-    y: Array
-    before: float
-
-    def __call__(self, at: Any) -> Any:
-        return np.append(self.before, self.y)[np.searchsorted(self.x, at, side="right")]
-
 
 @document
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -205,22 +181,9 @@ class BilevelCoxPH(PenaltySelector):
     Targets are structured arrays of two fields: whether the event was seen (bool), and the time of the event or of
     censoring (not negative). Fits minimize the negative log partial likelihood (Breslow's for ties) + ½ sum penalty_k
     coef_k², as CoxPHSurvivalAnalysis of scikit-survival does with one alpha. Penalties minimize the loss of held-out
-    rows plus sum (l_k - mean l)² / (2 prior_scale²), with l = log penalties. The loss of a fold is that of all rows
-    less that of the rows fitted on (Verweij and van Houwelingen): held-out rows are compared with all rows at risk, not
-    only with those of their fold, so that small folds and late events have their proper influence.
-
-    Parameters
-    ----------
-    {parameters}
-    cv : int, splitter or iterable, default=5
-        Number of folds, a splitter of scikit-learn, or pairs of arrays of row numbers. Folds of an int are shuffled,
-        and stratified by whether the event was seen; fewer than 1000 rows are shuffled into folds up to five times.
-
-    Attributes
-    ----------
-    unique_times_ : ndarray of shape (n_times,)
-        Times of events and of censoring, sorted.
-    {attributes}
+    rows. The loss of a fold is that of all rows less that of the rows fitted on (Verweij and van Houwelingen): held-out
+    rows are compared with all rows at risk, not only with those of their fold, so that small folds and late events have
+    their proper influence.
 
     Examples
     --------
@@ -231,7 +194,7 @@ class BilevelCoxPH(PenaltySelector):
     >>> time, censored = rng.exponential(np.exp(-X[:, 0])), rng.exponential(2.0, 200)
     >>> y = np.array(list(zip(time <= censored, np.minimum(time, censored))), [("event", bool), ("time", float)])
     >>> model = BilevelCoxPH(random_state=0).fit(X, y)
-    >>> model.predict_survival_function(X[:2], return_array=True).shape
+    >>> model.predict_survival_function(X[:2]).shape
     (2, 200)
     """
 
@@ -240,13 +203,15 @@ class BilevelCoxPH(PenaltySelector):
     _classifies = True  # by whether the event was seen, so that folds are stratified
     _many_outputs = True
 
-    def _read_targets(self, y: Any, name: str) -> Any:
+    _entries: ClassVar[str] = """
+unique_times_ : ndarray of shape (n_times,)
+    Times of events and of censoring, sorted.
+"""
+
+    def _validate(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Groups]:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        if name == "y":
-            columns, self._target_type = _to_columns(y, name), y.dtype
-            return columns
-        return _to_columns(y, name)
+        return super()._validate(X, _to_columns(y, "y"), sample_weight)
 
     def _encode(self, y: Array, y_val: Array | None, weights: Array) -> tuple[Array, Any]:
         if not (weights * y[:, 0]).any():
@@ -258,14 +223,13 @@ class BilevelCoxPH(PenaltySelector):
             warnings.filterwarnings("ignore", "The least populated class", UserWarning)
             return super()._split(X, y[:, 0], weights, cv_groups)
 
-    def _make_rows(self, X: Any, y: Array, groups: Groups, *options: Any) -> TrainingData:
-        """Sort rows by decreasing time; targets get the type of the user's for `scoring`."""
-        data = super()._make_rows(X, y, groups, *options)
-        data = data.take(np.argsort(-data.y[:, 1], kind="stable"))
-        targets = np.empty(len(data.y), self._target_type)
-        for name, column in zip(self._target_type.names, data.y.T, strict=True):
-            targets[name] = column
-        return data._replace(targets=targets)
+    def _make_rows(
+        self, X: Any, y: Array, groups: Groups, sample_weight: Any, X_val: Any, y_val: Any, cv_groups: Any
+    ) -> TrainingData:
+        """Sort rows by decreasing time."""
+        y_val = None if y_val is None else _to_columns(y_val, "y_val")
+        data = super()._make_rows(X, y, groups, sample_weight, X_val, y_val, cv_groups)
+        return data.take(np.argsort(-data.y[:, 1], kind="stable"))
 
     def _make_model(self, data: TrainingData) -> InnerModel:
         loss = Cox(data.y[:, 1], data.weights)
@@ -273,15 +237,12 @@ class BilevelCoxPH(PenaltySelector):
 
     def _learn(self, data: TrainingData) -> tuple[Array, Array]:
         coef, intercept = super()._learn(data)
-        self._set_baseline(data, data.X @ coef[:, 0])
-        return coef, intercept
-
-    def _set_baseline(self, data: TrainingData, risk: Array) -> None:
-        """Set Breslow's cumulative hazard of scaled rows."""
         sets, (events, times) = RiskSets(data.y[:, 1]), data.y.T
-        steps = sets.at_time(data.weights * events) / sets.at_risk(data.weights * np.exp(risk))
+        hazards = data.weights * np.exp(data.X @ coef[:, 0])
+        steps = sets.at_time(data.weights * events) / sets.at_risk(hazards)
         self.unique_times_ = times[sets.first][::-1]
-        self._baseline = np.cumsum(steps[::-1])
+        self._baseline = np.cumsum(steps[::-1])  # Breslow's cumulative hazard of scaled rows
+        return coef, intercept
 
     def _set_model(self, coef: Array, intercept: Array) -> None:
         self.coef_, self.intercept_, self._shift = coef[0], 0.0, float(intercept[0])
@@ -290,15 +251,13 @@ class BilevelCoxPH(PenaltySelector):
         """Return the risk score X @ coef_ of each row: the higher, the sooner the event."""
         return self._linear_predictor(X)
 
-    def predict_cumulative_hazard_function(self, X: Any, return_array: bool = False) -> Array:
-        """Return the cumulative hazard of each row, as a function of time or as an array, (samples, unique_times_)."""
-        hazards = np.exp(self.predict(X) + self._shift)[:, None] * self._baseline
-        return hazards if return_array else _make_functions(self.unique_times_, hazards, 0.0)
+    def predict_cumulative_hazard_function(self, X: Any) -> Array:
+        """Return the cumulative hazard of each row at `unique_times_`, (samples, times)."""
+        return np.exp(self.predict(X) + self._shift)[:, None] * self._baseline
 
-    def predict_survival_function(self, X: Any, return_array: bool = False) -> Array:
-        """Return the survival probability of each row, as a function of time or an array, (samples, unique_times_)."""
-        survival = np.exp(-self.predict_cumulative_hazard_function(X, return_array=True))
-        return survival if return_array else _make_functions(self.unique_times_, survival, 1.0)
+    def predict_survival_function(self, X: Any) -> Array:
+        """Return the survival probability of each row at `unique_times_`, (samples, times)."""
+        return np.exp(-self.predict_cumulative_hazard_function(X))
 
     def score(self, X: Any, y: Any) -> float:
         """Return Harrell's concordance index: the share of comparable pairs whose riskier row has its event first."""
@@ -306,26 +265,16 @@ class BilevelCoxPH(PenaltySelector):
         return concordance_index(events > 0, times, self.predict(X))
 
 
-def _make_functions(times: Array, values: Array, before: float) -> Array:
-    out = np.empty(len(values), dtype=object)
-    out[:] = [StepFunction(times, row, before) for row in values]
-    return out
-
-
 def _to_columns(y: Any, name: str) -> Array:
     """Return events and times as two columns of numbers."""
-    fields = getattr(getattr(y, "dtype", None), "names", None)
-    if fields is None or len(fields) != 2 or y.ndim != 1:
+    kinds = [y.dtype[field].kind for field in y.dtype.names or ()] if isinstance(y, Array) and y.ndim == 1 else []
+    if len(kinds) != 2 or kinds[0] != "b" or kinds[1] not in "iuf":
         found = f"an array of {y.dtype} and shape {y.shape}" if isinstance(y, Array) else type(y).__name__
         raise ValueError(
             f"`{name}` must be a structured array of two fields, whether the event was seen (bool) and its time (float)"
             f", as np.array([(True, 2.5)], [('event', bool), ('time', float)]). Got {found}."
         )
-    events, times = y[fields[0]], y[fields[1]]
-    if events.dtype != bool:
-        raise ValueError(f"The first field of `{name}`, {fields[0]!r}, must be of bool. Got {events.dtype}.")
-    if times.dtype.kind not in "iuf":
-        raise ValueError(f"The second field of `{name}`, {fields[1]!r}, must be of numbers. Got {times.dtype}.")
+    events, times = (y[field] for field in y.dtype.names)
     assert_all_finite(times, input_name=name)
     if (times < 0).any():
         raise ValueError(f"Some times of `{name}` are negative; shift them so that the first is 0 or later.")
@@ -337,18 +286,11 @@ def concordance_index(events: Array, times: Array, risk: Array) -> float:
 
     A row with an event is compared with each row that is later, or censored at the same time.
     """
-    order = np.lexsort([events, -times])  # the latest first, and censored rows first among ties
-    events, times, risk = events[order], times[order], risk[order]
-    new = np.append(True, (np.diff(times) != 0) | (events[1:] != events[:-1]))
-    before = np.maximum.accumulate(np.where(new, np.arange(len(risk)), 0))[events]
-    if not before.any():
+    correct, pairs = 0.0, 0
+    for time, own in zip(times[events], risk[events], strict=True):
+        later = risk[(times > time) | ((times == time) & ~events)]
+        correct += np.sum(later < own) + np.sum(later == own) / 2
+        pairs += len(later)
+    if not pairs:
         raise ValueError("No two rows of `y` can be compared: none is later than an event.")
-    # Whole blocks of rows before an event are sorted; the rows of the last block are compared one by one.
-    risk_of_events, blocks, correct = risk[events], before // _BLOCK * _BLOCK, 0.0
-    for start in np.unique(blocks):
-        own, last = risk_of_events[blocks == start][:, None], before[blocks == start][:, None]
-        known, near = np.sort(risk[:start]), risk[start : start + _BLOCK]
-        correct += (np.searchsorted(known, own, "left") + np.searchsorted(known, own, "right")).sum() / 2
-        used = start + np.arange(len(near)) < last
-        correct += np.sum(used * ((near < own) + 0.5 * (near == own)))
-    return correct / float(before.sum())
+    return float(correct / pairs)

@@ -17,14 +17,30 @@ from bilevel._core.types import Array, InnerPass, OuterPass, Point, PyTree
 from bilevel.oracles.base import Oracles
 from bilevel.oracles.samples import PIECE, STATIC, Samples
 
+_CONVOLUTION = inspect.signature(lax.conv_general_dilated).parameters.keys()
 _BUSY_ROWS = 512  # number of rows that keeps a processor busy in a full-batch pass
 Loss = Callable[..., Array]  # of inner_var, outer_var, a sample or a batch, and optionally a key
 
 
-def takes_key(loss: Loss) -> bool:
+@dataclass(frozen=True)
+class BatchLoss:
+    """A loss of a batch, which replaces a loss of one sample in :meth:`bilevel.BilevelProblem.from_losses`.
+
+    Use it for vectorized code, or if the rows of a batch depend on each other.
+
+    Parameters
+    ----------
+    loss : ``loss(inner_var, outer_var, batch) -> one number per row``, in jax.numpy; the first axis of each leaf of the
+        batch is the rows
+    """
+
+    loss: Loss
+
+
+def takes_key(loss: Loss | BatchLoss) -> bool:
     """Return True if a loss has an argument `key`, which makes it random."""
     try:
-        return "key" in inspect.signature(loss).parameters
+        return "key" in inspect.signature(loss.loss if isinstance(loss, BatchLoss) else loss).parameters
     except (TypeError, ValueError):  # some callables have no signature
         return False
 
@@ -70,16 +86,13 @@ class AutodiffOracles(Oracles):
     Attributes
     ----------
     inner_loss, outer_loss : the losses
-    inner_of_batch, outer_of_batch : whether a loss takes a batch, rows first, and returns one number for each row
     accumulate : number of parts of a batch that are read one after the other and added up
     compute_dtype : dtype in which losses compute if runs are in float32; None means float32
     convolves : whether a loss has convolutions, whose axes are then reordered on a CPU
     """
 
-    inner_loss: Loss = field(metadata=STATIC)
-    outer_loss: Loss = field(metadata=STATIC)
-    inner_of_batch: bool = field(default=False, metadata=STATIC)
-    outer_of_batch: bool = field(default=False, metadata=STATIC)
+    inner_loss: Loss | BatchLoss = field(metadata=STATIC)
+    outer_loss: Loss | BatchLoss = field(metadata=STATIC)
     accumulate: int = field(default=1, metadata=STATIC)
     compute_dtype: str | None = field(default=None, metadata=STATIC)
     convolves: bool = field(default=False, metadata=STATIC)
@@ -88,9 +101,9 @@ class AutodiffOracles(Oracles):
 
     def level(self, name: str) -> tuple[Loss, Samples, bool]:
         """Return the loss and the samples of the "inner" or "outer" level, and whether the loss takes a batch."""
-        if name == "inner":
-            return self.inner_loss, self.inner_samples, self.inner_of_batch
-        return self.outer_loss, self.outer_samples, self.outer_of_batch
+        is_inner = name == "inner"
+        loss, samples = (self.inner_loss, self.inner_samples) if is_inner else (self.outer_loss, self.outer_samples)
+        return (loss.loss, samples, True) if isinstance(loss, BatchLoss) else (loss, samples, False)
 
     def _inner(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
         return self._in_parts(self._inner_rows, "inner", point, data, weights)
@@ -98,7 +111,7 @@ class AutodiffOracles(Oracles):
     def _inner_rows(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
         gradients = jax.grad(self._mean("inner", data, weights), argnums=(0, 1))
         # Moving z along v gives the Hessian-vector and the cross product with the gradient.
-        (grad, _), (hvp, cross) = jax.jvp(gradients, point[:2], (point.v, trees.zeros_like(point.outer_var)))
+        (grad, _), (hvp, cross) = self._jvp(gradients, point[:2], (point.v, trees.zeros_like(point.outer_var)))
         return InnerPass(grad, hvp, cross)
 
     def _inner_grad_outer(self, point: Point, data: PyTree, weights: Array) -> PyTree:
@@ -159,7 +172,7 @@ class AutodiffOracles(Oracles):
     def _mean(self, level: str, data: PyTree, weights: Array) -> Callable[[PyTree, PyTree], Array]:
         loss, samples, of_batch = self.level(level)
         if of_batch:
-            losses = checked(f"{level}_batch_loss", loss, weights.size)
+            losses = checked(f"{level}_loss", loss, weights.size)
         else:
             losses = jax.vmap(checked(f"{level}_loss", loss), in_axes=(None, None, samples.row_axes))
         if self.compute_dtype is None or self.inner_samples.dtype != np.float32:
@@ -181,19 +194,18 @@ class DifferenceOracles(AutodiffOracles):
 
         (∇²zz G) v ≈ (∇z G(z + δ v, x) - ∇z G(z - δ v, x)) / 2δ,   δ ||v|| = ε^⅓ (1 + ||z||),   ε the unit of rounding
 
-    and (∇²xz G) v likewise. The relative error is of the order of ε^⅔: 1e-10 in float64, 1e-5 in float32. A product
-    computed from two gradients is counted as one product.
+    and (∇²xz G) v and derivatives along x likewise. The relative error is of the order of ε^⅔: 1e-10 in float64, 1e-5
+    in float32. A product computed from two gradients is counted as one product.
     """
 
-    def _inner_rows(self, point: Point, data: PyTree, weights: Array) -> InnerPass:
-        z, x, v = point
-        gradients = jax.grad(self._mean("inner", data, weights), argnums=(0, 1))
-        length, reach = jnp.sqrt(trees.norm_sq(v)), 1 + jnp.sqrt(trees.norm_sq(z))
-        # If v = 0, the difference is 0 for any step.
+    @staticmethod
+    def _jvp(function: Callable[..., PyTree], primals: tuple[PyTree, PyTree], tangents: PyTree) -> tuple[Any, Any]:
+        length, reach = jnp.sqrt(trees.norm_sq(tangents)), 1 + jnp.sqrt(trees.norm_sq(primals[0]))
+        # If all tangents are 0, the difference is 0 for any step.
         step = jnp.finfo(length.dtype).eps ** (1 / 3) * reach / jnp.where(length > 0, length, 1)
-        shift = trees.scale(step, v)
-        change = trees.subtract(gradients(trees.add(z, shift), x), gradients(trees.subtract(z, shift), x))
-        return InnerPass(gradients(z, x)[0], *trees.scale(1 / (2 * step), change))
+        shift = trees.scale(step, tangents)
+        change = trees.subtract(function(*trees.add(primals, shift)), function(*trees.subtract(primals, shift)))
+        return function(*primals), trees.scale(1 / (2 * step), change)
 
 
 def has_convolutions(traced: Any) -> bool:
@@ -221,8 +233,8 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rearrange(equation: JaxprEqn) -> JaxprEqn:
-    if equation.primitive is not lax.conv_general_dilated_p:
-        return equation
+    if equation.primitive is not lax.conv_general_dilated_p or not equation.params.keys() <= _CONVOLUTION:
+        return equation  # a slow one, if a later JAX has parameters that its function does not take
     inputs = (variable.aval for variable in equation.invars)
     # A call with the same variables replaces the convolution.
     (call,) = jax.make_jaxpr(jax.jit(lambda images, kernel: _convolve(images, kernel, equation.params)))(*inputs).eqns
@@ -236,7 +248,7 @@ def _convolve(images: Array, kernel: Array, params: dict[str, Any]) -> Array:
     images = lax.transpose(images, (batch, *space, channels))
     kernel = lax.transpose(kernel, (*window, inputs, outputs))
     order = lax.ConvDimensionNumbers((0, last, *between), (last, last - 1, *range(last - 1)), (0, last, *between))
-    found = lax.conv_general_dilated_p.bind(images, kernel, **params | {"dimension_numbers": order})
+    found = lax.conv_general_dilated(images, kernel, **params | {"dimension_numbers": order})
     places = dict(zip(given.out_spec, order.out_spec, strict=True))
     return lax.transpose(found, [places[axis] for axis in range(images.ndim)])
 

@@ -13,6 +13,8 @@ from numpy.typing import DTypeLike
 
 from bilevel._core import threefry, trees
 from bilevel._core.types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
+from bilevel.oracles.host_samples import HostSamples, Reader
+from bilevel.oracles.outer_terms import OuterTerm
 from bilevel.oracles.samples import Samples
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
@@ -30,11 +32,13 @@ class Oracles(ABC):
     ----------
     inner_samples, outer_samples : the data of each level, which also draw, take and count rows
     outer_bounds : (lower, upper) pytrees like the outer variable, or None
+    outer_term : R, which is added to the objective and is not part of F and its derivatives; or None
     """
 
     inner_samples: Samples
     outer_samples: Samples
     outer_bounds: tuple[PyTree, PyTree] | None = None
+    outer_term: OuterTerm | None = None
 
     has_row_diagonals: ClassVar[bool] = False  # True if `_row_diagonals` and the two methods after it are implemented
     wide_bounds: ClassVar[tuple[float, float] | None] = None  # of x, beyond which the model barely changes
@@ -61,6 +65,18 @@ class Oracles(ABC):
     @abstractmethod
     def _outer_value(self, point: Point, data: PyTree, weights: Array) -> Array:
         """Return F."""
+
+    _jvp: ClassVar[Callable[..., Any]] = staticmethod(jax.jvp)  # the derivative of a function along tangents
+
+    def _inner_tangents(
+        self, v: PyTree, u: PyTree, point: Point, data: PyTree, weights: Array
+    ) -> tuple[PyTree, PyTree]:
+        """Return ∇z G and its derivatives along pairs of directions of z and x."""
+
+        def gradient(z: PyTree, x: PyTree) -> PyTree:
+            return self._inner(point._replace(inner_var=z, outer_var=x), data, weights).grad
+
+        return jax.vmap(lambda *pair: self._jvp(gradient, point[:2], pair), out_axes=(None, 0))(v, u)
 
     def _row_diagonals(self, point: Point, data: PyTree, weights: Array, *, power: int, majorize: bool) -> PyTree:
         """Return sum(weights * h_i**power), with h_i the diagonal of the Hessian of row i, or a majorizer of it."""
@@ -91,6 +107,13 @@ class Oracles(ABC):
     def cross(self, point: Point, rows: Any = None) -> PyTree:
         """Return (∇²xz G) v."""
         return self.inner(point, rows).cross
+
+    def inner_tangents(self, point: Point, v: PyTree, u: PyTree, rows: Any = None) -> tuple[PyTree, PyTree]:
+        """Return ∇z G, and (∇²zz G) v + (∇²zx G) u for pairs of directions that are stacked along a leading axis.
+
+        Each pair counts as one `hvp` and one `cross`: (∇²zx G) u is a product with the transpose of the same matrix.
+        """
+        return estimate(partial(self._inner_tangents, v, u), point, self.inner_samples, rows)
 
     def inner_grad_outer(self, point: Point, rows: Any = None) -> PyTree:
         """Return ∇x G."""
@@ -127,6 +150,10 @@ class Oracles(ABC):
     def average(self, function: Callable[..., PyTree], *arguments: Any) -> PyTree:
         """Return ``function(oracles, *arguments)``, averaged over the devices on which the rows lie."""
         return function(self, *arguments)
+
+    def objective(self, outer_value: Any, outer_var: PyTree) -> Any:
+        """Return a value of F or of h plus the outer term."""
+        return outer_value if self.outer_term is None else outer_value + self.outer_term.value(outer_var)
 
     def project(self, outer_var: PyTree) -> PyTree:
         """Return the outer variable clipped to its bounds."""
@@ -176,28 +203,27 @@ class Oracles(ABC):
         return Rows(inner, inner if self.shares_rows else self.draw_outer(key, index))
 
     @property
-    def is_on_host(self) -> bool:
-        """Whether the rows of a level stay on the host and are read when they are needed."""
-        return self.inner_samples.stays_on_host or self.outer_samples.stays_on_host
+    def readers(self) -> list[Reader]:
+        """The readers of the levels whose rows stay on the host."""
+        return [level.reader for level in self._levels if isinstance(level, HostSamples)]
 
     @property
-    def readers(self) -> list[Any]:
-        """The readers of this process, one for each level whose rows stay on the host."""
-        levels: Any = self.inner_samples, self.outer_samples
-        return [level.reader for level in levels if level.stays_on_host]
+    def is_on_host(self) -> bool:
+        """Whether the rows of a level stay on the host and are read when they are needed."""
+        return any(isinstance(level, HostSamples) for level in self._levels)
 
     def recording(self) -> Self:
         """Return the same oracles, which record draws of rows that stay on the host."""
-        return self._on(self.inner_samples.recording(), self.outer_samples.recording())
+        return self._on(*(level.recording() if isinstance(level, HostSamples) else level for level in self._levels))
 
     def recorded(self) -> Rows:
         """Return the draws of each level since `recording` along one axis; None for rows on the device."""
-        return Rows(self.inner_samples.recorded(), self.outer_samples.recorded())
+        return Rows(*(level.recorded() if isinstance(level, HostSamples) else None for level in self._levels))
 
     @property
     def takes_keys(self) -> bool:
         """Whether a loss is random and takes a key."""
-        return self.inner_samples.key_words is not None or self.outer_samples.key_words is not None
+        return any(level.key_words is not None for level in self._levels)
 
     def step_key(self, key: Array, index: Array) -> Array | None:
         """Return the words of the key for the losses in step ``index``, or None if no loss takes a key."""
@@ -228,6 +254,10 @@ class Oracles(ABC):
     def in_float64(self) -> Self:
         """Return the same oracles, which compute in float64 while the rows stay in their type."""
         return self._map(Samples.in_float64, partial(trees.cast, dtype=np.float64))
+
+    @property
+    def _levels(self) -> tuple[Samples, Samples]:
+        return self.inner_samples, self.outer_samples
 
     def _on(self, inner: Samples, outer: Samples) -> Self:
         return replace(self, inner_samples=inner, outer_samples=outer)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,6 @@ STATIC = {"static": True}  # metadata of a field that is not a pytree of arrays;
 NARROW = 64  # up to this many numbers per row the sample axis is last, so that XLA's loops run along samples
 PIECE = 2048  # rows that a full-batch pass reads at a time, if it reads the rows in pieces
 _ROUNDS = 16  # of the Feistel network; with 4 rounds the orders of few blocks are visibly uneven
-_WINDOW_STREAM = 0x77696E64  # differs from the numbers of steps
 
 
 def permute(key: Array, position: Array, n: int) -> Array:
@@ -75,10 +74,7 @@ class Samples:
     row_weights : weights of the rows of each block in its estimate, block after block; None if all are 1/b
     key_words : the two words of the random key of a step, or None if the loss takes no key
     piece : number of rows that a full-batch pass reads at a time; None leaves the choice to the layout
-    window : batches are drawn from this many consecutive rows, which move on after as many draws; None means all rows
     """
-
-    stays_on_host: ClassVar[bool] = False  # True if rows are read when they are needed
 
     leaves: PyTree
     n: int = field(metadata=STATIC)
@@ -90,7 +86,6 @@ class Samples:
     row_weights: Array | None = None
     key_words: Array | None = None
     piece: int | None = field(default=None, metadata=STATIC)
-    window: int | None = field(default=None, metadata=STATIC)
 
     @classmethod
     def from_rows(
@@ -112,11 +107,6 @@ class Samples:
             return trees.put(np.ascontiguousarray(np.moveaxis(rows, 0, axis)))
 
         return replace(unordered, leaves=unordered._map(lay_out))
-
-    def one(self) -> PyTree:
-        """Return the first row, paired with its key if the loss takes keys."""
-        row = self._map(_first_row)
-        return row if self.key_words is None else (row, self.key_words)
 
     @property
     def row_axes(self) -> PyTree:
@@ -151,15 +141,24 @@ class Samples:
         return replace(plain, row_weights=plain._row_weights(real_rows_last=True))
 
     def _row_weights(self, real_rows_last: bool) -> Array:
-        # XLA shifts a slice that would exceed the array. The last slice then begins with rows of the previous block,
-        # which get the weight 0.
+        weights = self.weights(np.arange(self.n_blocks))
+        if not real_rows_last:
+            weights[-1] = weights[-1, ::-1]
+        return trees.put(weights.ravel())
+
+    def weights(self, blocks: np.ndarray) -> np.ndarray:
+        """Return the weights of the rows of each block.
+
+        XLA shifts a slice that would exceed the array. A short last block then begins with rows of the block before it,
+        which get the weight 0.
+        """
         missing = -self.n % self.batch_size
-        weights = np.full(self.n + missing, 1 / self.batch_size, self.dtype)
-        weights[-self.batch_size :] = 1 / (self.batch_size - missing)
-        if self.sampling == "reshuffle":
-            weights[:] = self.n_blocks / self.n
-        weights[-self.batch_size :][slice(missing) if real_rows_last else slice(-missing, None)] = 0
-        return trees.put(weights)
+        usual, last = 1 / self.batch_size, 1 / (self.batch_size - missing)
+        if self.sampling == "reshuffle":  # a pass visits each block once, whatever its size is
+            usual = last = self.n_blocks / self.n
+        weights = np.full((len(blocks), self.batch_size), usual, self.dtype)
+        weights[blocks == self.n_blocks - 1] = np.where(np.arange(self.batch_size) < missing, 0, last)
+        return weights
 
     def astype(self, dtype: DTypeLike) -> "Samples":
         """Return the same rows with floating leaves in ``dtype``."""
@@ -175,14 +174,6 @@ class Samples:
         floats = (leaf for leaf in jax.tree.leaves(self.leaves) if jnp.issubdtype(leaf.dtype, jnp.floating))
         return any(leaf.dtype != self.dtype for leaf in floats)
 
-    def recording(self) -> "Samples":
-        """Return the same rows; those that stay on the host record draws from now on."""
-        return self
-
-    def recorded(self) -> Array | None:
-        """Return the recorded draws along one axis, or None for rows on the device."""
-        return None
-
     def with_key(self, words: Array, level: int) -> "Samples":
         """Return the same rows, whose losses derive their keys from the two words of the key of a step."""
         if self.key_words is None:
@@ -197,25 +188,8 @@ class Samples:
         if self.sampling == "reshuffle":
             return self._next_of_pass(key, index, count)
         shape = (() if count is None else (count,)) + ((self.batch_size,) if self.sampling == "iid" else ())
-        if self.window is None:
-            rows = threefry.integers(threefry.fold_in(key, index), shape, self.n)
-        else:
-            rows = self._draw_in_window(self.window, key, index, shape, count or 1)
+        rows = threefry.integers(threefry.fold_in(key, index), shape, self.n)
         return rows if self.sampling == "iid" else rows // self.batch_size
-
-    def _draw_in_window(self, window: int, key: Array, index: Array, shape: tuple[int, ...], count: int) -> Array:
-        """Draw rows of a window: in each step with the same probabilities as draws from all rows.
-
-        Windows follow each other around all rows, from a position that is drawn again for each turn.
-        """
-        size = min(window, self.n)
-        turns, number = -(-self.n // size), index // max(1, size // (self.batch_size * count))
-        place_key = threefry.fold_in(threefry.fold_in(key, _WINDOW_STREAM), number // turns)
-        # The sum of two row numbers needs all 32 bits, without a sign.
-        first = threefry.integers(place_key, (), self.n).astype(jnp.uint32)
-        first += jnp.uint32(size) * (number % turns).astype(jnp.uint32)
-        inside = threefry.integers(threefry.fold_in(key, index), shape, size).astype(jnp.uint32)
-        return ((first % jnp.uint32(self.n) + inside) % jnp.uint32(self.n)).astype(jnp.int32)
 
     def _next_of_pass(self, key: Array, index: Array, count: int | None) -> Array:
         def block(position: Array) -> Array:
@@ -296,11 +270,6 @@ class Samples:
     def _map(self, function: Any) -> PyTree:
         leaves, structure = jax.tree.flatten(self.leaves)
         return jax.tree.unflatten(structure, [function(*pair) for pair in zip(leaves, self.axes, strict=True)])
-
-
-@compiled("axis")
-def _first_row(leaf: Array, axis: int) -> Array:
-    return jnp.take(leaf, 0, axis=axis)
 
 
 @compiled("axis", "batch_size")

@@ -3,11 +3,10 @@
 Device d of k holds the rows d, d + k, d + 2k, …, whatever the batch size is. Each device then holds 1/k of a block of
 consecutive rows, contiguously, so that blocks, draws and oracle calls are those of one device. Variables are on every
 device. Each device computes an estimate from its own rows with weights k times as large. The mean of these k estimates
-is the estimate, in which terms that are not sums over rows count once. A process reads only the rows of its devices.
+is the estimate, in which terms that are not sums over rows count once.
 """
 
 import hashlib
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,13 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from numpy.typing import DTypeLike
 
 from bilevel._core import trees
 from bilevel._core.compilation import arithmetic, compiled
 from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles.base import Oracles
-from bilevel.oracles.host_samples import HostSamples, Reader, call_host, check_batches, reader_of
+from bilevel.oracles.host_samples import HostSamples
 from bilevel.oracles.samples import STATIC, Samples
 
 AXIS = "rows"
@@ -43,112 +41,28 @@ class Shard(Samples):
 
     def take(self, rows: Any) -> tuple[PyTree, Array]:
         """Return this device's part of the rows, and weights with which the mean over devices is the estimate."""
+        device, n_held = jax.lax.axis_index(AXIS), -(-self.n // self.n_devices)
         if rows is None:
-            row = jnp.arange(-(-self.n // self.n_devices), dtype=jnp.int32) * self.n_devices + jax.lax.axis_index(AXIS)
+            row = jnp.arange(n_held, dtype=jnp.int32) * self.n_devices + device
+            taken, wanted = self.leaves, row < self.n
             scale: Any = 1 / self.n
-            taken, failed, wanted = self.leaves, 0, row < self.n
         elif self.sampling == "iid":
-            taken, failed = self._at(rows // self.n_devices)
-            scale, wanted = 1 / self.batch_size, rows % self.n_devices == jax.lax.axis_index(AXIS)
+            taken = self._map(lambda leaf, axis: jnp.take(leaf, rows // self.n_devices, axis=axis))
+            wanted = rows % self.n_devices == device
+            scale = 1 / self.batch_size
         else:
-            taken, failed, row = self._window(rows)
-            begin = rows * self.batch_size
+            # A range of rows that contains this device's part of the block.
+            begin, size = rows * self.batch_size, -(-self.batch_size // self.n_devices)
+            first = jnp.minimum((begin - device + self.n_devices - 1) // self.n_devices, n_held - size)
+            cut = partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=size)
+            taken = self._map(lambda leaf, axis: cut(leaf, axis=axis))
+            row = (first + jnp.arange(size, dtype=jnp.int32)) * self.n_devices + device
+            wanted = (row >= begin) & (row < jnp.minimum(begin + self.batch_size, self.n))
             # A pass of "reshuffle" visits each block once, whatever its size is.
             in_pass = self.sampling == "reshuffle"
             scale = self.n_blocks / self.n if in_pass else 1 / jnp.asarray(self.count(rows), self.dtype)
-            wanted = (row >= begin) & (row < jnp.minimum(begin + self.batch_size, self.n))
-        weights = jnp.where(wanted, jnp.asarray(scale * self.n_devices + failed, self.dtype), 0)
+        weights = jnp.where(wanted, jnp.asarray(scale * self.n_devices, self.dtype), 0)
         return trees.cast(taken, self.dtype), weights
-
-    def _window(self, block: Array) -> tuple[PyTree, Any, Array]:
-        """Return a range of rows that contains this device's part of a block; NaN if it is unreadable; row numbers.
-
-        The second part of the result is 0 if the rows could be read.
-        """
-        size = -(-self.batch_size // self.n_devices)
-        before = block * self.batch_size - jax.lax.axis_index(AXIS)
-        first = (before + self.n_devices - 1) // self.n_devices
-        begin = jnp.minimum(first, -(-self.n // self.n_devices) - size)
-        places = begin + jnp.arange(size, dtype=jnp.int32)
-        return *self._range(begin, size), places * self.n_devices + jax.lax.axis_index(AXIS)
-
-    def _at(self, places: Array) -> tuple[PyTree, Any]:
-        """Return this device's rows at these places, and NaN if they could not be read, else 0."""
-        return self._map(lambda leaf, axis: jnp.take(leaf, places, axis=axis)), 0
-
-    def _range(self, begin: Array, size: int) -> tuple[PyTree, Any]:
-        """Return consecutive rows of this device, and 0."""
-        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=begin, slice_size=size)
-        return self._map(lambda leaf, axis: cut(leaf, axis=axis)), 0
-
-    def specs(self) -> "Shard":
-        """Return a tree of the same structure that describes how each array lies on the devices."""
-        return replace(self, leaves=self._map(lambda _, axis: _split_along(axis)))
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class HostShard(Shard):
-    """Rows of one level on several hosts. Each host reads the rows of its own devices when they are taken.
-
-    Attributes
-    ----------
-    tokens : the number of the reader of each device's host, one on each device
-    n_owners : number of processes that hold a part of the rows each; 1 if each process can read all rows
-    in_one_process : whether all devices belong to this process
-    """
-
-    stays_on_host = True
-
-    tokens: Any = None
-    n_owners: int = field(default=1, metadata=STATIC)
-    in_one_process: bool = field(default=True, metadata=STATIC)
-
-    @property
-    def is_read_in_pieces(self) -> bool:
-        return True
-
-    def with_batches(self, batch_size: int, sampling: str) -> "HostShard":
-        check_batches(batch_size, sampling, self.window)
-        return replace(self, batch_size=batch_size, sampling=sampling)
-
-    with_slices = Shard.with_batches
-
-    def astype(self, dtype: DTypeLike) -> "HostShard":
-        return replace(self, dtype=np.dtype(dtype))
-
-    def _at(self, places: Array) -> tuple[PyTree, Any]:
-        def shape(leaf: Array, axis: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((*leaf.shape[:axis], *places.shape, *leaf.shape[axis + 1 :]), leaf.dtype)
-
-        owners, stride = self.n_owners, self.n_devices // self.n_owners
-        shapes = [*jax.tree.leaves(self._map(shape)), jax.ShapeDtypeStruct((), np.float32)]
-
-        def read(tokens: Any, device: Any, places: Any) -> list[np.ndarray]:
-            reader = reader_of(np.asarray(tokens)[0])
-            numbers = int(device) // owners + np.asarray(places, np.int64) * stride
-            # A device with one row less than others is filled up with row 0, whose weight is 0.
-            numbers = np.where(numbers < reader.data.n, numbers, 0)
-            # If one device failed, the others would wait for its part of the sum, and the process would be ended.
-            found = reader.batch_or_none(numbers) if self.in_one_process else reader.wait_for_batch(numbers)
-            if found is None:
-                return [*(np.zeros(shape.shape, shape.dtype) for shape in shapes[:-1]), np.array(np.nan, np.float32)]
-            return [*found, np.zeros((), np.float32)]
-
-        here = self.tokens, jax.lax.axis_index(AXIS), places
-        *leaves, failed = call_host(read, shapes, *here)
-        return jax.tree.unflatten(jax.tree.structure(self.leaves), leaves), failed
-
-    def _range(self, begin: Array, size: int) -> tuple[PyTree, Any]:
-        return self._at(begin + jnp.arange(size, dtype=jnp.int32))
-
-    def specs(self) -> "HostShard":
-        return replace(self, leaves=self._map(lambda *_: PartitionSpec()), tokens=PartitionSpec(AXIS))
-
-    @property
-    def reader(self) -> Reader:
-        """The reader of this process."""
-        return reader_of(np.asarray(self.tokens.addressable_shards[0].data)[0])
 
 
 def _split_along(axis: int) -> PartitionSpec:
@@ -164,7 +78,7 @@ def _average(function: Callable[..., PyTree], oracles: "ShardedOracles", *argume
         return jax.lax.pmean(function(local, *arguments), AXIS)
 
     def spec(samples: Samples) -> Samples:
-        return samples.specs() if isinstance(samples, Shard) else samples  # the samples of the rule are empty
+        return replace(samples, leaves=samples._map(lambda _, axis: _split_along(axis)))
 
     everywhere = PartitionSpec()
     specs = oracles._map(spec, lambda _: everywhere), *[everywhere] * len(arguments)
@@ -182,6 +96,11 @@ def _averaged(name: str) -> Callable[..., Any]:
     return lambda oracles, *arguments: oracles.average(local, *arguments)
 
 
+def _of_rule(name: str) -> Any:
+    """Return a property of sharded oracles with the value of the oracles of each device."""
+    return property(lambda oracles: getattr(oracles.rule, name))
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class ShardedOracles(Oracles):
@@ -197,9 +116,11 @@ class ShardedOracles(Oracles):
     mesh: Mesh = field(metadata=STATIC)
 
     is_sharded = True
+    has_row_diagonals, shares_rows = _of_rule("has_row_diagonals"), _of_rule("shares_rows")
+    wide_bounds, largest_curvature = _of_rule("wide_bounds"), _of_rule("largest_curvature")
 
     inner = _averaged("inner")
-    inner_grad_outer = _averaged("inner_grad_outer")
+    inner_grad_outer, inner_tangents = _averaged("inner_grad_outer"), _averaged("inner_tangents")
     outer = _averaged("outer")
     inner_value = _averaged("inner_value")
     outer_value = _averaged("outer_value")
@@ -207,22 +128,6 @@ class ShardedOracles(Oracles):
 
     def average(self, function: Callable[..., PyTree], *arguments: Any) -> PyTree:
         return _average(function, self, *arguments)
-
-    @property
-    def has_row_diagonals(self) -> bool:  # type: ignore[override]
-        return self.rule.has_row_diagonals
-
-    @property
-    def shares_rows(self) -> bool:  # type: ignore[override]
-        return self.rule.shares_rows
-
-    @property
-    def wide_bounds(self) -> tuple[float, float] | None:  # type: ignore[override]
-        return self.rule.wide_bounds
-
-    @property
-    def largest_curvature(self) -> float | None:
-        return self.rule.largest_curvature
 
     @property
     def n_processes(self) -> int:
@@ -234,9 +139,19 @@ class ShardedOracles(Oracles):
     _inner = _inner_grad_outer = _outer = _inner_value = _outer_value = _on_rows
 
 
-def shard(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
-    """Split the rows of oracles over devices; each process must have built them from all rows."""
+def shard(oracles: Oracles, start: Point, devices: Sequence[jax.Device], own_rows: bool) -> ShardedOracles:
+    """Split the rows of oracles over devices.
+
+    Each process must have built them from all rows; or, with ``own_rows``, process p of P from the rows p, p + P, ….
+    """
     mesh, n_processes = _interleave(devices)
+    if own_rows:
+        if not oracles.holds_only_rows:
+            raise ValueError(
+                f"`own_rows=True`: {type(oracles).__name__} cannot be built from a part of the rows. Build the whole "
+                "problem in each process and leave `own_rows` out: each places only its part on its devices."
+            )
+        return _split(oracles, mesh, n_processes, _joint_sizes(oracles, start, n_processes))
     if n_processes > 1 and not _is_same_everywhere((oracles, start)):
         raise ValueError(
             "`sharded`: the processes have built different problems. Give each the same data, start and `seed`; if "
@@ -245,25 +160,13 @@ def shard(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> Shar
     return _split(oracles, mesh, 1, (oracles.n_inner, oracles.n_outer))
 
 
-def shard_own(oracles: Oracles, start: Point, devices: Sequence[jax.Device]) -> ShardedOracles:
-    """Join the rows of all P processes, of which process p holds the rows p, p + P, p + 2P, …."""
-    if not oracles.holds_only_rows:
-        raise ValueError(
-            f"`own_rows=True`: {type(oracles).__name__} cannot be built from a part of the rows. Build the whole "
-            "problem in each process and leave `own_rows` out: each places only its part on its devices."
-        )
-    mesh, n_processes = _interleave(devices)
-    return _split(oracles, mesh, n_processes, _joint_sizes(oracles, start, n_processes))
-
-
 def digest(tree: PyTree, prefix: str = "") -> bytes:
     """Return a digest of types, shapes and contents of the leaves. All processes with parts of them must call it."""
     found = hashlib.sha256(prefix.encode())
-    for leaf in jax.tree.leaves(tree, is_leaf=_is_on_host):
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, HostSamples)):
         array = leaf
-        if isinstance(leaf, HostSamples | HostShard):
-            rows = np.frombuffer(digest(leaf.reader.probe(), f"{leaf.n} {leaf.window}"), np.uint8)
-            array = rows if isinstance(leaf, HostSamples) else _gather(rows)
+        if isinstance(leaf, HostSamples):
+            array = np.frombuffer(digest(leaf.reader.probe(), str(leaf.n)), np.uint8)
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             own = [hashlib.sha256(np.ascontiguousarray(part.data).data).digest() for part in leaf.addressable_shards]
             array = _gather(np.frombuffer(b"".join(own), np.uint8))
@@ -285,10 +188,6 @@ def gather_texts(text: str) -> list[str]:
     padded = np.zeros(sizes.max(), np.uint8)
     padded[: own.size] = own
     return [row[:size].tobytes().decode() for row, size in zip(_gather(padded), sizes, strict=True)]
-
-
-def _is_on_host(part: Any) -> bool:
-    return isinstance(part, Samples) and part.stays_on_host
 
 
 def _gather(array: np.ndarray) -> np.ndarray:
@@ -334,28 +233,10 @@ def _split(oracles: Oracles, mesh: Mesh, n_owners: int, sizes: tuple[int, int]) 
     with arithmetic(inner.dtype):
         inner = _place(levels[0], mesh, n_owners, sizes[0])
         outer = inner if oracles.shares_rows else _place(levels[1], mesh, n_owners, sizes[1])
-        return ShardedOracles(inner, outer, rule.outer_bounds, rule=rule, mesh=mesh)
-
-
-def _place_readers(samples: HostSamples, mesh: Mesh, n_owners: int, n: int) -> HostShard:
-    """Give each device the number of the reader of its host, without reading a row."""
-    along = NamedSharding(mesh, PartitionSpec(AXIS))
-    tokens = jax.make_array_from_callback((mesh.size,), along, lambda _: samples.token[None])
-    weakref.finalize(tokens, id, samples.token)  # keeps the reader, which is freed with its token
-    return HostShard(
-        *(samples.leaves, n, samples.axes, samples.dtype),
-        piece=samples.piece,
-        n_devices=mesh.size,
-        tokens=tokens,
-        n_owners=n_owners,
-        window=samples.window,
-        in_one_process=len({device.process_index for device in mesh.devices.flat}) == 1,
-    )
+        return ShardedOracles(inner, outer, rule.outer_bounds, rule.outer_term, rule=rule, mesh=mesh)
 
 
 def _place(samples: Samples, mesh: Mesh, n_owners: int, n: int) -> Shard:
-    if isinstance(samples, HostSamples):
-        return _place_readers(samples, mesh, n_owners, n)
     n_held = -(-n // mesh.size)
 
     def spread(leaf: Array, axis: int) -> Array:

@@ -6,7 +6,7 @@ requires each G_i(., x) to be μ_G-strongly convex. Its proofs need this only fo
 those of its quadratics, have no more. So ``mu_G`` is the constant of G; all others are constants of each sample.
 
 A Lipschitz constant of derivatives of order k - 1 is the supremum of |d^k/dt^k f(w + t u)| at t = 0 over points w and
-unit vectors u. If it is unknown, the largest value found by a search is an estimate, and bounds from it are not proved.
+unit vectors u.
 
 **Certificates.**
 Fix x and write H, g for ∇²zz G and ∇z F at z, and H*, g* for them at z* = z*(x), so that D_z = ∇z G, D_v = H v + g and
@@ -38,13 +38,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from bilevel._core import trees
-from bilevel._core.compilation import arithmetic, compiled
+from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Array, Point
-from bilevel.oracles import Oracles
-from bilevel.problems.checks import as_array, make_rng
+from bilevel.problems.checks import as_array
 from bilevel.problems.exact import derivative, stationarity
 
 if TYPE_CHECKING:
@@ -76,13 +74,12 @@ class Region:
         return f"{z}, x from {self.lower.min():.4g} to {self.upper.max():.4g}"
 
 
-_DRAWS, _ASCENTS = 512, 12  # random points of a search, and steps of ascent from each
 ASSUMED = ("mu_G", "L0_F", "L1_F", "L2_F", "L1_G", "L2_G", "L3_G")
 DERIVED = ("R", "L_z_star", "L_v_star", "L_h")
 
-Values = dict[str, float | None]
+Values = dict[str, Any]  # numbers, or None
 Found = tuple[Values, dict[str, str], Region]  # values, and how each was obtained
-ConstantsRule = Callable[["BilevelProblem", float | None, Any, int], Found]
+ConstantsRule = Callable[["BilevelProblem", float | None, Any], Found]  # of a radius and a box
 
 
 @dataclass(frozen=True)
@@ -96,8 +93,7 @@ class Constants:
     L1_G, L2_G, L3_G : Lipschitz constants of the gradient, the Hessian and the third derivative of each G_i
     R : bound of ||v*(x)||, see `implied`. Like the next three, it holds for x with z*(x) in the region
     L_z_star, L_v_star, L_h : Lipschitz constants of z*, v* and ∇h
-    how : for each constant, "exact" (the smallest one; None with "exact" means infinite), "bound" (proved) or
-        "estimate" (the largest of many samples, and so a lower bound of the constant; for mu_G an upper bound)
+    how : for each constant, "exact" (the smallest one; None with "exact" means infinite) or "bound"
     region : where they hold
     """
 
@@ -121,7 +117,7 @@ class Constants:
         return "".join(f"{name:<9} {value:>10}  {self.how[name]}\n" for name, value in shown) + f"on {self.region}"
 
 
-def implied(mu_G: float, L0_F: float | None, L1_F: float, L1_G: float, L2_G: float) -> dict[str, float | None]:
+def implied(mu_G: float, L0_F: float | None, L1_F: float, L1_G: float, L2_G: float) -> Values:
     """Return R, L_z*, L_v* and L_h, which follow from the constants of the assumptions.
 
         R = L0_F / μ                                                       (prop:v_star_boundedness)
@@ -189,142 +185,7 @@ def largest_on_circle(terms: np.ndarray, points: int = 4096) -> float:
     return float((powers @ terms).max() * (1 + degree**2 * step**2 / 8 * 2 ** (degree / 2)))
 
 
-def sample_constants(problem: "BilevelProblem", radius: float | None, box: Any, seed: int) -> Found:
-    """Estimate each constant by the largest derivative at random points, rows and directions, improved by ascent."""
-    region = Region(radius or radius_with_start(problem, 0.0) + 1, *box_around(problem, box))
-    rng = make_rng(seed)
-    with arithmetic(np.float64):
-        oracles = problem.oracles.in_float64()
-        start = trees.cast(problem.start, np.float64)
-        flat, unravel = ravel_pytree((start.inner_var, start.outer_var))
-        unravel = jax.tree_util.Partial(unravel)
-        values: Values = {"mu_G": _least_curvature(oracles, start, unravel, _points(start, region, rng, 16))}
-        oracles = oracles.with_batches(1, "iid")
-        for level, n, orders in (("F", oracles.n_outer, (1, 2, 3)), ("G", oracles.n_inner, (2, 3, 4))):
-            for order in orders:
-                draws = _points(start, region, rng, _DRAWS), rng.standard_normal((_DRAWS, flat.size))
-                rows = rng.integers(0, n, (_DRAWS, 1)).astype(np.int32)
-                largest = _largest_derivatives(oracles, *draws, rows, unravel, level, order)
-                values[f"L{order - 1}_{level}"] = float(np.max(largest))
-    return values, dict.fromkeys(values, "estimate"), region
-
-
-def _points(start: Point, region: Region, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Return random (z, x) in the region, with half of the z on its boundary."""
-    assert region.radius is not None and region.lower is not None and region.upper is not None
-    z = rng.standard_normal((count, trees.flat(start.inner_var).size))
-    lengths = region.radius * np.minimum(1, 2 * rng.uniform(size=(count, 1)))
-    z *= lengths / np.linalg.norm(z, axis=1, keepdims=True)
-    return np.hstack([z, rng.uniform(region.lower, region.upper, (count, len(region.lower)))])
-
-
-@compiled("level", "order")
-def _largest_derivatives(
-    oracles: Oracles, points: Array, directions: Array, rows: Array, unravel: Any, level: str, order: int
-) -> Array:
-    value = oracles.outer_value if level == "F" else oracles.inner_value
-
-    def one(point: Array, direction: Array, row: Array) -> Array:
-        def along(direction: Array) -> Array:
-            def derivative(t: Array, order: int) -> Array:
-                if order == 0:
-                    z, x = unravel(point + t * direction)
-                    return value(Point(z, x, z), row)
-                return jax.jvp(lambda t: derivative(t, order - 1), (t,), (jnp.ones_like(t),))[1]
-
-            return derivative(jnp.zeros_like(point[0]), order)
-
-        def ascend(_: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            direction, largest = state
-            size, slope = jax.value_and_grad(along)(direction)
-            return _unit(slope, direction), jnp.maximum(largest, jnp.abs(size))
-
-        start = _unit(direction, direction), jnp.zeros_like(point[0])
-        return jax.lax.fori_loop(0, _ASCENTS, ascend, start)[1]
-
-    return jax.vmap(one)(points, directions, rows)
-
-
-def _unit(vector: Array, otherwise: Array) -> Array:
-    """Return the vector divided by its norm, or ``otherwise`` if it is 0."""
-    norm = jnp.linalg.norm(vector)
-    return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1), otherwise)
-
-
-def _least_curvature(oracles: Oracles, start: Point, unravel: Any, points: np.ndarray) -> float:
-    """Return the smallest eigenvalue of ∇²zz G at some points."""
-    z, unravel_z = ravel_pytree(start.inner_var)
-
-    @jax.jit
-    def hessian(oracles: Oracles, point: Array, basis: Array) -> Array:
-        z, x = unravel(point)
-        return jax.lax.map(lambda v: ravel_pytree(oracles.hvp(Point(z, x, unravel_z(v))))[0], basis)
-
-    matrices = (hessian(oracles, point, np.eye(z.size)) for point in points)
-    return float(min(np.linalg.eigvalsh(np.asarray(matrix))[0] for matrix in matrices))
-
-
 # Certificates
-
-
-class Bounds(NamedTuple):
-    """The numbers of the proof, with the same names, and the smallest eigenvalue of M."""
-
-    delta: float
-    mu: float
-    v_residual: float
-    a: float
-    b: float
-    c: float
-    e: float
-    least: float = 1.0
-
-    @property
-    def epsilon(self) -> float:
-        return (self.v_residual + (self.a + self.b) * self.delta) / self.mu
-
-    @property
-    def error(self) -> float:
-        """The bound of the error of D_x; infinite if one of the numbers is not finite."""
-        error = self.c * self.delta + self.e * self.epsilon
-        return error if isfinite(error) else inf
-
-
-NOTHING = Bounds(inf, 1.0, inf, 0.0, 0.0, 1.0, 1.0)
-
-DENSE = 1024  # up to this many numbers per row, eigenvalues of mean dd' are computed; otherwise their sum bounds them
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A bound on the distance from the direction D_x at a point (z, x, v) to ∇h(x), without knowing z*(x) or v*(x).
-
-    Residuals are computed in float64 on all rows. The rounding errors of this computation are not part of the bounds.
-
-    Attributes
-    ----------
-    error_bound : bound of ||D_x(z, v, x) - ∇h(x)||
-    hypergrad_norm_bound : bound of ||∇h(x)||, which is ||D_x|| + error_bound. If x is at a bound, components of both
-        vectors that point outwards are left out
-    inner_distance_bound, v_distance_bound : bounds of ||z - z*(x)|| and ||v - v*(x)||
-    certified : whether the bounds are proved; if they are not, `why` contains the reason
-    why : the source of the constants, or the reason that they are unknown
-    """
-
-    error_bound: float
-    hypergrad_norm_bound: float
-    inner_distance_bound: float
-    v_distance_bound: float
-    certified: bool
-    why: str
-
-    def __str__(self) -> str:
-        if not isfinite(self.error_bound):
-            return f"No bound: {self.why}"
-        kind = "certified" if self.certified else "estimated, not certified"
-        near = f"z within {self.inner_distance_bound:.3g} of z*(x), v within {self.v_distance_bound:.3g} of v*(x)"
-        norm, error = self.hypergrad_norm_bound, self.error_bound
-        return f"||∇h(x)|| <= {norm:.3g}, {kind}: D_x is within {error:.3g} of ∇h(x), {near}. {self.why}"
 
 
 @dataclass(frozen=True)
@@ -370,6 +231,68 @@ class Metric:
         sums = np.zeros((groups.max() + 1, len(factors)))
         sums[groups, np.arange(len(factors))] = factors
         return self.operator_norm(sums)
+
+
+class Bounds(NamedTuple):
+    """The numbers of the proof, with the same names, and M."""
+
+    delta: float
+    mu: float
+    v_residual: float
+    a: float
+    b: float
+    c: float
+    e: float
+    metric: Metric = Metric(np.ones(1), 1.0)
+
+    @property
+    def epsilon(self) -> float:
+        return (self.v_residual + (self.a + self.b) * self.delta) / self.mu
+
+    @property
+    def error(self) -> float:
+        """The bound of the error of D_x; infinite if one of the numbers is not finite."""
+        error = self.c * self.delta + self.e * self.epsilon
+        return error if isfinite(error) else inf
+
+
+NOTHING = Bounds(inf, 1.0, inf, 0.0, 0.0, 1.0, 1.0)
+
+DENSE = 1024  # up to this many numbers per row, eigenvalues of mean dd' are computed; otherwise their sum bounds them
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A bound on the distance from the direction D_x at a point (z, x, v) to ∇h(x), without knowing z*(x) or v*(x).
+
+    Residuals are computed in float64 on all rows. The rounding errors of this computation are not part of the bounds.
+
+    Attributes
+    ----------
+    error_bound : bound of ||D_x(z, v, x) - ∇h(x)||
+    hypergrad_norm_bound : bound of ||∇h(x)||, which is ||D_x|| + error_bound. If x is at a bound, components of both
+        vectors that point outwards are left out. With an outer term it bounds ||x - prox(x - ∇h)||
+    inner_distance_bound, v_distance_bound : bounds of ||z - z*(x)|| and ||v - v*(x)||
+    why : the source of the bounds, or the reason that they are infinite
+    """
+
+    error_bound: float
+    hypergrad_norm_bound: float
+    inner_distance_bound: float
+    v_distance_bound: float
+    why: str
+
+    @property
+    def certified(self) -> bool:
+        """Whether there is a finite bound; all finite bounds are proved."""
+        return isfinite(self.error_bound)
+
+    def __str__(self) -> str:
+        if not self.certified:
+            return f"No bound: {self.why}"
+        near = f"z within {self.inner_distance_bound:.3g} of z*(x), v within {self.v_distance_bound:.3g} of v*(x)"
+        norm, error = self.hypergrad_norm_bound, self.error_bound
+        return f"||∇h(x)|| <= {norm:.3g}, certified: D_x is within {error:.3g} of ∇h(x), {near}. {self.why}"
 
 
 def largest(matrix: Any) -> float:
@@ -422,57 +345,44 @@ class PointBounds(Protocol):
 
 
 _SHARDED = "The rows lie on several devices; compute the certificate with the problem before `sharded`."
-_UNKNOWN = "The inner loss is not known to be strongly convex; if it is, `strongly_convex=True` gives estimates."
+_UNKNOWN = "Bounds are known for the families of `bilevel.problems`, and not for custom losses."
 _TOO_FAR = "No finite bound follows in float64 from the residuals and the curvature at this point."
 
 
 class Certifier:
-    """Certificates of one problem, which all have the same `certified` and `why`."""
+    """Certificates of the points of one problem; `certified` is False if nothing is proved about the problem."""
 
     def __init__(self, problem: "BilevelProblem") -> None:
         make = problem.certificate_bounds
         with arithmetic(np.float64):
-            self._oracles = problem.oracles.in_float64()
+            self.oracles = problem.oracles.in_float64()
             self._bounds_at = None if make is None else make(problem)
-        self.certified = problem.is_certified and self._bounds_at is not None
+        self.certified = self._bounds_at is not None
         missing = _SHARDED if problem.oracles.is_sharded else _UNKNOWN
         self.why = missing if self._bounds_at is None else self._bounds_at.why
 
     def __call__(self, point: Point) -> Certificate:
         """Return the certificate of a point, which takes a few full-batch passes and no solve."""
         if self._bounds_at is None:
-            return Certificate(inf, inf, inf, inf, False, self.why)
+            return Certificate(inf, inf, inf, inf, self.why)
         if any(as_array("point", leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(point)):
             raise ValueError("`point` must contain real numbers; give a point such as `result.point`.")
         with arithmetic(np.float64), np.errstate(all="ignore"):
             point = trees.to_numpy(point, np.float64)
-            direction = trees.to_numpy(derivative(self._oracles, "direction", point))
-            norm = float(np.sqrt(stationarity(self._oracles, point.outer_var, direction.outer_var)))
-            try:
-                bounds = self._bounds_at(point, direction)
-            except np.linalg.LinAlgError:
-                bounds = NOTHING  # numbers that are not finite, or too far apart for float64
+            direction = trees.to_numpy(derivative(self.oracles, "direction", point))
+            norm = float(np.sqrt(stationarity(self.oracles, point.outer_var, direction.outer_var)))
+            bounds = self.bounds(point, direction)
         if not np.isfinite(norm + bounds.error):
-            return Certificate(inf, inf, inf, inf, False, _TOO_FAR)
-        root = sqrt(bounds.least)  # from the metric to Euclidean distances
-        lengths = bounds.error, norm + bounds.error, bounds.delta / root, bounds.epsilon / root
-        return Certificate(*lengths, self.certified, self.why)
+            return Certificate(inf, inf, inf, inf, _TOO_FAR)
+        root = sqrt(bounds.metric.least)  # from the metric to Euclidean distances
+        return Certificate(bounds.error, norm + bounds.error, bounds.delta / root, bounds.epsilon / root, self.why)
 
-
-class SampledBounds:
-    """Bounds from constants sampled at this x, in a ball of z that contains the point."""
-
-    why = "The losses are custom, so their constants come from a search, and the true ones may be larger."
-
-    def __init__(self, problem: "BilevelProblem") -> None:
-        self._problem = problem
-
-    def __call__(self, point: Point, direction: Point) -> Bounds:
-        parts = (point.inner_var, point.v, direction.inner_var, direction.v)
-        z_norm, v_norm, residual, v_residual = (float(np.linalg.norm(trees.flat(part))) for part in parts)
+    @np.errstate(all="ignore")
+    def bounds(self, point: Point, direction: Point) -> Bounds:
+        """Return the numbers of the proof at a point, given D there, in NumPy and float64."""
+        assert self._bounds_at is not None, "check `certified`"
         try:
-            found = self._problem.constants(radius=1 + z_norm, box=(point.outer_var, point.outer_var))
-        except ValueError:
-            return NOTHING  # the search found curvature that is not positive
-        mu, b, e, a = found.mu_G, found.L1_F, found.L1_G, found.L2_G * v_norm
-        return Bounds(residual / mu, mu, v_residual, a, b, a + b, e)
+            with arithmetic(np.float64):
+                return self._bounds_at(point, direction)
+        except np.linalg.LinAlgError:
+            return NOTHING  # numbers that are not finite, or too far apart for float64

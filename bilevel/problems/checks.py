@@ -47,7 +47,7 @@ def check_data(name: str, data: PyTree, *, on_host: bool = False) -> PyTree:
     """
     if isinstance(data, HostData):
         if not on_host:
-            others = "`from_losses`, `logistic_selection` and `ridge_selection` do"
+            others = "`from_losses` and `penalty_selection`, with other losses, do"
             raise ValueError(f"`{name}`: this problem does not take a `HostData`; {others}. Give arrays.")
         return data
     arrays, structure = _arrays(name, data, "fiub", "encode it as numbers first", "remove or impute those rows")

@@ -14,7 +14,9 @@ Certificates. M = I: H >= 2C everywhere, so μ = 2C and δ = ||D_z||/μ. With K 
     e² = λ_max(sum q² ρ² dd')                      ρ = min(√2, ||p - e_label|| + K ||d|| δ) >= the residual at z*
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import comb, log, sqrt
 from typing import Any
 
@@ -27,21 +29,10 @@ from numpy.typing import DTypeLike
 from bilevel._core import trees
 from bilevel._core.compilation import Compiled, arithmetic, resolve_dtype
 from bilevel._core.types import Array, InnerPass, Point
-from bilevel.problems import softmax
+from bilevel.problems import certificate, softmax
 from bilevel.problems.base import BilevelProblem, documented, lay_out
-from bilevel.problems.certificate import (
-    Bounds,
-    Found,
-    Moments,
-    Region,
-    Values,
-    largest,
-    largest_on_circle,
-    norms,
-    radius_with_start,
-    second_moment,
-)
-from bilevel.problems.checks import as_array, check_classes, check_positive, check_same_features, check_table, make_rng
+from bilevel.problems.certificate import Bounds, Found, Moments, Region, Values
+from bilevel.problems.checks import check_positive, check_tables, make_rng
 from bilevel.problems.exact import IterativeExactSolver
 from bilevel.problems.linear import SIGMOID, sigmoid, sigmoid_and_slope
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
@@ -56,9 +47,6 @@ def data_cleaning(
     X_val: Any,
     y_val: Any,
     *,
-    X_test: Any = None,
-    y_test: Any = None,
-    corrupted: Any = None,
     regularization: float = 0.2,
     inner_var: Any = None,
     outer_var: Any = None,
@@ -71,15 +59,13 @@ def data_cleaning(
         G = mean_i sigmoid(x_i) CE(z d_i, y_i) + C ||z||²  on training rows, some of whose labels are wrong
         F = mean CE(zd, y)                                 on validation rows, whose labels are right
 
-    ``info["v_radius"]`` is the bound sqrt(2) max||d_j|| / 2C of ||v*(x)||, for solvers that project v.
+    The metric ``validation_error`` is the share of validation rows that z misclassifies; add others, such as the error
+    on test rows, by ``dataclasses.replace(problem, metrics=problem.metrics | {...})``.
 
     Parameters
     ----------
     X_train, X_val : features of each level, (samples, features)
     y_train, y_val : classes 0, 1, 2, …
-    X_test, y_test : rows for the metric ``test_error`` at the z of the solver, in addition to ``validation_error``
-    corrupted : whether the label of each training row is known to be wrong, for the metric ``weight_auc``: the
-        probability that a clean row has a larger weight than a corrupted one. Solvers do not see it
     regularization : C
     inner_var, outer_var : the start; z = 0, (classes, features), and x = -2, one per training row, by default
     %(outer_bounds)s
@@ -88,50 +74,30 @@ def data_cleaning(
     """
     dtype = resolve_dtype(dtype, X_train=X_train, X_val=X_val)
     (regularization,) = check_positive(regularization=regularization)
-    data, shape = softmax.check_labeled(X_train, y_train, X_val, y_val, dtype=dtype)
-    defaults, rng = (np.zeros(shape), np.full(len(data[0].labels), -2.0)), make_rng(seed)
-    parts, start = lay_out(data, (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
+    (X, y), (X_outer, y_outer) = check_tables(X_train, y_train, X_val, y_val)
+    train, n_classes = softmax.read_labeled("y_train", X, y)
+    validation, _ = softmax.read_labeled("y_val", X_outer, y_outer, n_classes)
+    defaults, rng = (np.zeros((n_classes, X.shape[1])), np.full(len(y), -2.0)), make_rng(seed)
+    parts, start = lay_out((train, validation), (inner_var, outer_var), defaults, outer_bounds, dtype, rng, narrow=0)
     with arithmetic(dtype):
         oracles = CleaningOracles(**parts, regularization=trees.put(regularization, dtype))
-        validation = oracles.outer_samples.leaves
-        metrics = {"validation_error": Partial(_error_rate, validation.features, validation.labels)}
-        metrics |= _metrics(X_train, X_test, y_test, corrupted, start, dtype)
-    longest = float(np.linalg.norm(oracles.outer_samples.leaves.features, axis=1).max())
-    mu, solver = 2 * regularization, IterativeExactSolver(oracles, start, accuracy=1e-10)
-    info = {"inner_strong_convexity": mu, "v_radius": float(np.sqrt(2) * longest / mu)}
-    return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, info, cleaning_constants, CleaningBounds)
-
-
-def _metrics(X: Any, X_test: Any, y_test: Any, corrupted: Any, start: Point, dtype: np.dtype) -> dict[str, Partial]:
-    metrics, shape, n_rows = {}, start.inner_var.shape, len(start.outer_var)
-    if (X_test is None) != (y_test is None):
-        raise ValueError("`X_test` and `y_test` must be given together.")
-    if X_test is not None:
-        rows, labels = check_table("X_test", X_test, "y_test", y_test)
-        check_same_features(("X_train", "X_test"), (X, X_test))
-        test = rows.astype(dtype, copy=False), check_classes("y_test", labels, shape[0])
-        metrics["test_error"] = Partial(_error_rate, *map(trees.put, test))
-    if corrupted is not None:
-        marked = as_array("corrupted", corrupted)
-        if marked.shape != (n_rows,) or marked.dtype != bool:
-            got = f"{marked.dtype} of shape {marked.shape}"
-            raise ValueError(f"`corrupted` must hold one bool per training row ({n_rows}), got {got}.")
-        if marked.all() or not marked.any():
-            raise ValueError("`corrupted` must mark some rows but not all; leave it out if no wrong label is known.")
-        clean, wrong = (trees.put(np.flatnonzero(mask).astype(np.int32)) for mask in (~marked, marked))
-        metrics["weight_auc"] = Partial(_separation, clean, wrong)
-    return metrics
+    rows = oracles.outer_samples.leaves
+    metrics = {"validation_error": Partial(error_rate, rows.features, rows.labels)}
+    solver = IterativeExactSolver(oracles, start, accuracy=1e-10)
+    bounds = partial(CleaningBounds, 2 * float(oracles.regularization), _bound_changes)
+    return BilevelProblem(oracles, start, solver, "data_cleaning", metrics, {}, cleaning_constants, bounds)
 
 
 @Compiled
-def _error_rate(rows: Array, labels: Array, point: Point) -> Array:
+def error_rate(rows: Array, labels: Array, point: Point) -> Array:
+    """Return the share of rows that z misclassifies."""
     guesses = jnp.argmax(point.inner_var @ rows.T, axis=0).astype(labels.dtype)
     return jnp.mean(guesses != labels, dtype=rows.dtype)
 
 
 @Compiled
-def _separation(clean: Array, corrupted: Array, point: Point) -> Array:
-    """Return the area under the ROC curve of x as a score for clean rows; ties count half."""
+def weight_auc(clean: Array, corrupted: Array, point: Point) -> Array:
+    """Return the probability that a clean row has a larger weight than a corrupted one; ties count half."""
     weights = jnp.sort(point.outer_var[corrupted])
     below, not_above = (jnp.searchsorted(weights, point.outer_var[clean], side=side) for side in ("left", "right"))
     dtype = point.outer_var.dtype
@@ -173,7 +139,7 @@ class CleaningOracles(SoftmaxOracles):
         return fit + self.regularization * jnp.sum(point.inner_var**2)
 
 
-def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
+def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any) -> Found:
     """Bound σ(x_i) CE_i(z) + C ||z||² on a ball of z, for all x.
 
     Derivatives of the cross-entropy along a are cumulants of a variable with a range of √2 ||d|| ||a||. A variable of
@@ -182,7 +148,7 @@ def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     oracles = problem.oracles
     assert isinstance(oracles, CleaningOracles)
     ridge, n_classes = float(oracles.regularization), len(problem.start.inner_var)
-    radius = radius or radius_with_start(problem, sqrt(log(n_classes) / ridge))
+    radius = radius or certificate.radius_with_start(problem, sqrt(log(n_classes) / ridge))
     levels = oracles.inner_samples, oracles.outer_samples
     train, validation = (Moments.of(np.asarray(level.leaves.features, np.float64)) for level in levels)
     values: Values = {"mu_G": 2 * ridge}
@@ -192,7 +158,7 @@ def cleaning_constants(problem: BilevelProblem, radius: float | None, box: Any, 
     for order in (2, 3, 4):
         terms = np.array([comb(order, j) * SIGMOID[j] * slopes[order - j] for j in range(order + 1)])
         terms[0] += 2 * ridge if order == 2 else 0
-        values[f"L{order - 1}_G"] = largest_on_circle(terms)
+        values[f"L{order - 1}_G"] = certificate.largest_on_circle(terms)
     values |= _constants_of_solution(2 * ridge, train, validation)
     # Those of F are attained only in the limit of infinite z.
     return values, dict.fromkeys(values, "bound") | {"mu_G": "exact"}, Region(radius)
@@ -215,42 +181,39 @@ def _constants_of_solution(mu: float, train: Moments, validation: Moments) -> Va
 
 
 class CleaningBounds:
-    """Bounds at points of data cleaning."""
+    """Bounds from μ and a function that returns the matrices whose largest eigenvalues are a, b, c² and e²."""
 
     why = "The regularization and the curvature of the rows are known."
 
-    def __init__(self, problem: BilevelProblem) -> None:
-        oracles = problem.oracles
-        assert isinstance(oracles, CleaningOracles)
-        self._oracles, self._mu = oracles.in_float64(), 2 * float(oracles.regularization)
+    def __init__(self, mu: float, changes: Callable[..., tuple[Array, ...]], problem: BilevelProblem) -> None:
+        self._mu, self._changes, self._oracles = mu, changes, problem.oracles.in_float64()
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
         delta = float(np.linalg.norm(direction.inner_var)) / self._mu
-        a, b, c_sq, e_sq = (largest(matrix) for matrix in _bound_changes(self._oracles, point, np.float64(delta)))
+        a, b, c_sq, e_sq = map(certificate.largest, self._changes(self._oracles, point, np.float64(delta)))
         return Bounds(delta, self._mu, float(np.linalg.norm(direction.v)), a, b, sqrt(c_sq), sqrt(e_sq))
 
 
 @Compiled
 def _bound_changes(oracles: CleaningOracles, point: Point, delta: Array) -> tuple[Array, ...]:
-    """Return the matrices whose largest eigenvalues are a, b, c² and e²."""
     z, x, v = point
 
     def inner(data: Labeled, weights: Array) -> tuple[Array, ...]:
         rows, tangents = data.features.T, v @ data.features.T
-        reach, p = norms(rows) * delta, softmax.probabilities(z @ rows)
+        reach, p = certificate.norms(rows) * delta, softmax.probabilities(z @ rows)
         curvatures, (s, slope) = softmax.curvature_bounds(p, reach), sigmoid_and_slope(x[data.index])
         sizes = jnp.sqrt(jnp.sum(softmax.residuals(p, data.labels) ** 2, axis=0))
         largest_residuals = jnp.minimum(sizes + curvatures * reach, sqrt(2))
         factors = slope**2 / oracles.n_inner
         return (
-            second_moment(rows, weights * s * softmax.third_derivative_bounds(tangents, curvatures)),
-            second_moment(rows, weights * factors * (curvatures * softmax.centered_norms(tangents)) ** 2),
-            second_moment(rows, weights * factors * largest_residuals**2),
+            softmax.bounded_moment(p, rows, weights * s, delta, tangents),
+            certificate.second_moment(rows, weights * factors * (curvatures * softmax.centered_norms(tangents)) ** 2),
+            certificate.second_moment(rows, weights * factors * largest_residuals**2),
         )
 
     def outer(data: Labeled, weights: Array) -> Array:
-        rows, p = data.features.T, softmax.probabilities(z @ data.features.T)
-        return second_moment(rows, weights * softmax.curvature_bounds(p, norms(rows) * delta))
+        rows = data.features.T
+        return softmax.bounded_moment(softmax.probabilities(z @ rows), rows, weights, delta)
 
     a, c_sq, e_sq = oracles.inner_samples.mean(inner)
     return a, oracles.outer_samples.mean(outer), c_sq, e_sq

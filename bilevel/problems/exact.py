@@ -62,7 +62,12 @@ ExactSolver: TypeAlias = Callable[[PyTree, ExactSolution | None], ExactSolution]
 
 
 def stationarity(oracles: Oracles, outer_var: PyTree, hypergrad: PyTree) -> float:
-    """Return ||∇h||² without components that point out of active bounds: the squared norm of a projection."""
+    """Return ||∇h||² without components that point out of active bounds; with an outer term ||x - prox(x - ∇h)||²."""
+    if oracles.outer_term is not None:
+        with arithmetic(np.float64):
+            exact, ahead = oracles.in_float64(), trees.cast(trees.subtract(outer_var, hypergrad), np.float64)
+            moved = exact.project(exact.outer_term.prox(ahead, 1.0))  # type: ignore[union-attr]
+            return norm_sq(trees.subtract(outer_var, trees.to_numpy(moved)))
     if oracles.outer_bounds is None:
         return norm_sq(hypergrad)
 
@@ -88,14 +93,6 @@ def cholesky(matrix: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         found = "positive definite in float64" if np.all(np.isfinite(matrix)) else "finite"
         raise np.linalg.LinAlgError(f"a Hessian is not {found}; {_WAY_OUT}.") from error
     return lambda right_side: cho_solve(factor, right_side)
-
-
-def lbfgs(value_and_grad: Callable, start: np.ndarray, callback: Callable | None = None, **options: Any) -> Any:
-    """Minimize a function of a flat vector by SciPy's L-BFGS until its gradient is small, whatever its values are."""
-    from scipy.optimize import minimize
-
-    options = {"ftol": 0.0} | options
-    return minimize(value_and_grad, start, jac=True, method="L-BFGS-B", callback=callback, options=options)
 
 
 class System(NamedTuple):
@@ -214,37 +211,35 @@ class IterativeExactSolver:
         with arithmetic(np.float64):
             start = trees.cast(Point(near.inner_var, x, near.v), np.float64)
             found = newton(partial(self._gradient, start), partial(self._system, start), z, self.accuracy)
-            point = _at(start, found.z)
+            point = _with(start, inner_var=found.z)
             value, outer_grad = _outer_value_and_grad(self._in_float64, point)
             v, _ = solve_adjoint(found, float(value), trees.flat(outer_grad), v, tolerance)
-            point = point._replace(v=_at(start, v).inner_var)
+            point = _with(point, v=v)
             direction = trees.to_numpy(derivative(self._in_float64, "direction", point))
         residuals = sqrt(norm_sq(direction.inner_var)), sqrt(norm_sq(direction.v))
         z, v = trees.to_numpy((point.inner_var, point.v))
         return ExactSolution(z, v, float(value), direction.outer_var, *residuals)
 
     def _gradient(self, start: Point, z: np.ndarray) -> np.ndarray:
-        return trees.flat(derivative(self._in_float64, "inner_grad", _at(start, z)))
+        return trees.flat(derivative(self._in_float64, "inner_grad", _with(start, inner_var=z)))
 
     def _system(self, start: Point, z: np.ndarray) -> System:
-        point = _at(start, z)
+        point = _with(start, inner_var=z)
         if z.size <= self._direct_size:
             return System.dense(np.asarray(hessian(self._in_float64, point)))
 
         def product(w: np.ndarray) -> np.ndarray:
-            return trees.flat(derivative(self._in_float64, "hvp", point._replace(v=_at(start, w).inner_var)))
+            return trees.flat(derivative(self._in_float64, "hvp", _with(point, v=w)))
 
-        return System(partial(self._solve, start, point, product), product)
+        return System(partial(self._solve, point, product), product)
 
-    def _solve(
-        self, start: Point, point: Point, product: Callable, right_side: np.ndarray, accuracy: float
-    ) -> np.ndarray:
+    def _solve(self, point: Point, product: Callable, right_side: np.ndarray, accuracy: float) -> np.ndarray:
         """Solve a system by conjugate gradients. If they fail, solve this system and all later ones by a matrix."""
         size = np.linalg.norm(right_side)
         if not size > 0:
             return 0 * right_side
         # Scaled, since a tiny residual may be below the range of float32.
-        scaled, limit = _at(start, right_side / size).inner_var, min(right_side.size, _MOST_PRODUCTS)
+        scaled, limit = unflatten(right_side / size, point.inner_var), min(right_side.size, _MOST_PRODUCTS)
         while True:
             w = size * trees.flat(_solve(self._oracles, point, scaled, np.float64(accuracy), np.int32(limit)))
             if np.linalg.norm(product(w) - right_side) <= 10 * accuracy * size:
@@ -256,12 +251,12 @@ class IterativeExactSolver:
             problem = f"conjugate gradients did not solve a system of the inner Hessian in {limit} products"
             raise np.linalg.LinAlgError(f"{problem}; {_WAY_OUT}.")
         self._direct_size = _DENSE_SIZE
-        return self._system(start, trees.flat(point.inner_var)).solve(right_side, accuracy)
+        return self._system(point, trees.flat(point.inner_var)).solve(right_side, accuracy)
 
 
-def _at(like: Point, z: np.ndarray) -> Point:
-    """Return the point with z from a flat vector."""
-    return like._replace(inner_var=unflatten(z, like.inner_var))
+def _with(point: Point, **vectors: np.ndarray) -> Point:
+    """Return the point with z or v replaced by flat vectors."""
+    return point._replace(**{name: unflatten(vector, point.inner_var) for name, vector in vectors.items()})
 
 
 def unflatten(vector: np.ndarray, like: PyTree) -> PyTree:

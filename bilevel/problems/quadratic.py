@@ -71,28 +71,22 @@ def quadratic(
     n_inner, n_outer, dim_inner, dim_outer = check_sizes(**sizes)
     check_memory(3 * (n_inner + n_outer) * (dim_inner + dim_outer), dtype, *sizes)
     check_memory(4 * (dim_inner**2 + dim_outer**2), np.float64, "dim_inner", "dim_outer")
-    eigenvalues = {"smallest_eigenvalue": smallest_eigenvalue, "largest_eigenvalue": largest_eigenvalue}
-    smallest_eigenvalue, largest_eigenvalue = check_positive(**eigenvalues)
+    low, high = check_positive(smallest_eigenvalue=smallest_eigenvalue, largest_eigenvalue=largest_eigenvalue)
     coupling, common_linear = check_reals(coupling=coupling, common_linear=common_linear)
-    if smallest_eigenvalue > largest_eigenvalue:
+    if low > high:
         raise ValueError("`smallest_eigenvalue` must be above 0 and at most `largest_eigenvalue`.")
-    spectra = [np.geomspace(smallest_eigenvalue, largest_eigenvalue, size) for size in (dim_inner, dim_outer)]
+    spectra = [np.geomspace(low, high, size) for size in (dim_inner, dim_outer)]
     with arithmetic(dtype):
         factors = [_draw_factors(rng, n, spectra, coupling, common_linear, dtype) for n in (n_inner, n_outer)]
         inner_samples, outer_samples = (Samples(level, len(level.a), axes=(0,) * 6, dtype=dtype) for level in factors)
-    inner, outer = map(Means.of, factors)
-    exact_solver = QuadraticExactSolver(inner, outer)
-    curvature = float(np.linalg.eigvalsh(inner.a_inner)[-1])
+    solver = QuadraticExactSolver(*map(Means.of, factors))
+    (mu, curvature), (mu_h, smoothness) = (
+        np.linalg.eigvalsh(matrix)[[0, -1]].tolist() for matrix in (solver.inner.a_inner, solver.hessian)
+    )
+    info = {"mu_G": mu, "mu_h": mu_h, "L_h": smoothness}
     oracles = QuadraticOracles(inner_samples, outer_samples, largest_curvature=curvature)
     start = Point(np.zeros(dim_inner, dtype), np.full(dim_outer, -2, dtype), np.zeros(dim_inner, dtype))
-    return BilevelProblem(
-        oracles,
-        start,
-        exact_solver,
-        "quadratic",
-        find_constants=quadratic_constants,
-        certificate_bounds=QuadraticBounds,
-    )
+    return BilevelProblem(oracles, start, solver, "quadratic", {}, info, quadratic_constants, QuadraticBounds)
 
 
 def _draw_factors(
@@ -138,24 +132,15 @@ class Factors(NamedTuple):
     linear_outer: Array
 
 
-class Linear(NamedTuple):
-    """Weighted sums of the linear terms d_z and d_x over some rows, or over each block along a first axis."""
-
-    inner: Array
-    outer: Array
-
-    @classmethod
-    def of_rows(cls, data: Factors, weights: Array) -> "Linear":
-        return cls(weights @ data.linear_inner, weights @ data.linear_outer)
-
-    def of_block(self, block: Array) -> "Linear":
-        return Linear(self.inner[block], self.outer[block])
+def _sum_linear(data: Factors, weights: Array) -> OuterPass:
+    """Return the weighted sums of the linear terms d_z and d_x."""
+    return OuterPass(weights @ data.linear_inner, weights @ data.linear_outer)
 
 
 @Compiled
-def _linear_of_blocks(samples: Samples) -> Linear:
+def _sum_linear_of_blocks(samples: Samples) -> OuterPass:
     blocks = jnp.arange(samples.n_blocks, dtype=jnp.int32)
-    return jax.vmap(lambda block: Linear.of_rows(*samples.take(block)))(blocks)
+    return jax.vmap(lambda block: _sum_linear(*samples.take(block)))(blocks)
 
 
 @jax.tree_util.register_dataclass
@@ -171,8 +156,8 @@ class QuadraticOracles(Oracles):
     """
 
     largest_curvature: float | None = field(default=None, metadata=STATIC)
-    inner_linear: Linear | None = None
-    outer_linear: Linear | None = None
+    inner_linear: OuterPass | None = None
+    outer_linear: OuterPass | None = None
 
     has_row_diagonals = True
 
@@ -181,35 +166,35 @@ class QuadraticOracles(Oracles):
             batched = super().with_batches(batch_size, sampling, outer_batch_size)
             levels = batched.inner_samples, batched.outer_samples
             in_blocks = sampling in ("blocks", "reshuffle") and all(type(level) is Samples for level in levels)
-            inner, outer = map(_linear_of_blocks, levels) if in_blocks else (None, None)
+            inner, outer = map(_sum_linear_of_blocks, levels) if in_blocks else (None, None)
             return replace(batched, inner_linear=inner, outer_linear=outer)
 
     def inner(self, point: Point, rows: Any = None) -> InnerPass:
         if rows is None or self.inner_linear is None:
             return super().inner(point, rows)
-        return _derivatives(point, *self.inner_samples.take(rows), self.inner_linear.of_block(rows))[0]
+        return _block_derivatives(point, self.inner_samples, self.inner_linear, rows)[0]
 
     def inner_grad_outer(self, point: Point, rows: Any = None) -> Array:
         if rows is None or self.inner_linear is None:
             return super().inner_grad_outer(point, rows)
-        return _derivatives(point, *self.inner_samples.take(rows), self.inner_linear.of_block(rows))[1].grad_outer
+        return _block_derivatives(point, self.inner_samples, self.inner_linear, rows)[1].grad_outer
 
     def outer(self, point: Point, rows: Any = None) -> OuterPass:
         if rows is None or self.outer_linear is None:
             return super().outer(point, rows)
-        return _derivatives(point, *self.outer_samples.take(rows), self.outer_linear.of_block(rows))[1]
+        return _block_derivatives(point, self.outer_samples, self.outer_linear, rows)[1]
 
     def _row_diagonals(self, point: Point, data: Factors, weights: Array, *, power: int, majorize: bool) -> Array:
         return weights @ data.a ** (2 * power)
 
     def _inner(self, point: Point, data: Factors, weights: Array) -> InnerPass:
-        return _derivatives(point, data, weights, Linear.of_rows(data, weights))[0]
+        return _derivatives(point, data, weights, _sum_linear(data, weights))[0]
 
     def _inner_grad_outer(self, point: Point, data: Factors, weights: Array) -> Array:
         return self._outer(point, data, weights).grad_outer
 
     def _outer(self, point: Point, data: Factors, weights: Array) -> OuterPass:
-        return _derivatives(point, data, weights, Linear.of_rows(data, weights))[1]
+        return _derivatives(point, data, weights, _sum_linear(data, weights))[1]
 
     def _inner_value(self, point: Point, data: Factors, weights: Array) -> Array:
         z, x, _ = point
@@ -226,9 +211,13 @@ class QuadraticOracles(Oracles):
         return join(inner, outer)
 
 
-def _derivatives(point: Point, data: Factors, weights: Array, linear: Linear) -> tuple[InnerPass, OuterPass]:
+def _derivatives(point: Point, data: Factors, weights: Array, linear: OuterPass) -> tuple[InnerPass, OuterPass]:
     inner, outer = _products(point, data, weights)
-    return inner._replace(grad=inner.grad + linear.inner), trees.add(outer, OuterPass(*linear))
+    return inner._replace(grad=inner.grad + linear.grad), trees.add(outer, linear)
+
+
+def _block_derivatives(point: Point, samples: Samples, linear: OuterPass, block: Array) -> tuple[InnerPass, OuterPass]:
+    return _derivatives(point, *samples.take(block), OuterPass(*(part[block] for part in linear)))
 
 
 def _products(point: Point, data: Factors, weights: Array) -> tuple[InnerPass, OuterPass]:
@@ -270,17 +259,14 @@ class QuadraticExactSolver:
         mixed = outer.b @ self.jacobian
         self.hessian = outer.a_outer + self.jacobian.T @ outer.a_inner @ self.jacobian + mixed + mixed.T
         _require_positive(self.hessian, "h")
-        at_zero = np.zeros(len(self.hessian))
-        self.minimizer = -cholesky(self.hessian)(self._solve(at_zero)[-1])
+        self.minimizer = -cholesky(self.hessian)(self._solve(np.zeros(len(self.hessian))).hypergrad)
 
     def __call__(self, outer_var: np.ndarray, guess: ExactSolution | None = None) -> ExactSolution:
         x = check_outer(outer_var)
-        z, v, value, residuals, hypergrad = self._solve(x)
         move = x - self.minimizer
-        return ExactSolution(z, v, value, hypergrad, *residuals, value_gap=float(move @ self.hessian @ move / 2))
+        return self._solve(x)._replace(value_gap=float(move @ self.hessian @ move / 2))
 
-    def _solve(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, tuple[float, float], np.ndarray]:
-        """Return z*, v*, h, the residuals of both, and ∇h."""
+    def _solve(self, x: np.ndarray) -> ExactSolution:
         inner, outer = self.inner, self.outer
         constant = inner.b.T @ x + inner.linear_inner
         found = newton(lambda z: inner.a_inner @ z + constant, lambda _: self._system, self.jacobian @ x + self.offset)
@@ -288,8 +274,8 @@ class QuadraticExactSolver:
         value = z @ outer.a_inner @ z / 2 + x @ outer.a_outer @ x / 2 + x @ outer.b @ z
         value = float(value + outer.linear_inner @ z + outer.linear_outer @ x)
         v, left = solve_adjoint(found, value, outer.a_inner @ z + outer.b.T @ x + outer.linear_inner)
-        residuals = float(np.linalg.norm(found.grad)), float(np.linalg.norm(left))
-        return z, v, value, residuals, inner.b @ v + outer.a_outer @ x + outer.b @ z + outer.linear_outer
+        hypergrad = inner.b @ v + outer.a_outer @ x + outer.b @ z + outer.linear_outer
+        return ExactSolution(z, v, value, hypergrad, float(np.linalg.norm(found.grad)), float(np.linalg.norm(left)))
 
 
 def _require_positive(matrix: np.ndarray, what: str) -> None:
@@ -300,7 +286,7 @@ def _require_positive(matrix: np.ndarray, what: str) -> None:
         raise ValueError(f"this draw is not strongly convex: {found}; {way_out}.")
 
 
-def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any, seed: int) -> Found:
+def quadratic_constants(problem: BilevelProblem, radius: float | None, box: Any) -> Found:
     """Return exact constants from the Hessians of the rows and of the mean; higher derivatives are 0."""
     levels = problem.oracles.inner_samples, problem.oracles.outer_samples
     inner, outer = (Factors(*trees.to_numpy(level.leaves, np.float64)) for level in levels)
@@ -350,4 +336,4 @@ class QuadraticBounds:
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
         delta, v_residual = self._metric.dual_norm(direction.inner_var), self._metric.dual_norm(direction.v)
-        return Bounds(delta, 1.0, v_residual, 0.0, self._b, self._c, self._e, self._metric.least)
+        return Bounds(delta, 1.0, v_residual, 0.0, self._b, self._c, self._e, self._metric)

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from jax.tree_util import Partial
 from numpy.typing import DTypeLike
 
-from bilevel._core.compilation import resolve_dtype
+from bilevel._core import trees
+from bilevel._core.compilation import arithmetic, resolve_dtype
 from bilevel.datasets import Dataset, load
 from bilevel.problems.base import BilevelProblem, documented
 from bilevel.problems.checks import check_reals, check_sizes, make_rng
-from bilevel.problems.cross_validation import cross_validation
-from bilevel.problems.data_cleaning import data_cleaning
-from bilevel.problems.linear import logistic_selection
-from bilevel.problems.softmax import softmax_selection
+from bilevel.problems.data_cleaning import data_cleaning, error_rate, weight_auc
+from bilevel.problems.selection import cross_validation, penalty_selection
 
 _PIXEL_FLOOR = 0.1  # of the full range; the smallest standard deviation that a pixel is divided by
 _CHUNK = 4096
@@ -30,7 +29,7 @@ def ijcnn1(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     seed : seed of the start and of the shuffle of the rows
     """
     data = load("ijcnn1")
-    return logistic_selection(data.X_train, data.y_train, data.X_test, data.y_test, dtype=dtype, seed=seed)
+    return penalty_selection(data.X_train, data.y_train, data.X_test, data.y_test, dtype=dtype, seed=seed)
 
 
 @documented
@@ -46,25 +45,24 @@ def breast_cancer(*, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelPr
     train, val = _split(len(data.X_train), (0.6, 0.4), seed)
     X_train, X_val = _standardize(dtype, data.X_train[train], data.X_train[val])
     signs = np.where(data.y_train == 1, 1, -1)
-    return logistic_selection(X_train, signs[train], X_val, signs[val], dtype=dtype, seed=seed)
+    return penalty_selection(X_train, signs[train], X_val, signs[val], dtype=dtype, seed=seed)
 
 
 @documented
-def breast_cancer_folds(
-    *, folds: int = 5, prior_scale: float = 0.5, dtype: DTypeLike | None = None, seed: int = 0
-) -> BilevelProblem:
+def breast_cancer_folds(*, folds: int = 5, dtype: DTypeLike | None = None, seed: int = 0) -> BilevelProblem:
     """Build logistic penalty selection by cross-validation on the breast-cancer set of scikit-learn: 569 rows.
+
+    The prior of the penalties has the scale 0.5.
 
     Parameters
     ----------
     folds : number of folds
-    prior_scale : standard deviation of the logarithms of the penalties around their mean
     %(dtype)s
     seed : seed of the folds and of the shuffle of the rows
     """
     data = load("breast_cancer")
     (X,), signs = _standardize(dtype, data.X_train), np.where(data.y_train == 1, 1, -1)
-    return cross_validation(X, signs, folds, prior_scale=prior_scale, dtype=dtype, seed=seed)
+    return cross_validation(X, signs, folds, prior_scale=0.5, dtype=dtype, seed=seed)
 
 
 @documented
@@ -83,35 +81,18 @@ def covtype(*, per: str = "class", dtype: DTypeLike | None = None, seed: int = 0
     train, val, _ = _split(len(data.X_train), (0.6, 0.2, 0.2), seed)
     X_train, X_val = _standardize(dtype, data.X_train[train], data.X_train[val])
     labels = data.y_train.astype(np.int32) - 1
-    return softmax_selection(X_train, labels[train], X_val, labels[val], per=per, dtype=dtype, seed=seed)
-
-
-@documented
-def covtype_folds(
-    *, folds: int = 5, prior_scale: float = 0.5, dtype: DTypeLike | None = None, seed: int = 0
-) -> BilevelProblem:
-    """Build softmax penalty selection by cross-validation on Covertype: 464 810 rows, 54 features.
-
-    The other rows are left for tests, and are those of `covtype` with the same seed.
-
-    Parameters
-    ----------
-    folds : number of folds
-    prior_scale : standard deviation of the logarithms of the penalties around their mean
-    %(dtype)s
-    seed : seed of the choice of rows, of the folds and of the shuffle
-    """
-    data = load("covtype")
-    used, _ = _split(len(data.X_train), (0.8, 0.2), seed)
-    (X,), labels = _standardize(dtype, data.X_train[used]), data.y_train[used].astype(np.int32) - 1
-    return cross_validation(X, labels, folds, loss="softmax", prior_scale=prior_scale, dtype=dtype, seed=seed)
+    return penalty_selection(
+        X_train, labels[train], X_val, labels[val], loss="softmax", per=per, dtype=dtype, seed=seed
+    )
 
 
 @documented
 def mnist_cleaning(
     *, corruption: float = 0.5, n_train: int = 20_000, n_val: int = 5_000, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
-    """Build data cleaning on MNIST, with the test file for the metric ``test_error``.
+    """Build data cleaning on MNIST, with the metrics ``test_error``, on the test file, and ``weight_auc``.
+
+    ``weight_auc`` is the probability that a clean row has a larger weight than a row with a corrupted label.
 
     Parameters
     ----------
@@ -127,7 +108,10 @@ def mnist_cleaning(
 def digits_cleaning(
     *, corruption: float = 0.5, n_train: int = 1_000, n_val: int = 300, dtype: DTypeLike | None = None, seed: int = 0
 ) -> BilevelProblem:
-    """Build data cleaning on the 1797 digits of scikit-learn; the test rows are on neither level.
+    """Build data cleaning on the 1797 digits of scikit-learn, with the metrics ``test_error`` and ``weight_auc``.
+
+    The test rows are on neither level. ``weight_auc`` is the probability that a clean row has a larger weight than a
+    row with a corrupted label.
 
     Parameters
     ----------
@@ -166,9 +150,14 @@ def _cleaning(
         raise ValueError(f"`n_train={len(train)}`: these rows do not contain all classes; take more.")
     flat = [part.reshape(len(part), -1) for part in (data.X_train[train], data.X_train[val], data.X_test)]
     X_train, X_val, X_test = _standardize(dtype, *flat, floor=_PIXEL_FLOOR * full_range)
-    corrupted = noisy != labels[train] if corruption > 0 else None
-    known: dict[str, Any] = {"X_test": X_test, "y_test": data.y_test.astype(np.int32), "corrupted": corrupted}
-    return data_cleaning(X_train, noisy, X_val, labels[val], **known, dtype=dtype, seed=seed)
+    problem, wrong = data_cleaning(X_train, noisy, X_val, labels[val], dtype=dtype, seed=seed), noisy != labels[train]
+    metrics = dict(problem.metrics)
+    with arithmetic(problem.dtype):
+        metrics["test_error"] = Partial(error_rate, trees.put(X_test), trees.put(data.y_test.astype(np.int32)))
+    if wrong.any():
+        clean, corrupted = (trees.put(np.flatnonzero(mask).astype(np.int32)) for mask in (~wrong, wrong))
+        metrics["weight_auc"] = Partial(weight_auc, clean, corrupted)
+    return replace(problem, metrics=metrics)
 
 
 def _split(n: int, shares: tuple[float, ...], seed: int) -> list[np.ndarray]:

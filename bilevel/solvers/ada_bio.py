@@ -62,6 +62,7 @@ class AdaBiO(NeumannSolver[AdaBiOState, AdaBiODraw]):
     noise_scale: float = positive(default=1.0)
     slope_scale: float = positive(default=1.0)
     needs_plain_step = "its steps of z are adaptive"
+    needs_plain_outer_step = "its steps of x are adaptive"
     complexity = Complexity("Õ(ε^-2); without noise Õ(ε^-1)", "general expectation")
 
     def init(self, oracles: Oracles, start: Point) -> AdaBiOState:

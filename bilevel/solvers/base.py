@@ -10,6 +10,8 @@ solvers whose work depends on their iterates. `SolverBase` is what both have in 
 import dataclasses
 import difflib
 import functools
+import operator
+import sys
 import typing
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -33,7 +35,7 @@ class Complexity(NamedTuple):
     """Oracle calls that suffice for ||∇h||² <= ε, and the assumptions; "none" if nothing is proved.
 
     C^{p,k} means p times differentiable with Lipschitz derivatives up to order k; Õ hides a factor log(1/ε). G is
-    strongly convex in every case. Unknown entries are empty.
+    strongly convex unless the setting states another condition. Unknown entries are empty.
     """
 
     calls: str
@@ -81,9 +83,9 @@ class Monitor:
         """Return a warning about a finished run, or None."""
         return None
 
-    def checks_inner_solution(self, step: int) -> bool:
-        """Return True if a run of this many steps ends with a comparison of z and z*(x)."""
-        return False
+    def inner_warning(self, oracles: Oracles, point: Point, row: dict[str, Any]) -> str | None:
+        """Return a warning about z at the end of a run that was not interrupted, or None."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,9 @@ class SolverBase(ABC, Generic[State]):
     batch_size: int = whole(default=64)
     sampling: str = one_of(SAMPLINGS, default="blocks", kw_only=True)
 
+    needs_constants: ClassVar[bool] = False  # of the problem, so that most are refused; "*" leaves it out
     complexity: ClassVar[Complexity | None] = None  # required of the solvers in `SOLVERS`
+    takes_outer_term: ClassVar[bool] = True  # does x move only by `Moves` or `FullBatch.move_outer`?
 
     @abstractmethod
     def init(self, oracles: Oracles, start: Point) -> State:
@@ -158,24 +162,30 @@ class Solver(SolverBase[State], Generic[State, Draw]):
     outer_batch_size : rows per batch of the outer level; None means `batch_size`. Default periods are for their mean
     inner_optimizer : "adam" or an optax transformation, with its schedule, that moves the inner variable instead of the
         plain step; v keeps its step. None keeps the plain step
+    outer_optimizer : "adam" or an optax transformation that moves the outer variable instead of the step divided by
+        `outer_ratio`; None keeps that step
     """
 
     outer_batch_size: int | None = whole(default=None, optional=True, hint="; use None for `batch_size`", kw_only=True)
     inner_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)  # noqa: RUF009
+    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)  # noqa: RUF009
 
     # Why z must move by the plain step; None if it may move by any transformation.
     needs_plain_step: ClassVar[str | None] = "its theory is of plain steps of z"
+    needs_plain_outer_step: ClassVar[str | None] = None  # the same for x
     needs_finite_sum: ClassVar[bool] = False  # are derivatives of rows remembered, so that losses must not be random?
     keeps_tables: ClassVar[bool] = False  # is one row of large arrays in the state replaced in each step?
     faster_without_cuda_graph: ClassVar[bool] = False  # measured on an H200
 
     def __post_init__(self) -> None:
         SolverBase.__post_init__(self)
-        if self.inner_optimizer is not None and self.needs_plain_step is not None:
-            raise ValueError(
-                f"`{type(self).__name__}(inner_optimizer=…)`: {self.needs_plain_step}; leave it out, or use a solver "
-                "such as SOBA, StocBiO or AmIGO."
-            )
+        reasons = {"inner_optimizer": self.needs_plain_step, "outer_optimizer": self.needs_plain_outer_step}
+        for name, reason in reasons.items():
+            if getattr(self, name) is not None and reason is not None:
+                raise ValueError(
+                    f"`{type(self).__name__}({name}=…)`: {reason}; leave it out, or use a solver such as SOBA, StocBiO "
+                    "or AmIGO."
+                )
 
     @property
     def moves(self) -> Moves:
@@ -213,7 +223,22 @@ class Solver(SolverBase[State], Generic[State, Draw]):
         return Calls()
 
 
-REGISTRY: dict[str, type[SolverBase[Any]]] = {}  # the solvers of this package by name
+SOLVERS: dict[str, type[SolverBase[Any]]] = {}  # those of this package, by name
+
+
+def name_solver(cls: type[SolverBase[Any]]) -> str:
+    """Return the name in `SOLVERS` of a class, or ``module:Class`` if it is not a solver of this package."""
+    return cls.__name__ if SOLVERS.get(cls.__name__) is cls else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def find_imported_solver(name: str) -> type[SolverBase[Any]] | None:
+    """Return the class with a name of `name_solver`, or None if its module has not been imported."""
+    module, _, path = name.partition(":")
+    try:
+        found = SOLVERS.get(name) or operator.attrgetter(path)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
+    return found if isinstance(found, type) and issubclass(found, SolverBase) else None
 
 
 @typing.dataclass_transform(
@@ -224,11 +249,11 @@ def solver(cls: type[S]) -> type[S]:
 
     Solvers of this package are listed in `bilevel.SOLVERS` under their names, which no other solver may have.
     """
-    known = REGISTRY.get(cls.__name__)
+    known = SOLVERS.get(cls.__name__)
     if known is not None and known.__module__ != cls.__module__:
         raise ValueError(f"`{cls.__name__}` is the name of {known.__module__}.{cls.__name__}; rename your solver.")
     if cls.__module__.startswith(f"{__package__}."):
-        REGISTRY[cls.__name__] = cls
+        SOLVERS[cls.__name__] = cls
     cls = dataclasses.dataclass(frozen=True)(cls)
     _register_pytree(cls)
     document(cls)

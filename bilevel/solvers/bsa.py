@@ -1,7 +1,8 @@
 """BSA: bilevel stochastic approximation.
 
-Ghadimi, Wang. Approximation Methods for Bilevel Programming. 2018, arXiv 1802.02246. Confidence: low; the text was not
-available, and the outer schedule is reconstructed.
+Ghadimi, Wang. Approximation Methods for Bilevel Programming. 2018, arXiv 1802.02246. Confidence: medium; the text was
+not available. Schedules, constant η and T = 10 are those of the benchmark of SOBA's authors. An implementation by the
+authors of LancBiO has free exponents of t, and the same P.
 
     T times:  draw B;  z ← z - α t^-½ ∇z G_B
     x ← x - (α/r) t^-½ ((∇²xz G_B') v + ∇x F_C),   v by a Neumann series of random length
@@ -17,10 +18,11 @@ import jax
 
 from bilevel._core.types import Array, Point, PyTree
 from bilevel.oracles import Oracles
+from bilevel.solvers.alset import AlternatingSolver
 from bilevel.solvers.base import Complexity, PointState, solver
 from bilevel.solvers.fields import flag, whole
 from bilevel.solvers.moves import batch, decay, move
-from bilevel.solvers.neumann import AlternatingSolver, LoopDraw
+from bilevel.solvers.neumann import LoopDraw
 
 
 class BSAState(NamedTuple):
@@ -66,4 +68,4 @@ class BSA(AlternatingSolver):
             return BSAState(*warm, state.first_inner_var)
         first = state.point._replace(inner_var=state.first_inner_var)
         point = jax.lax.fori_loop(0, self.n_inner_steps, cold_step, first)
-        return state._replace(point=self.outer_move(oracles, point, index, draw))
+        return BSAState(*self.outer_move(oracles, point, state.moves, index, draw), state.first_inner_var)

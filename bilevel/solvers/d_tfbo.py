@@ -64,6 +64,7 @@ class DTFBO(HostSolver[DTFBOState]):
     step_size: float = positive(default=1.0)
     inner_tolerance: float = positive(default=1e-3)
     max_inner_steps: int = whole(default=10_000)
+    takes_outer_term = True
     complexity = Complexity("O((n+m) ε^-2)", "full batches")
 
     def init(self, oracles: Oracles, start: Point) -> DTFBOState:

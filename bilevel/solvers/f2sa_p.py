@@ -26,18 +26,19 @@ import jax
 import jax.numpy as jnp
 
 from bilevel._core import trees
-from bilevel._core.types import Array, Calls, Point, PyTree
+from bilevel._core.types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import flag, positive, whole
-from bilevel.solvers.moves import batch, inner_descent, move, move_outer, split
+from bilevel.solvers.moves import MovesState, batch, inner_descent, move, split
 
 
 class F2SApState(NamedTuple):
-    """The iterate, and y_j for each j ≠ 0, stacked along a leading axis."""
+    """The iterate, y_j for each j ≠ 0, stacked along a leading axis, and the states of transformations."""
 
     point: Point
     y: PyTree
+    moves: MovesState
 
 
 class F2SApDraw(NamedTuple):
@@ -69,14 +70,21 @@ class F2SAp(Solver[F2SApState, F2SApDraw]):
     normalized: bool = flag(default=True)
     complexity = Complexity("Õ(p ε^-2-1/p)", "general expectation, derivatives of order p in z")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.outer_optimizer is not None and self.normalized:
+            raise ValueError(
+                "`F2SAp(outer_optimizer=…)`: its moves of x have a given length; set normalized=False, or leave it out."
+            )
+
     @property
     def nodes(self) -> list[int]:
         """Return all j ≠ 0."""
         return [j for j in range(-(self.order // 2), (self.order + 1) // 2 + 1) if j != 0]
 
     def init(self, oracles: Oracles, start: Point) -> F2SApState:
-        copies = len(self.nodes)
-        return F2SApState(start, jax.tree.map(lambda leaf: jnp.stack([leaf] * copies), start.inner_var))
+        y = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(self.nodes)), start.inner_var)
+        return F2SApState(start, y, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> F2SApDraw:
         loops, loop_at_zero = len(self.nodes) * self.n_inner_steps, self._has_zero * self.n_inner_steps
@@ -96,10 +104,13 @@ class F2SAp(Solver[F2SApState, F2SApDraw]):
         else:
             point = state.point._replace(inner_var=_combine(_interpolation_weights(nodes, 0), y))
         grad = trees.scale(1 / self.perturbation, _combine(_interpolation_weights(nodes, 1), grads))
+        scale: Scalar = 1
         if self.normalized:
             norm = jnp.sqrt(trees.norm_sq(grad))
-            grad = trees.scale(1 / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny), grad)
-        return F2SApState(move_outer(oracles, point, grad, self.step_size / self.outer_ratio), y)
+            scale = 1 / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
+            grad = trees.scale(scale, grad)
+        point, moves = self.moves.outer(oracles, point, state.moves, grad, self.step_size / self.outer_ratio, scale)
+        return F2SApState(point, y, moves)
 
     def _at_nodes(self, oracles: Oracles, state: F2SApState, draw: F2SApDraw) -> tuple[PyTree, PyTree]:
         """Return y_j after its loop and ∇x (jνF + G) there, for each j ≠ 0."""

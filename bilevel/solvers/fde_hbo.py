@@ -25,7 +25,7 @@ from bilevel._core import trees
 from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.fields import bounds, fraction, positive, transformation
+from bilevel.solvers.fields import bounds, fraction, positive
 from bilevel.solvers.moves import MovesState, decay, decay_share, split, storm
 
 
@@ -58,7 +58,6 @@ class FdeHBO(Solver[FdeHBOState, FdeHBODraw]):
     """
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
-    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
     outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     momentum: float = fraction(default=0.5)
     perturbation: float = positive(default=1e-3)

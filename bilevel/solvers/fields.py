@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import field
 from numbers import Integral
@@ -20,8 +21,6 @@ SHARED_DESCRIPTIONS = {
     "neumann_step": "η, step of the Neumann series; below 2/L of the batches' Hessians",
     "warm_start": "continue from the last inner variable; False restarts from the first one",
     "v_radius": "radius of the ball that v is projected onto; None means no projection",
-    "outer_optimizer": """"adam" or an optax transformation of D_x that moves the outer variable instead of the step
-    divided by `outer_ratio`; None keeps that step""",
     "outer_bounds": """(lower, upper) bounds of the outer variable besides those of the problem: numbers, or arrays like
     the outer variable; None means no others""",
 }
@@ -29,7 +28,6 @@ _HEADING = "\n\nParameters\n----------\n"
 _ITEM = re.compile(r"(\w+(?:, \w+)*) : (.+(?:\n +.+)*)")
 
 ARRAY_BOUNDS = "like the outer variable"  # the text of bounds that are not numbers
-_OFF = ", or 0 to turn it off"
 
 T = TypeVar("T")
 Rule = Callable[[Any], str | None]  # returns what is wrong with a value, or None
@@ -66,17 +64,18 @@ def _must(holds: Callable[[Any], bool], complaint: str) -> Rule:
     return lambda value: None if holds(value) else complaint
 
 
-def _is_off(value: Any, off: bool) -> bool:
-    return off and isinstance(value, float) and value == 0
+def _real(most: float, text: str, off: bool, hint: str = "") -> Rule:
+    """Return the rule of floats above 0 and at most ``most``; with ``off``, 0 is allowed too."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, float) and (0 < value <= most or (off and value == 0))
+
+    return _must(holds, f"must be {text}{', or 0 to turn it off' * off}{hint}.")
 
 
 def positive(*, default: Any, optional: bool = False, hint: str = "", kw_only: bool = False, off: bool = False) -> Any:
     """Declare a finite number above 0; with ``off``, 0 is allowed and turns the feature off."""
-
-    def holds(value: Any) -> bool:
-        return (isinstance(value, float) and 0 < value < math.inf) or _is_off(value, off)
-
-    rule = _must(holds, f"must be a finite number above 0{_OFF * off}{hint}.")
+    rule = _real(sys.float_info.max, "a finite number above 0", off, hint)
     return parameter(default, rule, optional=optional, kw_only=kw_only, convert=as_float)
 
 
@@ -96,12 +95,7 @@ def whole(*, default: Any, optional: bool = False, hint: str = "", least: int = 
 
 def fraction(*, default: float | None, optional: bool = False, off: bool = False) -> Any:
     """Declare a number in (0, 1]; with ``off``, 0 is allowed and turns the feature off."""
-
-    def holds(value: Any) -> bool:
-        return (isinstance(value, float) and 0 < value <= 1) or _is_off(value, off)
-
-    rule = _must(holds, f"must be a number in (0, 1]{_OFF * off}.")
-    return parameter(default, rule, optional=optional, convert=as_float)
+    return parameter(default, _real(1.0, "a number in (0, 1]", off), optional=optional, convert=as_float)
 
 
 def flag(*, default: bool) -> Any:

@@ -1,13 +1,14 @@
 """FSLA: fully single-loop algorithm, with momentum only in the outer direction.
 
 Li, Gu, Huang. A Fully Single Loop Algorithm for Bilevel Optimization without Hessian Inverse. AAAI 2022, arXiv
-2112.04660. Confidence: low; the text was not available, and the schedules are reconstructed.
+2112.04660. Confidence: medium; the text was not available. The equations, with a = min(1, α t^-½), are those of the
+code in the benchmark of SOBA's authors, where only the first u_previous differs: its x is 0.
 
     draw B;     z ← z - α t^-½ ∇z G_B
     draw B, C;  v ← v - α t^-½ ((∇²zz G_B) v + ∇z F_C)                                  at the new z
     draw B, C;  h ← D_x(u) + (1 - a)(h - D_x(u_previous)),   h = D_x(u) at first;   x ← x - (α/r) t^-½ h
 
-D_x was last evaluated at u_previous, and a = min(1, c t^-½).
+D_x was last evaluated at u_previous, and a = min(1, c t^-½), with c = α if `momentum` is None.
 Cost 7b, 5b at the first step. Memory 4p + 3d. Adaptive: nothing.
 """
 
@@ -18,15 +19,16 @@ from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import fraction
-from bilevel.solvers.moves import decay, decay_share, move, move_outer, split, storm
+from bilevel.solvers.moves import MovesState, decay, decay_share, move, split, storm
 
 
 class FSLAState(NamedTuple):
-    """The iterate, the point at which D_x was last evaluated, and the estimate of D_x."""
+    """The iterate, the last point at which D_x was evaluated, the estimate of D_x, and states of transformations."""
 
     point: Point
     previous: Point
     estimate: PyTree
+    moves: MovesState
 
 
 class FSLADraw(NamedTuple):
@@ -44,14 +46,14 @@ class FSLA(Solver[FSLAState, FSLADraw]):
     Parameters
     ----------
     step_size : first step of the inner variable and of v; steps decrease like t^-1/2
-    momentum : c; the share of the new sample in the outer estimate is min(1, c t^-1/2)
+    momentum : c; the share of the new sample in the outer estimate is min(1, c t^-1/2); None means c = α
     """
 
-    momentum: float = fraction(default=0.5)
+    momentum: float | None = fraction(default=0.5, optional=True)
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def init(self, oracles: Oracles, start: Point) -> FSLAState:
-        return FSLAState(start, start, trees.zeros_like(start.outer_var))
+        return FSLAState(start, start, trees.zeros_like(start.outer_var), self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> FSLADraw:
         inner, v_inner, x_inner = split(oracles.draw_inner(key, index, 3), None, None, None)
@@ -75,10 +77,11 @@ class FSLA(Solver[FSLAState, FSLADraw]):
         point = point._replace(v=move(point.v, residual, step))
         estimate = outer_direction(point)
         if not first:
-            previous, momentum = outer_direction(state.previous), decay_share(self.momentum, index, 0.5)
-            estimate = storm(momentum, estimate, state.estimate, previous)
+            share = decay_share(self.step_size if self.momentum is None else self.momentum, index, 0.5)
+            estimate = storm(share, estimate, state.estimate, outer_direction(state.previous))
         outer_step = decay(self.step_size / self.outer_ratio, index, 0.5)
-        return FSLAState(move_outer(oracles, point, estimate, outer_step), point, estimate)
+        moved, moves = self.moves.outer(oracles, point, state.moves, estimate, outer_step)
+        return FSLAState(moved, point, estimate, moves)
 
     def calls(self, oracles: Oracles, draw: FSLADraw, refresh: bool) -> Calls:
         points = 1 if refresh else 2

@@ -1,7 +1,7 @@
 """HOAG: hyperparameter optimization with approximate gradients.
 
 Pedregosa. Hyperparameter optimization with approximate gradient. ICML 2016, arXiv 1602.02355. Confidence: high; the
-paper's text was compared.
+paper's text was compared. It says that this rule for the step has no analysis.
 
 Given summable tolerances ε_k, a constant C and D = ||last move of x||, step k = 1, 2, … makes full-batch passes:
 
@@ -19,6 +19,7 @@ of x, the accuracy of both solves.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -26,13 +27,12 @@ import numpy as np
 from bilevel._core.types import Point
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
-from bilevel.problems.exact import lbfgs
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.fields import fraction, one_of, positive
 from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver, remember_last
 
 _SEQUENCES = {"exponential": lambda k: 0.1 * 0.9**k, "quadratic": lambda k: 0.1 / k**2, "cubic": lambda k: 0.1 / k**3}
-_INNER = ("inner_value", "inner_grad")
+INNER = ("inner_value", "inner_grad")
 _SMALLEST_TOLERANCE, _NEWTON_STEPS = 1e-12, 20
 _SLACK, _GROWTH, _SHRINKAGE = 1.0, 1.05, 0.5  # the slack is M of the paper
 
@@ -65,9 +65,10 @@ class OuterStep(NamedTuple):
         tolerances: tuple[float, float],
         ratio: float,
     ) -> tuple[np.ndarray, Self]:
-        """Return x - s g within its bounds, and the new record, from F and the tolerances of this and the last step."""
+        """Return x after the step s, and the new record, from F and the tolerances of this and the last step."""
+        value = float(full.oracles.objective(value, full.like.outer_var))
         size = self._next_size(value, grad, tolerances, ratio)
-        x_new = full.project(x - size * grad)
+        x_new = full.move_outer(x, grad, size)
         length = np.array(np.linalg.norm(x_new - x))
         return x_new, self._replace(size=np.array(size), value=np.array(value), length=length)
 
@@ -109,7 +110,8 @@ class HOAG(HostSolver[HOAGState]):
     decrease: float = fraction(default=0.5)
     lipschitz: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
     strong_convexity: float | None = positive(default=None, optional=True, hint="; use None to estimate it")
-    derivative_groups = _INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)
+    takes_outer_term = True
+    derivative_groups = INNER, ("inner_grad",), ("hvp",), OUTER, ("cross",)
     complexity = Complexity("converges, no rate", "full batches, summable tolerances", "C^{1,1}", "C^{2,2}")
 
     def configure(self, problem: BilevelProblem) -> Self:
@@ -124,7 +126,7 @@ class HOAG(HostSolver[HOAGState]):
         full = FullBatch(oracles, state.point, state.calls)
         z, x, v = full.vectors()
         tolerances = self._tolerance(index + 1), self._tolerance(max(index, 1))
-        z = self._solve_inner(full, z, x, tolerances[0])
+        z, _ = solve_inner(full, z, x, partial(self._convexity, full, z, x), tolerances[0])
         value, outer_grad, outer_grad_outer = full.evaluate(OUTER, z, x)
         if not np.all(np.isfinite(outer_grad)):
             return state._replace(point=full.point(z, np.full_like(x, np.nan), v), calls=full.calls)
@@ -137,15 +139,46 @@ class HOAG(HostSolver[HOAGState]):
     def _tolerance(self, k: int) -> float:
         return max(_SMALLEST_TOLERANCE, _SEQUENCES[self.tolerances](k))
 
-    def _solve_inner(self, full: FullBatch, z: np.ndarray, x: np.ndarray, tolerance: float) -> np.ndarray:
-        """Return z with ||∇z G|| <= μ tolerance, or as close to it as rounding permits."""
-        evaluate = remember_last(lambda z: full.evaluate(_INNER, z, x))
-        if not np.all(np.isfinite(evaluate(z)[1])):
-            return np.full_like(z, np.nan)
+    def _convexity(self, full: FullBatch, z: np.ndarray, x: np.ndarray) -> float:
         given = self.strong_convexity
-        convexity = max(0.0, full.smallest_eigenvalue(z, x)) if given is None else float(given)
-        z, grad = _solve_by_lbfgs(evaluate, z, convexity, tolerance)
-        return _refine_by_newton(full, z, x, grad, convexity * tolerance)
+        return max(0.0, _smallest_eigenvalue(full, z, x)) if given is None else float(given)
+
+
+def solve_inner(
+    full: FullBatch, z: np.ndarray, x: np.ndarray, convexity: Callable[[], float], tolerance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return z with ||∇z G|| <= μ tolerance, or as close to it as rounding permits, and ∇z G there.
+
+    ``convexity`` returns μ. It is called only if ∇z G is finite at the start; otherwise z and ∇z G are NaN.
+    """
+    evaluate = remember_last(lambda z: full.evaluate(INNER, z, x))
+    if not np.all(np.isfinite(evaluate(z)[1])):
+        return np.full_like(z, np.nan), np.full_like(z, np.nan)
+    mu = convexity()
+    z, grad = _solve_by_lbfgs(evaluate, z, mu, tolerance)
+    return _refine_by_newton(full, z, x, grad, mu * tolerance)
+
+
+def _smallest_eigenvalue(full: FullBatch, z: np.ndarray, x: np.ndarray) -> float:
+    """Return the smallest eigenvalue of ∇²zz G with 1% accuracy, by Lanczos' method; 0 if that fails."""
+    from scipy.sparse.linalg import ArpackError, eigsh
+
+    if z.size == 1:
+        return full.product(z, x, np.ones(1)).item()
+    start = np.random.default_rng(0).standard_normal(z.size)  # SciPy's default is random
+    try:
+        values = eigsh(full.operator(z, x), k=1, which="SA", v0=start, tol=1e-2, return_eigenvectors=False)
+    except ArpackError:
+        return 0.0
+    return values.item()
+
+
+def lbfgs(value_and_grad: Callable, start: np.ndarray, callback: Callable | None = None, **options: Any) -> Any:
+    """Minimize a function of a flat vector by SciPy's L-BFGS until its gradient is small, whatever its values are."""
+    from scipy.optimize import minimize
+
+    options = {"ftol": 0.0} | options
+    return minimize(value_and_grad, start, jac=True, method="L-BFGS-B", callback=callback, options=options)
 
 
 def _solve_by_lbfgs(
@@ -174,8 +207,10 @@ def _solve_by_lbfgs(
     return found.x, found.jac
 
 
-def _refine_by_newton(full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float) -> np.ndarray:
-    """Return z after Newton steps, taken until ||∇z G|| <= bound or a step does not halve the gradient."""
+def _refine_by_newton(
+    full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.ndarray, bound: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return z and ∇z G after Newton steps, taken until ||∇z G|| <= bound or a step does not halve the gradient."""
     # `problems.exact.newton` would continue to rounding level, and request other derivatives.
     for _ in range(_NEWTON_STEPS):
         if np.linalg.norm(grad) <= bound:
@@ -185,4 +220,4 @@ def _refine_by_newton(full: FullBatch, z: np.ndarray, x: np.ndarray, grad: np.nd
         if not np.linalg.norm(trial_grad) < 0.5 * np.linalg.norm(grad):
             break
         z, grad = trial, trial_grad
-    return z
+    return z, grad

@@ -22,6 +22,7 @@ from bilevel.oracles import Oracles
 from bilevel.problems.exact import hessian, unflatten
 from bilevel.solvers.base import SolverBase, State
 from bilevel.solvers.fields import one_of
+from bilevel.solvers.moves import move_outer
 
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # of the current step, by `time.perf_counter`
 OUTER = ("outer_value", "outer_grad", "outer_grad_outer")
@@ -58,6 +59,7 @@ class HostSolver(SolverBase[State], Generic[State]):
 
     sampling: str = one_of(("full",), default="full", kw_only=True)
 
+    takes_outer_term = False
     derivative_groups: ClassVar[tuple[tuple[str, ...], ...]] = ()  # the derivatives that steps evaluate together
 
     def warm_up(self, oracles: Oracles, start: Point) -> None:
@@ -98,9 +100,10 @@ class FullBatch:
         like = self.like
         return Point(unflatten(z, like.inner_var), unflatten(x, like.outer_var), unflatten(v, like.inner_var))
 
-    def project(self, x: np.ndarray) -> np.ndarray:
-        """Return x clipped to the bounds of the problem."""
-        return flat(self.oracles.project(unflatten(x, self.like.outer_var)))
+    def move_outer(self, x: np.ndarray, direction: np.ndarray, step: float) -> np.ndarray:
+        """Return x after a step along a direction, within the bounds of the problem and with its outer term."""
+        at, along = (unflatten(part, self.like.outer_var) for part in (x, direction))
+        return flat(move_outer(self.oracles, self.like._replace(outer_var=at), along, step).outer_var)
 
     def evaluate(self, kinds: tuple[str, ...], z: np.ndarray, x: np.ndarray, v: np.ndarray | None = None) -> list:
         """Return the derivatives of these kinds, each as a flat vector. The kinds "hvp" and "cross" require v."""
@@ -133,22 +136,10 @@ class FullBatch:
 
         # With rounding errors, ill-conditioned systems take more than p iterations.
         limit = 10 * z.size + 100 if limit is None else limit
-        return cg(self._operator(z, x), right_side, x0=guess, rtol=rtol, atol=atol, maxiter=limit)[0]
+        return cg(self.operator(z, x), right_side, x0=guess, rtol=rtol, atol=atol, maxiter=limit)[0]
 
-    def smallest_eigenvalue(self, z: np.ndarray, x: np.ndarray) -> float:
-        """Return the smallest eigenvalue of ∇²zz G with 1% accuracy, by Lanczos' method; 0 if that fails."""
-        from scipy.sparse.linalg import ArpackError, eigsh
-
-        start = np.random.default_rng(0).standard_normal(z.size)  # SciPy's default is random
-        if z.size == 1:
-            return self.product(z, x, np.ones(1)).item()
-        try:
-            values = eigsh(self._operator(z, x), k=1, which="SA", v0=start, tol=1e-2, return_eigenvectors=False)
-        except ArpackError:
-            return 0.0
-        return values.item()
-
-    def _operator(self, z: np.ndarray, x: np.ndarray) -> object:
+    def operator(self, z: np.ndarray, x: np.ndarray) -> object:
+        """Return ∇²zz G as a linear operator of SciPy."""
         from scipy.sparse.linalg import LinearOperator
 
         return LinearOperator((z.size, z.size), matvec=partial(self.product, z, x), dtype=np.float64)

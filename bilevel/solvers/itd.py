@@ -1,35 +1,43 @@
 """ITD: iterative differentiation, the gradient of F(z_T(x), x) through T inner steps.
 
 Franceschi, Donini, Frasconi, Pontil. Forward and Reverse Gradient-Based Hyperparameter Optimization. ICML 2017; Ji,
-Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design. ICML 2021. Confidence: high; the result
-equals that of automatic differentiation through the loop.
+Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design. ICML 2021. Confidence: high; REVERSE-HG of
+the first paper is these equations, but for its printed loop, which leaves out the term of k = 1. With momentum they are
+those of Maclaurin, Duvenaud, Adams. Gradient-based Hyperparameter Optimization through Reversible Learning. ICML 2015.
 
-    z_0 = z, independent of x;   z_k = z_{k-1} - α ∇z G_{B_k}(z_{k-1}, x),   k = 1, …, T
-    w = ∇z F_C(z_T, x),  g = ∇x F_C(z_T, x);   for k = T, …, 1 at z_{k-1}:
-        g ← g - α (∇²xz G_{B_k}) w;   if k > 1:  w ← w - α (∇²zz G_{B_k}) w
+    z_0 = z, independent of x;   u_0 = 0;   for k = 1, …, T:
+        u_k = γ u_{k-1} + (1 - γ) ∇z G_{B_k}(z_{k-1}, x);   z_k = z_{k-1} - α u_k
+    w = ∇z F_C(z_T, x),  g = ∇x F_C(z_T, x),  q = 0;   for k = T, …, 1 at z_{k-1}:
+        q ← γ q + w;   g ← g - α (1 - γ) (∇²xz G_{B_k}) q;   if k > 1:  w ← w - α (1 - γ) (∇²zz G_{B_k}) q
     z = z_T;   x ← x - (α/r) g
 
-Cost (3T + 1) b. Memory (T + 2) p + d. Adaptive: nothing. The bias is of the order of (1 - α mu_G)^T, as that of
-a Neumann series with η = α.
+γ = 0, so that q = w, without momentum. With checkpoints, z_k and u_k are kept for every sqrt(T)-th k, and the steps in
+between are repeated; z_k is kept for all k otherwise.
+Cost (3T + 1) b, less than T b more with checkpoints. Memory (T + 2) p + d, or (2 sqrt(T) + 2) p + d with checkpoints,
+2p and sqrt(T) p more with momentum. Adaptive: nothing. The bias is at most of the order of T (1 - α mu_G)^T (Grazzi,
+Franceschi, Pontil, Salzo. ICML 2020), and once z is close to its solution of that of a Neumann series with η = α.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from bilevel._core import trees
 from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
-from bilevel.solvers.fields import flag, whole
-from bilevel.solvers.moves import batch, move, move_outer
+from bilevel.solvers.fields import flag, fraction, whole
+from bilevel.solvers.moves import MovesState, batch, move, split
 
 
 class ITDState(NamedTuple):
-    """The iterate, and the first inner variable, for cold starts."""
+    """The iterate, the first inner variable, for cold starts, and the states of transformations."""
 
     point: Point
     first_inner_var: PyTree
+    moves: MovesState
 
 
 @solver
@@ -39,15 +47,24 @@ class ITD(Solver[ITDState, Rows]):
     Parameters
     ----------
     step_size : α, step of the inner loop
+    momentum : γ, the fraction of the last velocity of z that is kept; None means plain steps
+    checkpoints : keep only every sqrt(T)-th inner iterate and repeat the steps in between, to save memory
     """
 
     n_inner_steps: int = whole(default=10)
     warm_start: bool = flag(default=True)
+    momentum: float | None = fraction(default=None, optional=True)
+    checkpoints: bool = flag(default=False)
     needs_plain_step = "it differentiates through plain steps of z"
     complexity = Complexity("Õ((n+m) ε^-1)", "full batches, T like log(1/ε)", "C^{1,1}", "C^{2,2}")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum == 1:
+            raise ValueError("`ITD(momentum=1.0)`: z would never move; use a number below 1, or None for plain steps.")
+
     def init(self, oracles: Oracles, start: Point) -> ITDState:
-        return ITDState(start, start.inner_var)
+        return ITDState(start, start.inner_var, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> Rows:
         return Rows(oracles.draw_inner(key, index, self.n_inner_steps), oracles.draw_outer(key, index))
@@ -55,33 +72,74 @@ class ITD(Solver[ITDState, Rows]):
     def step(self, oracles: Oracles, state: ITDState, index: Array, draw: Rows) -> ITDState:
         start = state.point if self.warm_start else state.point._replace(inner_var=state.first_inner_var)
         point, grad = self.unroll(oracles, start, draw)
-        return state._replace(point=move_outer(oracles, point, grad, self.step_size / self.outer_ratio))
+        point, moves = self.moves.outer(oracles, point, state.moves, grad, self.step_size / self.outer_ratio)
+        return state._replace(point=point, moves=moves)
 
     def unroll(self, oracles: Oracles, start: Point, draw: Rows) -> tuple[Point, PyTree]:
         """Return the point after the inner steps, and the gradient of F there with respect to x."""
+        length, n_segments = self._segments()
+        share = 1.0 if self.momentum is None else 1 - self.momentum
+        step = share * self.step_size
 
-        def forward(z: PyTree, k: Array) -> tuple[PyTree, PyTree]:
+        def forward(state: Any, k: Array | int) -> tuple[Any, PyTree]:
+            z, velocity = state
             grad = oracles.inner_grad(start._replace(inner_var=z), batch(draw.inner, k))
-            return move(z, grad, self.step_size), z
+            velocity, kept = self._accumulate(velocity, grad, share)
+            return (move(z, velocity, self.step_size), kept), z
 
-        last, path = jax.lax.scan(forward, start.inner_var, jnp.arange(self.n_inner_steps, dtype=jnp.int32))
+        def follow(state: Any, first: Array | int, count: int) -> tuple[Any, Any]:
+            steps = first + jnp.arange(count, dtype=jnp.int32)
+            state, path = jax.lax.scan(forward, state, steps)
+            return state, (path, steps)
+
+        def backward(carry: Any, place: Any) -> tuple[Any, None]:
+            (w, q, grad), (z, k) = carry, place
+            q, kept = self._accumulate(q, w, 1.0)
+            here, rows = Point(z, start.outer_var, q), batch(draw.inner, k)
+            grad = move(grad, oracles.cross(here, rows), step)
+            return (move(w, oracles.hvp(here, rows), step), kept, grad), None
+
+        def repeat_segment(carry: Any, segment: Any) -> tuple[Any, None]:
+            state, first = segment
+            return jax.lax.scan(backward, carry, follow(state, first, length)[1], reverse=True)[0], None
+
+        # The first step is apart from the others because its Hessian is not needed.
+        zero = () if self.momentum is None else trees.zeros_like(start.inner_var)
+        state, z = forward((start.inner_var, zero), 0)
+        firsts = 1 + length * jnp.arange(n_segments, dtype=jnp.int32)
+        if n_segments:
+            state, kept = jax.lax.scan(lambda state, k: (follow(state, k, length)[0], state), state, firsts)
+        n_before = 1 + length * n_segments
+        (last, _), path = follow(state, n_before, self.n_inner_steps - n_before)
         point = start._replace(inner_var=last)
         outer = oracles.outer(point, draw.outer)
+        carry = jax.lax.scan(backward, (outer.grad, zero, outer.grad_outer), path, reverse=True)[0]
+        if n_segments:
+            carry = jax.lax.scan(repeat_segment, carry, (kept, firsts), reverse=True)[0]
+        w, q, grad = carry
+        here = Point(z, start.outer_var, self._accumulate(q, w, 1.0)[0])
+        return point, move(grad, oracles.cross(here, batch(draw.inner, 0)), step)
 
-        def at(k: Array | int, w: PyTree) -> Point:
-            return Point(jax.tree.map(lambda leaf: leaf[k], path), start.outer_var, w)
+    def _accumulate(self, old: PyTree, new: PyTree, share: Any) -> tuple[PyTree, PyTree]:
+        """Return γ old + share new, and what must be kept of it."""
+        if self.momentum is None:
+            return new, ()
+        total = jax.tree.map(lambda old, new: self.momentum * old + share * new, old, new)
+        return total, total
 
-        def backward(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-            (w, grad), k = carry, self.n_inner_steps - 1 - i
-            here, rows = at(k, w), batch(draw.inner, k)
-            grad = move(grad, oracles.cross(here, rows), self.step_size)
-            return move(w, oracles.hvp(here, rows), self.step_size), grad
-
-        w, grad = jax.lax.fori_loop(0, self.n_inner_steps - 1, backward, (outer.grad, outer.grad_outer))
-        return point, move(grad, oracles.cross(at(0, w), batch(draw.inner, 0)), self.step_size)
+    def _segments(self) -> tuple[int, int]:
+        """Return the length of the segments of inner steps that are repeated, and their number."""
+        length = math.isqrt(self.n_inner_steps) + 1
+        return length, max(self.n_inner_steps - 2, 0) // length if self.checkpoints else 0
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
-        loop = oracles.count_inner(draw.inner, self.n_inner_steps)
-        outer = oracles.count_outer(draw.outer)
-        first = oracles.count_inner(batch(draw.inner, 0))
-        return Calls(inner_grad=loop, hvp=loop - first, cross=loop, outer_grad=outer, outer_grad_outer=outer)
+        repeated = math.prod(self._segments())
+        first, again = split(draw.inner, None, repeated)
+        loop, outer = oracles.count_inner(draw.inner, self.n_inner_steps), oracles.count_outer(draw.outer)
+        return Calls(
+            inner_grad=loop + oracles.count_inner(again, repeated),
+            hvp=loop - oracles.count_inner(first),
+            cross=loop,
+            outer_grad=outer,
+            outer_grad_outer=outer,
+        )

@@ -22,7 +22,7 @@ from bilevel.solvers.moves import MovesState, decay, decay_share, direction_call
 
 
 class MASOBAState(NamedTuple):
-    """The iterate, the average of D_x, and the state of the transformation of z."""
+    """The iterate, the average of D_x, and the states of transformations."""
 
     point: Point
     average: PyTree

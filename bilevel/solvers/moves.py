@@ -5,6 +5,8 @@ transformations T_z and T_x where they are given,
 
     z ← z - ρ D_z   or   z + T_z(D_z)        v ← P(v - ρ D_v)        x ← P(x - γ D_x)   or   P(x + T_x(D_x))
 
+If the problem has a term R of x, then x ← P(prox of γ R at x - γ D_x), or another step that the term defines.
+
 Unused parts add nothing to a state or to a compiled program.
 """
 
@@ -37,15 +39,7 @@ class MovesState(NamedTuple):
 
 @dataclass(frozen=True)
 class Moves:
-    """How the variables of a solver move along a direction.
-
-    Parameters
-    ----------
-    v_radius : radius of the ball that v is projected onto; None means no projection
-    inner_optimizer : "adam" or an optax transformation that replaces the plain step of z; None keeps the plain step
-    outer_optimizer : the same for x
-    outer_bounds : (lower, upper) bounds of x besides those of the problem; None means no others
-    """
+    """How the variables of a solver move along a direction: the parameters of these names, or None if they are off."""
 
     v_radius: Scalar | None = None
     inner_optimizer: Any = None
@@ -67,9 +61,19 @@ class Moves:
     ) -> tuple[Point, MovesState]:
         """Return the point moved along a direction, all variables at once, and the new states."""
         z, inner = _step(as_inner(self.inner_optimizer), point.inner_var, direction.inner_var, state.inner, step)
-        x, outer = _step(as_outer(self.outer_optimizer), point.outer_var, direction.outer_var, state.outer, outer_step)
-        moved = Point(z, oracles.project(x), move(point.v, direction.v, step))
-        return self.project(moved), MovesState(inner, outer)
+        moved = point._replace(inner_var=z, v=move(point.v, direction.v, step))
+        return self.outer(oracles, moved, state._replace(inner=inner), direction.outer_var, outer_step)
+
+    def outer(
+        self, oracles: Oracles, point: Point, state: MovesState, direction: PyTree, step: Scalar, scale: Scalar = 1
+    ) -> tuple[Point, MovesState]:
+        """Return the point with only x moved, and the new states; the direction is ``scale`` times that of ∇h."""
+        x, outer = point.outer_var, state.outer
+        if oracles.outer_term is None:
+            x, outer = _step(as_outer(self.outer_optimizer), x, direction, outer, step)
+        else:  # a run refuses transformations
+            x = oracles.outer_term.move(x, direction, step, scale)
+        return self.project(point._replace(outer_var=oracles.project(x))), state._replace(outer=outer)
 
     def project(self, point: Point) -> Point:
         """Return the point with x inside the bounds of these moves and v inside its ball."""
@@ -119,9 +123,9 @@ def move(variable: PyTree, direction: PyTree, step: Scalar) -> PyTree:
     return trees.subtract(variable, trees.scale(step, direction))
 
 
-def move_outer(oracles: Oracles, point: Point, direction: PyTree, step: Scalar) -> Point:
-    """Return the point with its outer variable moved, and projected onto the bounds of the problem."""
-    return point._replace(outer_var=oracles.project(move(point.outer_var, direction, step)))
+def move_outer(oracles: Oracles, point: Point, direction: PyTree, step: Scalar, scale: Scalar = 1) -> Point:
+    """Return the point with its outer variable moved, for solvers that refuse transformations of x."""
+    return Moves().outer(oracles, point, MovesState(), direction, step, scale)[0]
 
 
 def inner_descent(oracles: Oracles, point: Point, rows: Any, times: int, step: Scalar) -> Point:
@@ -142,7 +146,7 @@ def decay_share(scale: Scalar, index: Array, power: float) -> Array:
     return jnp.minimum(decay(scale, index, power), jnp.ones_like(scale))
 
 
-def storm(momentum: Array, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree:
+def storm(momentum: Scalar, new: PyTree, estimate: PyTree, old: PyTree) -> PyTree:
     """Return new + (1 - momentum)(estimate - old): STORM's estimate, with both gradients on one sample."""
     return jax.tree.map(lambda new, estimate, old: new + (1 - momentum) * (estimate - old), new, estimate, old)
 
@@ -154,6 +158,13 @@ def direction_calls(inner_rows: Count, outer_rows: Count) -> Calls:
     """Return the cost of one direction D on these numbers of rows."""
     n, m = inner_rows, outer_rows
     return Calls(inner_grad=n, hvp=n, cross=n, outer_grad=m, outer_grad_outer=m)
+
+
+def recursive_calls(oracles: Oracles, draw: Any, refresh: bool) -> Calls:
+    """Return the cost of a full-batch pass, or of D on the same batches at two points."""
+    if refresh:
+        return direction_calls(oracles.n_inner, oracles.n_outer)
+    return direction_calls(2 * oracles.count_inner(draw.inner), 2 * oracles.count_outer(draw.outer))
 
 
 def split(rows: Any, *sizes: int | None) -> tuple[Any, ...]:
@@ -206,12 +217,12 @@ def as_outer(optimizer: Any) -> Any:
     import optax
 
     adam = optax.adam(lambda count: _RATE / jnp.sqrt(1 + count / _DELAY))
+
+    def zero_like(variable: PyTree) -> Array:
+        return jnp.zeros((), jnp.result_type(*jax.tree.leaves(variable)))
+
     # The ε of Adam is absolute, and the squares of its gradients may underflow.
-    return optax.chain(optax.GradientTransformation(_init_unit, _rescale), adam)
-
-
-def _init_unit(variable: PyTree) -> Array:
-    return jnp.zeros((), jnp.result_type(*jax.tree.leaves(variable)))
+    return optax.chain(optax.GradientTransformation(zero_like, _rescale), adam)
 
 
 def _rescale(gradient: PyTree, unit: Array, variable: PyTree = None) -> tuple[PyTree, Array]:
@@ -246,8 +257,7 @@ def describe_transformations(solver: Any, start: Point) -> dict[str, list[float]
     """Return numbers that change with the settings of each transformation that is given as an object."""
     variables = {"inner_optimizer": start.inner_var, "outer_optimizer": start.outer_var}
     given = {name: getattr(solver, name, None) for name in variables}
-    own = {name: optimizer for name, optimizer in given.items() if not isinstance(optimizer, str | None)}
-    return {name: _describe(optimizer, variables[name]) for name, optimizer in own.items()}
+    return {name: _describe(one, variables[name]) for name, one in given.items() if not isinstance(one, str | None)}
 
 
 def _describe(optimizer: Any, like: PyTree) -> list[float]:
@@ -291,8 +301,7 @@ def _check_transformation(named: str, optimizer: Any, variable: PyTree) -> None:
     if optimizer is None:
         return
     try:
-        with jax.numpy_dtype_promotion("standard"):
-            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), variable)
+        jax.eval_shape(lambda x: transform(optimizer, x, init_transformation(optimizer, x), x), variable)
     except TypeError as error:
         raise ValueError(
             f"{named}: the transformation requires more than gradients, its state and parameters ({error}); use one "

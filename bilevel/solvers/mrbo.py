@@ -1,7 +1,9 @@
 """MRBO: momentum-based recursive bilevel optimizer.
 
 Yang, Ji, Liang. Provably Faster Algorithms for Bilevel Optimization. NeurIPS 2021, arXiv 2106.04692. Confidence:
-medium; the method is well known, the paper's text was not compared.
+high; estimates, moves and schedules were compared with the authors' code, whose series is that of the code of StocBiO
+(:mod:`bilevel.solvers.stocbio`). The code resets its schedules in each step, so that its momentum is constant, and
+moves z twice.
 
 STORM estimates d_z of ∇z G and d_x of the hypergradient with a truncated Neumann series
 (:mod:`bilevel.solvers.neumann`); z and x move together. With one sample S at both points, d = g_S(u) at the first step,
@@ -21,16 +23,17 @@ from bilevel.oracles import Oracles
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.fields import fraction
-from bilevel.solvers.moves import decay, decay_share, move, move_outer, split, storm
+from bilevel.solvers.moves import MovesState, decay, decay_share, move, split, storm
 
 
 class StormState(NamedTuple):
-    """The iterate, the one before it, and the estimates of ∇z G and of the hypergradient."""
+    """The iterate, the one before it, the estimates of ∇z G and of the hypergradient, and states of transformations."""
 
     point: Point
     previous: Point
     inner_estimate: PyTree
     outer_estimate: PyTree
+    moves: MovesState
 
 
 class StormDraw(NamedTuple):
@@ -51,12 +54,14 @@ class StormSolver(neumann.NeumannSolver[StormState, StormDraw]):
     """
 
     momentum: float = fraction(default=0.5)
+    estimator = "storm"  # a parameter of SUSTAIN: "sgd" has no recursion, and that of "spider" has no momentum
     needs_plain_step = "its momentum is defined for plain steps of z"
 
     def init(self, oracles: Oracles, start: Point) -> StormState:
-        return StormState(start, start, trees.zeros_like(start.inner_var), trees.zeros_like(start.outer_var))
+        zero = trees.zeros_like(start)
+        return StormState(start, start, zero.inner_var, zero.outer_var, self.moves.init(start))
 
-    def refreshes(self, index: Array, draw: StormDraw) -> Array:
+    def refreshes(self, index: Array, draw: StormDraw) -> Array | None:
         return index == 0
 
     def refresh(self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw) -> StormState:
@@ -66,15 +71,16 @@ class StormSolver(neumann.NeumannSolver[StormState, StormDraw]):
         self, oracles: Oracles, state: StormState, index: Array, draw: StormDraw, first: bool = False
     ) -> StormState:
         inner_estimate, outer_estimate, v = self._gradients(oracles, state.point, draw)
-        if not first:
+        decays = self.estimator == "storm"
+        if not first and self.estimator != "sgd":
             previous = self._gradients(oracles, state.previous, draw)
-            momentum = decay_share(self.momentum, index - 1, 2 / 3)
+            momentum = decay_share(self.momentum, index - 1, 2 / 3) if decays else 0
             inner_estimate = storm(momentum, inner_estimate, state.inner_estimate, previous.inner_var)
             outer_estimate = storm(momentum, outer_estimate, state.outer_estimate, previous.outer_var)
-        step = decay(self.step_size, index, 1 / 3)
+        step = decay(self.step_size, index, 1 / 3) if decays else self.step_size
         point = state.point._replace(inner_var=move(state.point.inner_var, inner_estimate, step), v=v)
-        point = move_outer(oracles, point, outer_estimate, step / self.outer_ratio)
-        return StormState(point, state.point, inner_estimate, outer_estimate)
+        point, moves = self.moves.outer(oracles, point, state.moves, outer_estimate, step / self.outer_ratio)
+        return StormState(point, state.point, inner_estimate, outer_estimate, moves)
 
     def _gradients(self, oracles: Oracles, point: Point, draw: StormDraw) -> Point:
         """Return (∇z G, hypergradient, v)."""
@@ -84,14 +90,13 @@ class StormSolver(neumann.NeumannSolver[StormState, StormDraw]):
     def calls(self, oracles: Oracles, draw: StormDraw, refresh: bool) -> Calls:
         hyper = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)
         one = hyper._replace(inner_grad=oracles.count_inner(draw.inner))
-        return one if refresh else trees.scale(2, one)
+        return one if refresh or self.estimator == "sgd" else trees.scale(2, one)
 
 
 @solver
 class MRBO(StormSolver):
     """Momentum-based recursive bilevel optimizer."""
 
-    faster_without_cuda_graph = True
     complexity = Complexity("Õ(ε^-3/2)", "general expectation", "C^{1,1}", "C^{2,2}")
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> StormDraw:

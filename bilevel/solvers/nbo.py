@@ -22,7 +22,7 @@ from bilevel._core.types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import whole
-from bilevel.solvers.moves import move, move_outer, repeat, split
+from bilevel.solvers.moves import move, repeat, split
 
 
 class NBODraw(NamedTuple):
@@ -51,7 +51,7 @@ class NBO(Solver[PointState, NBODraw]):
     complexity = Complexity("a rate, not confirmed", "full batches")
 
     def init(self, oracles: Oracles, start: Point) -> PointState:
-        return PointState(start)
+        return PointState(start, self.moves.init(start))
 
     def draw(self, oracles: Oracles, key: Array, index: Array) -> NBODraw:
         times = self.n_inner_steps
@@ -76,7 +76,8 @@ class NBO(Solver[PointState, NBODraw]):
             step, v = repeat(self.n_inner_steps - 1, draw.products, descend_both, (step, v))
         point = Point(trees.subtract(point.inner_var, step), point.outer_var, v)
         hypergrad = trees.add(oracles.cross(point, draw.cross), oracles.outer_grad_outer(point, draw.outer_cross))
-        return PointState(move_outer(oracles, point, hypergrad, self.step_size / self.outer_ratio))
+        step = self.step_size / self.outer_ratio
+        return PointState(*self.moves.outer(oracles, point, state.moves, hypergrad, step))
 
     def calls(self, oracles: Oracles, draw: NBODraw, refresh: bool) -> Calls:
         products = 2 * oracles.count_inner(draw.products, self.n_inner_steps - 1) if self.n_inner_steps > 1 else 0

@@ -5,8 +5,6 @@ Random length, P uniform in {0, …, Q-1}, P products:   v = -η Q (I - η H_{B_
 
 The mean of the second is the first sum with Q terms instead of Q + 1. Both require 0 < η < 2/L, where L is the largest
 curvature of a batch. The relative error along an eigenvector of curvature h is (1 - η h)^Q, up to one factor 1 - η h.
-
-`AlternatingSolver` is the common part of BSA, ALSET and TTSA: inner steps, then a move of x by the second series.
 """
 
 from dataclasses import dataclass
@@ -16,9 +14,9 @@ from bilevel._core import trees
 from bilevel._core.types import Array, Calls, Point, PyTree, Scalar
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
-from bilevel.solvers.base import Draw, PointState, Solver, State
+from bilevel.solvers.base import Draw, Solver, State
 from bilevel.solvers.fields import positive, whole
-from bilevel.solvers.moves import decay, draw_below, move, move_outer, repeat, split
+from bilevel.solvers.moves import move, repeat
 
 
 class NeumannDraw(NamedTuple):
@@ -40,8 +38,8 @@ def check_step(solver: Solver[Any, Any], step: float, problem: BilevelProblem) -
         )
 
 
-def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
-    """Return (None, (∇²xz G) v + ∇x F, v) at the z and x of ``point``; the draw determines the series for v."""
+def series(oracles: Oracles, point: Point, draw: NeumannDraw, grad: PyTree, n_neumann: int, step: Scalar) -> PyTree:
+    """Return v for ∇z F = ``grad`` at the z and x of ``point``; the draw determines the series."""
 
     def multiply(term: PyTree, batch: Any) -> PyTree:
         return move(term, oracles.hvp(point._replace(v=term), batch), step)
@@ -50,13 +48,16 @@ def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: 
         term = multiply(carry[0], batch)
         return term, trees.add(carry[1], term)
 
-    outer = oracles.outer(point, draw.outer)
     if draw.length is not None:
-        term = repeat(draw.length, draw.products, multiply, outer.grad)
-        v = trees.scale(-step * n_neumann, term)
-    else:
-        _, total = repeat(n_neumann, draw.products, add_term, (outer.grad, outer.grad))
-        v = trees.scale(-step, total)
+        return trees.scale(-step * n_neumann, repeat(draw.length, draw.products, multiply, grad))
+    _, total = repeat(n_neumann, draw.products, add_term, (grad, grad))
+    return trees.scale(-step, total)
+
+
+def hypergradient(oracles: Oracles, point: Point, draw: NeumannDraw, n_neumann: int, step: Scalar) -> Point:
+    """Return (None, (∇²xz G) v + ∇x F, v) at the z and x of ``point``, with v by a series."""
+    outer = oracles.outer(point, draw.outer)
+    v = series(oracles, point, draw, outer.grad, n_neumann, step)
     cross = oracles.cross(point._replace(v=v), draw.cross)
     return Point(None, trees.add(cross, outer.grad_outer), v)
 
@@ -86,41 +87,3 @@ class NeumannSolver(Solver[State, Draw]):
     def configure(self, problem: BilevelProblem) -> Self:
         check_step(self, self.neumann_step, problem)
         return self
-
-
-@dataclass(frozen=True)
-class AlternatingSolver(NeumannSolver[PointState, LoopDraw]):
-    """The common part of BSA, ALSET and TTSA: inner steps, then a move of x by a series of random length.
-
-    Parameters
-    ----------
-    n_neumann : Q; the Neumann series takes P products, uniform in 0, …, Q - 1
-    """
-
-    n_inner_steps = 1  # a parameter of BSA and ALSET
-    inner_power = outer_power = 0.5  # steps decrease like t to minus these powers
-    needs_plain_step = None
-
-    def init(self, oracles: Oracles, start: Point) -> PointState:
-        return PointState(start, self.moves.init(start))
-
-    def draw(self, oracles: Oracles, key: Array, index: Array) -> LoopDraw:
-        times, length = self.n_inner_steps, draw_below(key, index, self.n_neumann)
-        rows = oracles.draw_inner(key, index, times + self.n_neumann)
-        inner_loop, products, cross = split(rows, times, self.n_neumann - 1, None)
-        return LoopDraw(inner_loop, NeumannDraw(products, cross, oracles.draw_outer(key, index), length))
-
-    def step(self, oracles: Oracles, state: PointState, index: Array, draw: LoopDraw) -> PointState:
-        step = decay(self.step_size, index, self.inner_power)
-        point, moves = self.moves.inner_steps(oracles, *state, draw.inner_loop, self.n_inner_steps, step)
-        return PointState(self.outer_move(oracles, point, index, draw), moves)
-
-    def outer_move(self, oracles: Oracles, point: Point, index: Array, draw: LoopDraw) -> Point:
-        """Return the point with x moved along the hypergradient, and the v of that hypergradient."""
-        _, grad, v = hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-        step = decay(self.step_size / self.outer_ratio, index, self.outer_power)
-        return move_outer(oracles, point._replace(v=v), grad, step)
-
-    def calls(self, oracles: Oracles, draw: LoopDraw, refresh: bool) -> Calls:
-        hyper = hypergradient_calls(oracles, draw.neumann, self.n_neumann)
-        return hyper._replace(inner_grad=oracles.count_inner(draw.inner_loop, self.n_inner_steps))

@@ -20,6 +20,7 @@ Cost (P + T + Q + 2) n + 2m, or (P + T + Q + 4) b. Memory (2T + 2Q + 5) p + d. A
 and v.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -27,12 +28,75 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from bilevel._core import trees
-from bilevel._core.types import Array, Calls, Point, Rows
+from bilevel._core.types import AnyArray, Array, Calls, Point, Rows, Scalar
 from bilevel.oracles import SAMPLINGS, Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import flag, fraction, one_of, positive, whole
-from bilevel.solvers.moves import move, move_outer, repeat
-from bilevel.solvers.quasi_newton import FORMS, InverseHessian, Pairs, no_pairs, put
+from bilevel.solvers.moves import move, repeat
+
+FORMS = ("bfgs", "sr1")
+_SMALLEST_COSINE = 1e-8  # of the angle between w and g, for SR1
+
+
+class Pairs(NamedTuple):
+    """Moves s (for SR1: w) and changes g, one per row, oldest first; and 1/(s·g), 0 for empty and rejected rows."""
+
+    moves: AnyArray
+    changes: AnyArray
+    weights: AnyArray
+
+
+def no_pairs(memory: int, like: AnyArray) -> Pairs:
+    """Return ``memory`` empty rows."""
+    rows = jnp.zeros((memory, like.size), like.dtype)
+    return Pairs(rows, rows, jnp.zeros(memory, like.dtype))
+
+
+@dataclass(frozen=True)
+class InverseHessian:
+    """H as a function of the pairs, starting from a multiple of the identity, without forming a matrix.
+
+    A pair (s, g) of a move and the change of the gradient along it updates H by BFGS or by SR1:
+
+        H ← (I - ρ s gᵀ) H (I - ρ g sᵀ) + ρ s sᵀ,  ρ = 1/(s·g);      H ← H + w wᵀ/(w·g),  w = s - H g
+
+    BFGS multiplies by two loops over the pairs, and SR1 stores w instead of s. A pair is rejected if it has no positive
+    curvature (BFGS), if w·g vanishes (SR1), or if the move is so short that g consists mostly of rounding errors.
+    """
+
+    form: str
+    scale: Scalar
+
+    def product(self, pairs: Pairs, vector: Array) -> Array:
+        """Return H vector."""
+        if self.form == "sr1":
+            return self.scale * vector + (pairs.weights * (pairs.moves @ vector)) @ pairs.moves
+        product, weights = jax.lax.scan(_backward, vector, pairs, reverse=True)
+        return jax.lax.scan(_forward, self.scale * product, (pairs, weights))[0]
+
+    def pair(self, pairs: Pairs, start: Array, move: Array, change: Array) -> Pairs:
+        """Return the row of a new pair, for a move from ``start``; its weight is 0 if the pair is rejected."""
+        eps = jnp.finfo(move.dtype).eps
+        if self.form == "sr1":
+            stored = move - self.product(pairs, change)
+            curvature = stored @ change
+            accepted = jnp.abs(curvature) > _SMALLEST_COSINE * jnp.linalg.norm(stored) * jnp.linalg.norm(change)
+            accepted &= stored @ stored > eps * (move @ move)  # otherwise H g = s holds already
+        else:
+            stored, curvature = move, move @ change
+            accepted = curvature > eps * (change @ change)
+        accepted &= move @ move > eps * (start @ start)
+        return Pairs(stored, change, jnp.where(accepted, 1 / jnp.where(accepted, curvature, 1), 0))
+
+
+def _backward(product: Array, pair: Pairs) -> tuple[Array, Array]:
+    weight = pair.weights * (pair.moves @ product)
+    return product - weight * pair.changes, weight
+
+
+def _forward(product: Array, pair_and_weight: tuple[Pairs, Array]) -> tuple[Array, None]:
+    pair, weight = pair_and_weight
+    return product + (weight - pair.weights * (pair.changes @ product)) * pair.moves, None
 
 
 class _Solve(NamedTuple):
@@ -42,6 +106,11 @@ class _Solve(NamedTuple):
     residual: Array
     step: Array
     pairs: Pairs
+
+
+def _put(pairs: Pairs, row: Array, pair: Pairs) -> Pairs:
+    """Return the pairs with one row replaced."""
+    return jax.tree.map(lambda rows, new: rows.at[row].set(new), pairs, pair)
 
 
 @solver
@@ -73,7 +142,7 @@ class QNBO(Solver[PointState, Rows]):
     complexity = Complexity("a rate, not confirmed", "full batches, BFGS")
 
     def init(self, oracles: Oracles, start: Point) -> PointState:
-        return PointState(start)
+        return PointState(start, self.moves.init(start))
 
     def step(self, oracles: Oracles, state: PointState, index: Array, draw: Rows) -> PointState:
         first, unravel = ravel_pytree(state.point.inner_var)
@@ -86,7 +155,7 @@ class QNBO(Solver[PointState, Rows]):
             z, grad, pairs = carry
             step = -self.damping * inverse.product(pairs, grad)
             new_grad = inner_grad(z + step)
-            return z + step, new_grad, put(pairs, row, inverse.pair(pairs, z, step, new_grad - grad))
+            return z + step, new_grad, _put(pairs, row, inverse.pair(pairs, z, step, new_grad - grad))
 
         z = repeat(self.n_gradient_steps, None, lambda z, _: move(z, inner_grad(z), self.step_size), first)
         z, grad, pairs = jax.lax.fori_loop(0, n_z, step_z, (z, inner_grad(z), no_pairs(n_z + n_v, z)))
@@ -100,7 +169,7 @@ class QNBO(Solver[PointState, Rows]):
             size = jnp.maximum(jnp.linalg.norm(step), jnp.finfo(step.dtype).tiny)
             probe = length / size * step
             change = inner_grad(z + probe) - grad
-            pairs = put(pairs, row, inverse.pair(pairs, z, probe, change))
+            pairs = _put(pairs, row, inverse.pair(pairs, z, probe, change))
             residual = residual + size / length * change
             step = -inverse.product(pairs, residual)
             return _Solve(v + step, residual, step, pairs)
@@ -110,7 +179,8 @@ class QNBO(Solver[PointState, Rows]):
         solve = jax.lax.fori_loop(n_z, n_z + n_v, step_v, _Solve(start, residual, start, pairs))
         point = point._replace(v=unravel(solve.v))
         grad_outer = trees.add(oracles.cross(point, draw.inner), outer.grad_outer)
-        return PointState(move_outer(oracles, point, grad_outer, self.step_size / self.outer_ratio))
+        step = self.step_size / self.outer_ratio
+        return PointState(*self.moves.outer(oracles, point, state.moves, grad_outer, step))
 
     def calls(self, oracles: Oracles, draw: Rows, refresh: bool) -> Calls:
         n, m = oracles.count_inner(draw.inner), oracles.count_outer(draw.outer)

@@ -48,6 +48,7 @@ class STFBO(Solver[STFBOState, Rows]):
     step_size: float = positive(default=1.0)
     sampling: str = one_of(SAMPLINGS, default="full", kw_only=True)
     needs_plain_step = "its steps of z are adaptive"
+    needs_plain_outer_step = "its steps of x are adaptive"
     complexity = Complexity("Õ((n+m) ε^-1)", "full batches")
 
     def init(self, oracles: Oracles, start: Point) -> STFBOState:

@@ -30,6 +30,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bilevel._core.compilation import Compiled
@@ -41,7 +42,7 @@ from bilevel.solvers.base import Complexity, solver
 from bilevel.solvers.fields import flag, fraction, positive, whole
 from bilevel.solvers.hoag import OuterStep
 from bilevel.solvers.host import OUTER, UNUSED, FullBatch, HostSolver
-from bilevel.solvers.quasi_newton import InverseHessian, Pairs, no_pairs, push
+from bilevel.solvers.qnbo import InverseHessian, Pairs, no_pairs
 
 _INNER = ("inner_value", "inner_grad")
 _FIRST_TOLERANCE, _SMALLEST_TOLERANCE = 1e-3, 1e-12
@@ -82,6 +83,7 @@ class SHINE(HostSolver[SHINEState]):
     opa_period: int | None = whole(default=None, optional=True, hint="; use None for no pairs along v")
     refine: bool = flag(default=False)
     decrease: float = fraction(default=0.5)
+    takes_outer_term = True
     derivative_groups = _INNER, ("inner_grad",), ("outer_grad",), ("hvp",), OUTER, ("cross",)
     complexity = Complexity("converges, no rate", "full batches")
 
@@ -191,4 +193,9 @@ def _product(pairs: Pairs, scale: AnyArray, vector: AnyArray) -> Array:
 
 @Compiled
 def _add_pair(pairs: Pairs, z: AnyArray, move: AnyArray, change: AnyArray) -> Pairs:
-    return push(pairs, InverseHessian("bfgs", 1.0).pair(pairs, z, move, change))
+    """Return the pairs without the oldest and with a new one; a rejected pair changes nothing."""
+    pair = InverseHessian("bfgs", 1.0).pair(pairs, z, move, change)
+    accepted = pair.weights != 0
+    return jax.tree.map(
+        lambda rows, new: jnp.where(accepted, jnp.concatenate([rows[1:], new[None]]), rows), pairs, pair
+    )

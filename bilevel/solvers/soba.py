@@ -14,7 +14,7 @@ from typing import Any
 from bilevel._core.types import Array, Calls, Point, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
-from bilevel.solvers.fields import bounds, positive, transformation
+from bilevel.solvers.fields import bounds, positive
 from bilevel.solvers.moves import decay, direction_calls
 
 
@@ -28,7 +28,6 @@ class SOBA(Solver[PointState, Rows]):
     """
 
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection")
-    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
     outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     needs_plain_step = None
     complexity = Complexity("O(ε^-2)", "general expectation", "C^{2,2}", "C^{3,3}")

@@ -12,7 +12,7 @@ a full-batch pass in the first step, 1/q = b/(b + n + m), constant steps. Three 
 and from one another. None starts with a full-batch pass except by chance. One refreshes with probability 0.1; two toss
 one coin when the step is compiled and take the same branch in all steps. Two clip each coordinate of v to [-1, 1],
 which changes the solution if v is larger; here P is the projection onto a ball (``v_radius``) or the identity. All have
-a separate step for v: for that use `PnPBO` with "page" for all variables and a ``v_ratio``.
+a separate step for v; here it moves with the step of z.
 Cost 3n + 2m with probability 1/q, else 10 b. Memory 6p + 3d. Adaptive: nothing.
 """
 
@@ -25,9 +25,9 @@ from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.drift import Drift, DriftMonitor
-from bilevel.solvers.fields import bounds, given, positive, transformation, whole
-from bilevel.solvers.moves import draw_below
-from bilevel.solvers.srba import RecursiveState, move_along, recursive_calls
+from bilevel.solvers.fields import bounds, given, positive, whole
+from bilevel.solvers.moves import draw_below, recursive_calls
+from bilevel.solvers.srba import RecursiveState, move_along
 
 
 class SPABADraw(NamedTuple):
@@ -49,7 +49,6 @@ class SPABA(Solver[RecursiveState, SPABADraw]):
 
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
-    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
     outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     complexity = Complexity("O((n+m)^1/2 ε^-1)", "finite sum")
     needs_plain_step, needs_finite_sum = None, True

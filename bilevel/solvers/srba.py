@@ -20,8 +20,8 @@ from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.drift import Drift, DriftMonitor
-from bilevel.solvers.fields import bounds, given, positive, transformation, whole
-from bilevel.solvers.moves import MovesState, direction_calls
+from bilevel.solvers.fields import bounds, given, positive, whole
+from bilevel.solvers.moves import MovesState, recursive_calls
 
 
 class RecursiveState(NamedTuple):
@@ -46,7 +46,6 @@ class SRBA(Solver[RecursiveState, Rows]):
 
     period: int | None = whole(default=None, optional=True, hint="; use None for the default")
     v_radius: float | None = positive(default=None, optional=True, hint="; use None for no projection", kw_only=True)
-    outer_optimizer: str | Any | None = transformation(("adam",), default=None, kw_only=True)
     outer_bounds: str | tuple[Any, Any] | None = bounds(default=None, kw_only=True)
     complexity = Complexity("O((n+m)^1/2 ε^-1)", "finite sum", "C^{2,2}", "C^{3,3}")
     needs_plain_step, needs_finite_sum = None, True
@@ -81,10 +80,3 @@ def move_along(solver: Solver, oracles: Oracles, state: RecursiveState, estimate
     steps = solver.step_size, solver.step_size / solver.outer_ratio
     point, moves = solver.moves.apply(oracles, state.point, state.moves, estimate, *steps)
     return state._replace(point=point, previous=state.point, estimate=estimate, moves=moves)
-
-
-def recursive_calls(oracles: Oracles, draw: Any, refresh: bool) -> Calls:
-    """Return the cost of a full-batch pass, or of D on the same batches at two points."""
-    if refresh:
-        return direction_calls(oracles.n_inner, oracles.n_outer)
-    return direction_calls(2 * oracles.count_inner(draw.inner), 2 * oracles.count_outer(draw.outer))

@@ -1,11 +1,13 @@
 """StocBiO: stochastic bilevel optimizer, with an inner loop and a truncated Neumann series.
 
 Ji, Yang, Liang. Bilevel Optimization: Convergence Analysis and Enhanced Design. ICML 2021, arXiv 2010.07962.
-Confidence: medium; the method is well known, the paper's text was not compared.
+Confidence: medium; the loops were compared with the authors' code, whose series is not that of the paper (see below).
 
     T times:  draw B;  z ← z - α ∇z G_B
     draw C, B_1, …, B_Q, B';   v = -η sum_{l<=Q} prod (I - η H_B) ∇z F_C;   x ← x - (α/r)((∇²xz G_B') v + ∇x F_C)
 
+With t_l = (I - η H)^l ∇z F the authors' code has v = -(t_1 + … + t_Q + η t_Q), with one batch for all products. This
+is about 1/η times as large, and so is its step of x where F does not depend on x.
 Cost (T + Q + 3) b. Memory p + d. Adaptive: nothing. v is computed from scratch in every step.
 """
 
@@ -17,7 +19,7 @@ from bilevel.problems import BilevelProblem
 from bilevel.solvers import neumann
 from bilevel.solvers.base import Complexity, PointState, Solver, solver
 from bilevel.solvers.fields import positive, whole
-from bilevel.solvers.moves import move_outer, split
+from bilevel.solvers.moves import split
 
 
 @solver
@@ -51,8 +53,8 @@ class StocBiO(Solver[PointState, neumann.LoopDraw]):
         rows, times = draw.inner_loop, self.n_inner_steps
         point, moves = self.moves.inner_steps(oracles, *state, rows, times, self.step_size)
         _, grad, v = neumann.hypergradient(oracles, point, draw.neumann, self.n_neumann, self.neumann_step)
-        point = move_outer(oracles, point._replace(v=v), grad, self.step_size / self.outer_ratio)
-        return PointState(point, moves)
+        point, step = point._replace(v=v), self.step_size / self.outer_ratio
+        return PointState(*self.moves.outer(oracles, point, moves, grad, step))
 
     def calls(self, oracles: Oracles, draw: neumann.LoopDraw, refresh: bool) -> Calls:
         calls = neumann.hypergradient_calls(oracles, draw.neumann, self.n_neumann)

@@ -20,8 +20,9 @@ import bilevel
 from bilevel._core.compilation import arithmetic
 from bilevel.datasets import load
 from bilevel.problems import real_data
-from bilevel.problems.exact import IterativeExactSolver, lbfgs, norm_sq
+from bilevel.problems.exact import IterativeExactSolver, norm_sq
 from bilevel.problems.softmax import cross_entropies
+from bilevel.solvers.hoag import lbfgs
 from paper.markdown import markdown_table as table
 from paper.markdown import plain_number as number
 from paper.studies.common import draw, study

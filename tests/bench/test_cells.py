@@ -112,7 +112,7 @@ def test_a_group_with_gaps_gives_rows_for_its_cells_alone(tmp_path):
         np.testing.assert_allclose(rows[-1]["value"], expected[cell][-1]["value"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["Exact", pytest.param("HOAG", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["Exact", *(pytest.param(name, marks=pytest.mark.slow) for name in ("HOAG", "MAID"))])
 def test_a_deterministic_solver_runs_once_for_all_seeds(tmp_path, monkeypatch, name):
     asked = []
 

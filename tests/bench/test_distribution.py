@@ -67,11 +67,11 @@ def test_the_loggers_of_dask_keep_their_levels(monkeypatch):
 def test_lost_workers_and_schedulers_are_reported(tmp_path, monkeypatch):
     died, said = tmp_path / "died", []
 
-    def in_worker(place, task, _):
+    def in_worker(task, _):
         if not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return place, (task, [], f"in {os.getpid()}")
+        return task, [], f"in {os.getpid()}"
 
     def failures():
         watcher = tiny.Watcher()
@@ -100,10 +100,11 @@ def test_lost_workers_and_schedulers_are_reported(tmp_path, monkeypatch):
 def test_a_stopped_worker_is_named_and_continues(tmp_path, monkeypatch):
     said = []
 
-    def in_worker(place, task, _):
-        if place == 0:
+    def in_worker(task, _):
+        if not (tmp_path / "stopped").exists():
+            (tmp_path / "stopped").touch()
             os.kill(os.getpid(), signal.SIGSTOP)
-        return place, (task, [], f"in {os.getpid()}")
+        return task, [], f"in {os.getpid()}"
 
     monkeypatch.setattr(execute, "_in_worker", in_worker)
     monkeypatch.setattr(distribution, "_PATIENCE", 3)

@@ -5,13 +5,16 @@ import errno
 import io
 import itertools
 
-import matplotlib
+import matplotlib.figure
 import numpy as np
 import pytest
 
 from bilevel.bench import page
-from bilevel.bench.page import COLORS, FONT_SIZE, WIDTH, assign_looks, draw_figure, file_names, write_figures
+from bilevel.bench.page import COLORS, FONT_SIZE, WIDTH, Layout, assign_looks, draw_figure, file_names, write_figures
 from bilevel.bench.select import make_sections
+from bilevel.engine import metrics
+from bilevel.engine.curves import Curve
+from bilevel.engine.show import draw_panels
 from tests.bench import fake_store
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
@@ -98,10 +101,37 @@ def test_two_problems_with_the_same_name_get_different_files(table):
 def test_a_figure_fits_a_column_and_has_a_panel_for_seconds_and_one_for_calls(table):
     figure = draw_figure(make_sections(table)[1], assign_looks(table["solver"]))
     assert figure.get_figwidth() == WIDTH <= 3.3
-    assert [axes.get_xlabel() for axes in figure.axes] == ["seconds", "oracle calls"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["seconds, until the first seed ends", "oracle calls"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SRBA", "SABA", "SOBA"]
     assert FONT_SIZE >= 7
+
+
+def test_size_scales_solvers_and_labels_of_a_figure_can_be_chosen(table):
+    section, looks = make_sections(table)[1], assign_looks(table["solver"])
+    chosen = {one: looks[one] for one in ("SOBA", "SRBA")}
+    figure = draw_figure(section, chosen, None, Layout(6.9, 2.5, "x", {"SRBA": "ours"}))
+    plain = draw_figure(section, chosen)
+    assert figure.get_figwidth() == 6.9
+    np.testing.assert_allclose(figure.get_figheight() - plain.get_figheight(), 2 * (2.5 - 1.9))
+    assert [(axes.get_xscale(), axes.get_yscale()) for axes in figure.axes] == [("log", "linear")] * 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SOBA", "ours"]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
+
+
+def test_a_panel_says_that_its_curves_end_with_the_first_seed():
+    whole = Curve(*np.ones((4, 3)))
+    for curve, label in ((whole, "calls"), (whole._replace(is_cut=True), "calls, until the first seed ends")):
+        axes = matplotlib.figure.Figure().subplots()
+        draw_panels(axes, {"calls": {"SRBA": curve}}, metrics.metric("outer_value"), {})
+        assert axes.get_xlabel() == label
+
+
+def test_a_solver_without_a_curve_cannot_be_drawn(table, tmp_path):
+    with pytest.raises(ValueError, match=r"`only`: no curve of 'SBRA'; there are: .*SRBA"):
+        write_figures(table, tmp_path, only=["SBRA"])
+    with pytest.raises(ValueError, match=r"`labels`: no curve of 'x'; there are"):
+        write_figures(table, tmp_path, layout=Layout(labels={"x": "y"}))
 
 
 @pytest.mark.slow
@@ -116,7 +146,7 @@ def test_a_legend_of_long_names_fits_the_figure(table):
 
 def test_lines_are_the_median_curves_in_the_colors_of_their_solvers(table):
     section, faces = make_sections(table)[1], assign_looks(table["solver"])
-    for line, solver in zip(draw_figure(section, faces).axes[1].lines, ("SABA", "SOBA", "SRBA"), strict=True):
+    for line, solver in zip(draw_figure(section, faces).axes[1].lines, ("SRBA", "SABA", "SOBA"), strict=True):
         curve = section.curves["value_gap", "calls", solver]
         np.testing.assert_array_equal(line.get_xydata(), np.stack([curve.x, curve.median], axis=1))
         assert line.get_color() == faces[solver].color

@@ -9,15 +9,12 @@ import pytest
 
 from bilevel.bench.select import (
     Contender,
-    SeedCurve,
     final_values,
-    interpolate,
     make_curve,
     make_sections,
-    median_curve,
-    quantiles,
     reach,
 )
+from bilevel.engine.curves import SeedCurve, interpolate, median_curve, quantiles
 from tests.bench import fake_store
 
 INF, NAN = np.inf, np.nan
@@ -57,7 +54,7 @@ def test_a_single_evaluation_is_known_only_where_it_was_made():
 def test_quantiles_agree_with_numpy_on_finite_numbers():
     values = np.random.default_rng(0).standard_normal((7, 5))
     np.testing.assert_allclose(quantiles(values), np.quantile(values, (0.2, 0.5, 0.8), axis=0))
-    values[2, 1] = values[5, 1] = NAN
+    values[2] = values[5] = NAN
     np.testing.assert_allclose(quantiles(values), np.nanquantile(values, (0.2, 0.5, 0.8), axis=0))
 
 
@@ -87,6 +84,14 @@ def test_a_curve_ends_with_the_first_seed_that_is_out_of_budget():
     curve = median_curve([run(range(end + 1), np.full(end + 1, end)) for end in ends])
     np.testing.assert_array_equal(curve.x, [0, 1, 2])
     np.testing.assert_allclose(curve.median, [3.5, 3.5, 3.5])
+    assert curve.is_cut
+
+
+def test_a_curve_is_not_cut_if_its_seeds_end_together_or_begin_late_or_diverge():
+    same, late = run([0, 1, 2], [3, 2, 1]), run([1, 2], [2, 1])
+    assert not median_curve([same, same]).is_cut
+    assert not median_curve([late, same, same]).is_cut
+    assert not median_curve([run([0, 1], [3, 9], "diverged"), same, same]).is_cut
 
 
 def test_falling_seeds_of_different_speed_have_a_falling_median():
@@ -139,9 +144,10 @@ def test_a_converged_seed_keeps_what_it_reached_but_draws_the_curve_no_further()
     np.testing.assert_array_equal(median_curve([done, done, slow]).x, [0, 1])
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_ends():
+def test_a_long_curve_is_thinned_and_keeps_its_ends(monkeypatch):
     x = np.arange(1000.0)
-    curve = median_curve([run(x, x + 1)], max_points=50)
+    monkeypatch.setattr("bilevel.engine.curves.MAX_POINTS", 50)
+    curve = median_curve([run(x, x + 1)])
     assert len(curve.x) == 50 and curve.x[0] == 0 and curve.x[-1] == 999
     np.testing.assert_allclose(curve.median, curve.x + 1)
 
@@ -170,7 +176,7 @@ def test_calls_to_reach_are_a_median_over_seeds_that_counts_those_that_never_do(
 def test_the_order_of_the_rows_of_a_store_does_not_matter():
     rows = rows_of([[5, 4, 3], [5, 3, 1]])
     np.testing.assert_array_equal(final_values(rows[::-1], "value"), [3, 1])
-    np.testing.assert_array_equal(make_curve(rows[::-1], "calls", "value"), make_curve(rows, "calls", "value"))
+    np.testing.assert_equal(make_curve(rows[::-1], "calls", "value"), make_curve(rows, "calls", "value"))
 
 
 def curve_of_each_cell(rows, axis, metric):

@@ -1,16 +1,20 @@
 """The store: what is written is read, by anyone, whatever happens to the writers."""
 
 import dataclasses
+import hashlib
 import re
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pandas
+import pyarrow
+import pyarrow.dataset
 import pytest
 
 from bilevel._core.types import Calls
-from bilevel.bench.store import SCHEMA, Store
+from bilevel.bench.config import parameter_types
+from bilevel.bench.store import SCHEMA, Store, column_type
 from bilevel.engine.result import Status
 from bilevel.solvers import SOLVERS
 
@@ -39,7 +43,7 @@ def group(*numbers, **changes):
 
 
 def files(store):
-    return sorted(path.name for path in store.folder.iterdir())
+    return sorted(path.name for path in store.folder.iterdir() if path.name != "HOW-TO-READ.txt")
 
 
 def counts(frame):
@@ -59,6 +63,17 @@ def test_the_schema_has_each_hyper_parameter_kind_of_call_and_key():
     assert str(SCHEMA().field("param_v_radius").type) == "double", "None is no part of the type"
 
 
+def test_hyper_parameters_of_one_name_have_one_type():
+    for solver in SOLVERS.values():
+        for name, kind in parameter_types(solver).items():
+            assert SCHEMA().field(f"param_{name}").type == column_type(kind), f"{solver.__name__}.{name}"
+
+
+def read_files(folder):
+    """Every row of every file, as another program reads them."""
+    return pandas.concat([pandas.read_parquet(path) for path in sorted(folder.glob("*.parquet"))])
+
+
 def test_what_is_written_is_read_by_us_by_pandas_and_by_duckdb(tmp_path):
     store = Store(tmp_path / "new" / "store")
     store.write(group(1, 2))
@@ -68,11 +83,31 @@ def test_what_is_written_is_read_by_us_by_pandas_and_by_duckdb(tmp_path):
     expected = pandas.DataFrame(group(1, 2, 3))
     for name in ("seed", "step", "calls", "outer_value", "final", "param_step_size", "param_period"):
         assert frame.sort_values(["cell", "step"])[name].tolist() == expected[name].tolist(), name
-    theirs = pandas.read_parquet(store.folder)
+    theirs = read_files(store.folder)
     assert list(theirs.columns) == SCHEMA().names
     assert counts(theirs) == counts(frame)
     query = f"SELECT cell, count(*) FROM read_parquet('{store.folder}/*.parquet') WHERE final GROUP BY cell"
     assert dict(duckdb.sql(query).fetchall()) == dict.fromkeys(whole(1, 2, 3), 1)
+
+
+def test_a_reader_that_would_lose_columns_stops_at_a_text_that_says_how_to_read(tmp_path):
+    store = Store(tmp_path)
+    store.write(group(1))
+    store.write(group(2, fairness=0.5))
+    for read in (pandas.read_parquet, lambda folder: pyarrow.dataset.dataset(folder).to_table()):
+        with pytest.raises(pyarrow.ArrowInvalid, match=r"HOW-TO-READ\.txt"):
+            read(tmp_path)
+    text = (tmp_path / "HOW-TO-READ.txt").read_text()
+    scope = {}
+    exec(
+        re.search(r"^    from .*?\n\n", text, re.DOTALL | re.MULTILINE)[0]
+        .replace("    ", "")
+        .replace("FOLDER", str(tmp_path)),
+        scope,
+    )
+    assert scope["table"]["fairness"].notna().sum() == N_ROWS
+    query = re.search(r"`(read_parquet.*)`", text)[1].replace("FOLDER", str(tmp_path))
+    assert duckdb.sql(f"SELECT count(fairness) FROM {query}").fetchall() == [(N_ROWS,)]
 
 
 def test_a_phase_can_be_read_alone(tmp_path):
@@ -102,14 +137,14 @@ def test_cells_that_are_there_are_not_written_again(tmp_path):
     first = store.write(group(1, 2))
     second = store.write(group(2, 3))
     assert first != second
-    assert counts(pandas.read_parquet(tmp_path)) == whole(1, 2, 3)
+    assert counts(read_files(tmp_path)) == whole(1, 2, 3)
     assert store.write(group(3, 1)) is None
     assert files(store) == sorted([first.name, second.name])
 
 
-def test_the_name_of_a_file_follows_from_its_cells(tmp_path):
-    names = [Store(tmp_path / str(i)).write(group(*numbers)).name for i, numbers in enumerate([(1, 2), (2, 1), (1, 3)])]
-    assert names[0] == names[1] != names[2]
+def test_the_name_of_a_file_is_the_digest_of_its_content(tmp_path):
+    path = Store(tmp_path).write(group(1, 2))
+    assert path.stem == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_an_unfinished_cell_gives_way_to_a_finished_one(tmp_path):
@@ -128,31 +163,23 @@ def test_a_cell_in_two_files_is_read_once(tmp_path):
     store.write(group(1, 2))
     path = other.write(group(2, 3))
     path.rename(store.folder / path.name)
-    assert counts(pandas.read_parquet(store.folder))[cell_id(2)] == 2 * N_ROWS
+    assert counts(read_files(store.folder))[cell_id(2)] == 2 * N_ROWS
     assert counts(store.read()) == whole(1, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "`rows` is empty"),
-        (group(1, parameters="x"), "column `parameters` holds a value of type str; it must be double."),
-        ([{"cell": "a", "final": True}], "a row has no `experiment`; each needs cell, experiment,"),
-        (group(1, seed=None), "a row has no `seed`"),
-        (group(1, phase="race"), "`phase='race'`: must be one of sweep, timing."),
-        (group(1, status="fine"), "`status='fine'`: must be one of converged, out_of_budget, diverged, interrupted, "),
-        (group(1, 1), f"cell {cell_id(1)} has two final rows; write each cell once."),
-        (group(1, seed=1.5), "column `seed` holds a value of type float; it must be int64."),
-        (group(1, seed=True), "column `seed` holds a value of type bool; it must be int64."),
-        (group(1, value=True), "column `value` holds a value of type bool; it must be double."),
-        (group(1, value="0.1"), "column `value` holds a value of type str; it must be double."),
-        (group(1, value=np.ones(2)), "column `value` holds a value of type ndarray; it must be double."),
-        (group(1, machine=3), "column `machine` holds a value of type int; it must be string."),
-        (group(1, param_shared_batch=1), "column `param_shared_batch` holds a value of type int; it must be bool."),
+        (group(1, parameters="x"), "column `parameters` must be double: "),
+        (group(1, seed=True), "column `seed` must be int64: "),
+        (group(1, value="0.1"), "column `value` must be double: "),
+        (group(1, value=np.ones(2)), "column `value` must be double: "),
+        (group(1, machine=3), "column `machine` must be string: "),
+        (group(1, param_shared_batch=1), "column `param_shared_batch` must be bool: "),
         (group(1, seed=2**70), "column `seed` must be int64: "),
     ],
 )
-def test_malformed_rows_are_refused_and_nothing_is_written(tmp_path, rows, message):
+def test_values_of_another_type_are_refused_and_nothing_is_written(tmp_path, rows, message):
     store = Store(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message)):
         store.write(rows)

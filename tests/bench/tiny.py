@@ -60,8 +60,8 @@ def experiment(folder, solvers=SOBA, seconds="", seeds=2, epochs=20):
     return load_config(write(folder, text))
 
 
-def cells(experiment, **kwargs):
-    return experiment.cells(N_INNER, N_OUTER, **kwargs)
+def cells(experiment):
+    return experiment.cells(N_INNER, N_OUTER)
 
 
 def pretended(cell, seconds=None):
@@ -114,8 +114,8 @@ class Watcher:
     def start(self, title):
         self.started.append(title)
 
-    def advance(self, n_cells, title, best):
-        self.advanced.append((n_cells, title, best))
+    def advance(self, n_cells, title):
+        self.advanced.append((n_cells, title))
 
     def failed(self, title, error):
         self.failures.append((title, error))

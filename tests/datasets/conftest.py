@@ -8,12 +8,6 @@ from tests.datasets import server as servers
 from tests.datasets import tiny
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    """Let pooch retry without a delay."""
-    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
-
-
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")

@@ -64,9 +64,9 @@ BAD = {
     "missing array": (without("y_test"), r"not \['X_test.npy', 'X_train.npy', 'y_test.npy'"),
     "array too many": (changed(z=np.zeros(1)), "z.npy"),
     "wrong shape": (changed(X_train=tiny.SPLIT["X_train"].T), r"`X_train` is float64 \(3, 7\), not float64 \(7, 3\)"),
-    "wrong type": (changed(y_train=tiny.SPLIT["y_train"].astype(np.int64)), "`y_train` is int64"),
+    "wrong type": (changed(y_train=tiny.SPLIT["y_train"].astype(np.int64)), r"an array claims to be int64 \(7,\)"),
     "wrong value": (changed(X_train=other_value()), "checksum of the contents"),
-    "huge claim": (claiming((10**9, 10**6)), "`X_train` is float64"),
+    "huge claim": (claiming((10**9, 10**6)), r"an array claims to be float64 \(1000000000, 1000000\)"),
     "claim without data": (claiming((7, 3)), "damaged"),
 }
 
@@ -104,7 +104,7 @@ def test_a_fifo_or_a_file_of_many_bytes_is_refused_unread(served, folders, monke
 def test_nothing_is_unpickled(served, folders):
     traps = np.array([Trap()], dtype=object)
     (folders[0] / "tiny.npz").write_bytes(changed(y_train=traps))
-    with pytest.raises(DamagedFileError, match="`y_train` is object"):
+    with pytest.raises(DamagedFileError, match="an array claims to be object"):
         datasets.load("tiny")
     assert Trap.sprung == 0
 
@@ -127,8 +127,7 @@ def test_no_single_flipped_byte_changes_what_is_read(folders, register):
     assert refused > len(GOOD) // 6
 
 
-def test_the_checksum_is_that_of_names_types_shapes_and_bytes_in_c_order(monkeypatch):
-    monkeypatch.setattr(loading, "_BLOCK_BYTES", 50)
+def test_the_checksum_is_that_of_names_types_shapes_and_bytes_in_c_order():
     for arrays in (tiny.SPLIT, tiny.IMAGES, tiny.TABLE):
         assert loading.checksum(arrays) == tiny.digest(arrays)
         fortran = {name: np.asfortranarray(array) for name, array in arrays.items()}

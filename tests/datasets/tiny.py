@@ -66,7 +66,7 @@ def specs(arrays):
 
 
 def remote(url, parse, arrays, **limits):
-    return RemoteFile((url,), parse, arrays, **({"max_bytes": 10_000, "timeout": 5.0} | limits))
+    return RemoteFile(url, parse, arrays, **({"max_bytes": 10_000, "timeout": 5.0} | limits))
 
 
 def libsvm_set(host, **limits):

@@ -1,6 +1,9 @@
 """Saving and resuming runs."""
 
+import importlib
 import io
+import itertools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +15,14 @@ import bilevel
 from tests import cases
 
 SOLVERS = cases.SOLVERS
+OTHERS = [pytest.param(name, "float32", marks=pytest.mark.slow) for name in SOLVERS if name not in cases.QUICK]
 
 
 @pytest.mark.filterwarnings("ignore:AutoSRBA")  # after so few steps z is far from its solution
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", cases.marked(SOLVERS))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*itertools.product(cases.QUICK, ["float32", "float64"]), *OTHERS],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype, tmp_path):
     path = tmp_path / "deep" / "run.npz"
     whole = bilevel.run(cases.quadratic(dtype), SOLVERS[name], seed=5, max_steps=150)
@@ -228,9 +234,26 @@ def test_resuming_with_a_user_defined_solver_requires_that_solver(tmp_path):
     problem = cases.quadratic("float32")
     solver = Lazy(0.1, 1.0, 8)
     bilevel.run(problem, solver, max_steps=5).save(path)
-    with pytest.raises(ValueError, match=r"not in SOLVERS; pass it as `solver=`"):
-        bilevel.resume(path, problem, max_steps=9)
-    with pytest.raises(ValueError, match=r"was made by Lazy"):
+    with pytest.raises(ValueError, match=r"not in SOLVERS; import `[\w.]+` first, or pass it as `solver=`"):
+        bilevel.resume(path, problem, max_steps=9)  # a class in a function cannot be found by its name
+    with pytest.raises(ValueError, match=r"was made by .*Lazy"):
         bilevel.resume(path, problem, solver=Lazy(0.2, 1.0, 8), max_steps=9)
     resumed = bilevel.resume(path, problem, solver=solver, max_steps=9)
     cases.assert_trees_equal(resumed.point, bilevel.run(problem, solver, max_steps=9).point)
+
+
+def test_a_solver_of_a_module_that_is_imported_is_found_by_the_name_it_was_saved_with(tmp_path, monkeypatch):
+    text = "import bilevel\n@bilevel.solvers.solver\nclass Lazy(bilevel.SOBA):\n    pass\n"
+    (tmp_path / "lazy_solvers.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    path, problem = tmp_path / "run.npz", cases.quadratic("float32")
+    solver = importlib.import_module("lazy_solvers").Lazy(0.1, 1.0, 8)
+    try:
+        bilevel.run(problem, solver, max_steps=5).save(path)
+        resumed = bilevel.resume(path, problem, max_steps=9)
+        cases.assert_trees_equal(resumed.point, bilevel.run(problem, solver, max_steps=9).point)
+    finally:
+        del sys.modules["lazy_solvers"]
+    with pytest.raises(ValueError, match=r"was made by `lazy_solvers:Lazy`.* import `lazy_solvers` first"):
+        bilevel.resume(path, problem, max_steps=9)
+    assert "lazy_solvers" not in sys.modules, "a file that is read must not import code"

@@ -201,7 +201,7 @@ def test_a_resumed_run_does_not_change_the_log_file_of_another_run(saved, path):
     other = path.with_name("other.csv")
     bilevel.run(saved[1], SRBA, max_steps=50, eval_every=10, log=bilevel.CSVLog(other))
     before = other.read_text()
-    with pytest.raises(ValueError, match=r"other.csv'\)`: the file is the log of another run"):
+    with pytest.raises(FileExistsError, match=r"other.csv'\)`: the file is the log of another run"):
         bilevel.resume(*saved, max_steps=60, log=bilevel.CSVLog(other))
     assert other.read_text() == before
 
@@ -210,7 +210,7 @@ def test_a_resumed_run_does_not_change_the_log_file_of_another_run(saved, path):
 def test_a_resumed_run_does_not_change_a_file_that_is_not_a_log(saved, path, text):
     other = path.with_name("other.csv")
     other.write_text(text)
-    with pytest.raises(ValueError, match=r"not the log of a run"):
+    with pytest.raises(FileExistsError, match=r"not the log of a run"):
         bilevel.resume(*saved, max_steps=60, log=bilevel.CSVLog(other))
     assert other.read_text() == text
 

@@ -1,4 +1,4 @@
-"""Compiled programs of the library are limited in number and freed; programs of the user are not affected."""
+"""Compiled programs are freed with the problems they belong to; programs of the user are not affected."""
 
 import gc
 import json
@@ -74,33 +74,63 @@ def test_a_function_called_within_a_trace_is_part_of_the_larger_program():
     assert len(compilation._programs) == before
 
 
-def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(monkeypatch):
+@pytest.fixture
+def no_programs(monkeypatch):
     monkeypatch.setattr(compilation, "_programs", type(compilation._programs)())
-    monkeypatch.setattr(compilation, "MAX_PROGRAMS", 8)
+
+
+@pytest.mark.usefixtures("no_programs")
+@pytest.mark.parametrize("solver", [bilevel.SOBA(0.05, 1.0, 8), bilevel.AutoSRBA(), bilevel.HOAG()], ids=repr)
+def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(solver):
     traces = []
     users = jax.jit(lambda x: traces.append(1) or 2 * x)
     users(1.0)
     losses, counts = [], []
-    for number in range(5):
+    for number in range(3):
         problem = own_problem(number)
         losses.append(weakref.ref(problem.oracles.inner_loss))
-        bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=5)
+        bilevel.run(problem, solver, max_steps=5)
         counts.append(len(compilation._programs))
     users(2.0)
     assert traces == [1]
-    assert counts[-1] == 8
-    del problem
+    assert counts == [counts[0]] * 3
     gc.collect()
-    assert [loss() is None for loss in losses[:3]] == [True] * 3
+    assert [loss() is None for loss in losses] == [True] * 2 + [False]
 
 
-def test_problems_of_equal_structure_share_their_programs(monkeypatch):
-    monkeypatch.setattr(compilation, "_programs", type(compilation._programs)())
+@pytest.mark.usefixtures("no_programs")
+def test_programs_of_problems_in_use_are_kept():
+    problems, counts = [own_problem(number) for number in range(3)], []
+    for problem in [*problems, *problems]:
+        bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=5)
+        counts.append(len(compilation._programs))
+    assert counts[0] < counts[1] < counts[2] == counts[3] == counts[4] == counts[5]
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_a_problem_of_equal_structure_finds_the_programs_of_one_that_is_gone():
+    traced = []
+
+    def outer(z, x, row):
+        traced.append(row)
+        return (row @ z - x[0]) ** 2
+
+    for number in range(3):
+        X = np.random.default_rng(number).standard_normal((30, 2))
+        problem = bilevel.BilevelProblem.from_losses(outer, outer, X, X, np.zeros(2), np.zeros(1), dtype="float32")
+        traced.clear()
+        bilevel.run(problem, bilevel.SOBA(0.05, 1.0, 8), max_steps=5)
+        assert bool(traced) == (number == 0)
+        del problem
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_problems_of_equal_structure_share_their_programs():
     kinds = []
     for seed in (0, 1):
         X = np.random.default_rng(seed).standard_normal((30, 3))
         y = np.where(X[:, 0] > 0, 1, -1)
-        problem = bilevel.problems.logistic_selection(X, y, X, y, dtype="float32")
+        problem = bilevel.problems.penalty_selection(X, y, X, y, dtype="float32")
         bilevel.run(problem, bilevel.SOBA(0.01, 1.0, 8), max_steps=5)
         kinds.append(set(compilation._programs))
     assert kinds[0] == kinds[1]
@@ -111,7 +141,7 @@ def test_a_run_whose_programs_are_freed_continues_bit_for_bit():
     run = bilevel.Run(problem, solver)
     run.advance(20)
     for program in compilation._programs.values():
-        program.clear_cache()
+        program.jitted.clear_cache()
     compilation._programs.clear()
     run.advance(20)
     cases.assert_trees_equal(run.point, bilevel.run(problem, solver, max_steps=40).point)

@@ -1,9 +1,11 @@
 """Runs: budgets, clock, oracle calls and statuses; only the seed changes a result."""
 
+import inspect
 import itertools
 import re
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -19,10 +21,12 @@ from tests import cases
 
 SOLVERS = cases.SOLVERS
 SRBA = SOLVERS["SRBA"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SOLVERS if name not in ("SRBA", "SABA")]
+PACKAGE = str(Path(bilevel.__file__).parent)
 
 
 @pytest.mark.filterwarnings("ignore:AutoSRBA")  # after so few steps z is far from its solution
-@pytest.mark.parametrize("name", cases.marked(SOLVERS))
+@pytest.mark.parametrize("name", ["SRBA", "SABA", *SLOW])
 def test_page_length_and_evaluations_do_not_change_a_run(name, monkeypatch):
     problem = cases.quadratic("float32")
     whole = bilevel.run(problem, SOLVERS[name], max_steps=100, eval_every=100)
@@ -67,19 +71,19 @@ def test_default_evaluations_are_evenly_spaced_in_the_logarithm_of_calls():
 @pytest.mark.parametrize(("calls", "position"), [(0, 100), (99, 100), (100, 119), (118, 119), (119, 142), (200, 238)])
 def test_evaluations_begin_at_a_64th_of_an_epoch_and_occur_four_times_per_doubling(calls, position):
     """With one call per step and 6400 calls per epoch: at 100, 118.9, 141.4, 168.2, 200, 237.8, … calls."""
-    budget, page = Budget(max_steps=1), np.arange(41, 1000)
-    assert budget.next_evaluation(6400, calls, calls, 40, page) == position - 40
+    step, due = Budget(max_steps=1).next_evaluation(6400, calls, calls)
+    assert step == np.inf and np.ceil(due) == position
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, 5), (4, 5), (5, 10), (7, 10)])
 def test_eval_every_evaluates_at_its_multiples(step, due):
-    assert Budget(max_steps=1, eval_every=5).next_evaluation(6400, step, 0, 3, np.arange(9)) == due - 3
+    assert Budget(max_steps=1, eval_every=5).next_evaluation(6400, step, 0) == (due, np.inf)
 
 
 def test_progress_is_the_largest_used_share_of_any_budget(monkeypatch):
     shown = []
     bar = contextmanager(lambda *_: iter([lambda share, text: shown.append(round(share, 6))]))
-    monkeypatch.setattr("bilevel.engine.run.compiling_bar", bar)
+    monkeypatch.setattr("bilevel.engine.run.progress_lines", bar)
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=40, max_calls=10**9, eval_every=10)
     assert {0.25, 0.5, 0.75} <= set(shown) and shown == sorted(shown)
 
@@ -161,6 +165,15 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_tolerance():
     assert norms[-1] <= 1e-12 and np.all(norms[:-1] > 1e-12)
 
 
+def test_a_run_with_several_criteria_stops_at_the_first_that_is_met():
+    problem = bilevel.problems.quadratic(512, 256, 8, 4, common_linear=0.5, dtype="float64")
+    solver, options = bilevel.SRBA(0.1, 1.0, 16), {"max_steps": 100_000, "eval_every": 50}
+    loose = bilevel.run(problem, solver, stop=1e-4, **options)
+    both = bilevel.run(problem, solver, stop=(1e-12, 1e-4), **options)
+    assert loose.status == both.status == "converged"
+    assert both.history["step"][-1] == loose.history["step"][-1]
+
+
 def test_a_diverging_run_ends_with_its_last_finite_point():
     problem = cases.quadratic("float32")
     solver = bilevel.SRBA(50.0, 1.0, cases.BATCH)
@@ -219,14 +232,7 @@ def test_the_summary_explains_why_there_are_no_exact_metrics():
     assert result.plot().axes[0].get_ylabel() == "F(z, x)"
 
 
-def test_progress_shows_a_bar_in_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("bilevel._core.extras.can_redraw", lambda: True)
-    bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5000, progress=True)
-    shown = capsys.readouterr().out
-    assert "SRBA on quadratic" in shown and "100%" in shown and "epochs" in shown
-
-
-def test_progress_prints_plain_lines_without_a_terminal(capsys):
+def test_progress_prints_lines(capsys):
     bilevel.run(cases.quadratic("float32"), SRBA, max_steps=5000, progress=True)
     first, *others, last = capsys.readouterr().out.splitlines()
     assert first == "SRBA on quadratic: 0 %, compiling"
@@ -395,3 +401,20 @@ def test_a_run_whose_metrics_overflow_has_diverged():
     result = bilevel.run(cases.quadratic(), bilevel.SRBA(0.5, 1.0, cases.BATCH), max_steps=100_000)
     assert result.status == "diverged"
     assert all(np.all(np.isfinite(part)) for part in result.point)
+
+
+def test_at_most_eight_frames_lead_from_run_to_the_step_of_a_solver():
+    found = []
+
+    @bilevel.solvers.solver
+    class Listed(bilevel.SRBA):
+        """SRBA that lists the functions of the package through which its step is called."""
+
+        def step(self, oracles, state, index, draw):
+            found.append([frame.function for frame in inspect.stack() if frame.filename.startswith(PACKAGE)])
+            return super().step(oracles, state, index, draw)
+
+    bilevel.run(cases.quadratic("float32"), Listed(0.05, 20.0, cases.BATCH, period=5), max_steps=5)
+    assert found
+    for functions in found:
+        assert functions[-1] == "run" and len(functions) <= 7, "the step itself would be one more"

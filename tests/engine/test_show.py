@@ -1,15 +1,12 @@
-"""Representations of runs: HTML, data frames, and figures that compare runs."""
+"""Representations of runs: data frames, and figures that compare runs."""
 
+import dataclasses
 import doctest
-import re
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import bilevel
-from bilevel._core import extras
-from bilevel.engine import show
 from tests import cases
 
 SOLVER = bilevel.SOBA(0.05, batch_size=8, sampling="iid")  # all steps have the same cost
@@ -18,38 +15,6 @@ SOLVER = bilevel.SOBA(0.05, batch_size=8, sampling="iid")  # all steps have the 
 @pytest.fixture(scope="module")
 def runs():
     return [bilevel.run(cases.quadratic("float32"), SOLVER, seed=seed, max_steps=60) for seed in range(3)]
-
-
-def test_the_html_of_a_result_is_well_formed(runs):
-    text = runs[0]._repr_html_()
-    tree = ElementTree.fromstring(text)
-    shown = " ".join(tree.itertext())
-    assert "SOBA(step_size=0.05" in shown and "out_of_budget: A budget was used up." in shown
-    assert f"{runs[0].history['value'][-1]:.6g}" in shown
-    points = tree.find(".//polyline").get("points").split()
-    assert len(points) == len(runs[0].history["step"])
-
-
-def test_names_are_escaped_in_html(runs):
-    shown = extras.html_table("<b>x</b>", {"<i>": "<script>"}, ("<u>", [1.0, 2.0]))
-    assert not re.search(r"<(b>x|i|script|u)>", shown) and "&lt;script&gt;" in shown
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([1.0, 10.0, 100.0], "2.0,26.0 80.0,14.0 158.0,2.0"),  # on a logarithmic scale
-        ([-1.0, 0.0, 1.0], "2.0,26.0 80.0,14.0 158.0,2.0"),
-        ([0.0, np.nan, 1.0, np.inf], "2.0,26.0 106.0,2.0"),
-        ([3.0, 3.0], "2.0,2.0 158.0,2.0"),
-    ],
-)
-def test_a_sparkline_is_drawn_to_scale(values, expected):
-    assert f"points='{expected}'" in extras.sparkline(values)
-
-
-def test_a_sparkline_without_finite_values_is_a_note():
-    assert extras.sparkline([np.nan]) == "no finite number"
 
 
 def test_the_data_frame_of_a_history_names_its_run(runs):
@@ -78,16 +43,13 @@ def test_runs_may_be_labeled(runs):
     assert [line.get_label() for line in figure.axes[0].lines] == ["first", "others, 2 seeds"]
 
 
-def test_a_run_that_ends_early_is_ignored_beyond_its_end():
-    x, (low, middle, high) = show.unite(
-        [show.Line(np.array([0.0, 2.0, 4.0]), np.array([0.0, 2.0, 4.0])), show.Line(np.array([0.0, 1.0]), np.ones(2))]
-    )
-    np.testing.assert_array_equal(x, [0, 1, 2, 4])
-    np.testing.assert_allclose(middle, [0.5, 1, 2, 4])
-    assert show.unite([show.Line(np.arange(n), np.ones(n)) for n in (2, 2, 9)])[0].max() == 1, (
-        "a line ends where most runs have ended"
-    )
-    assert (low <= middle).all() and (middle <= high).all()
+def test_a_line_ends_with_the_first_seed_that_is_out_of_budget_and_goes_on_after_those_that_converged(runs):
+    short = bilevel.run(cases.quadratic("float32"), SOLVER, seed=3, max_steps=20)
+    (line,) = bilevel.plot([*runs, short], "value").axes[0].lines
+    assert line.get_xdata()[-1] == short.history["calls"][-1]
+    done = dataclasses.replace(short, status=bilevel.Status.converged)
+    (line,) = bilevel.plot([*runs, done], "value").axes[0].lines
+    assert line.get_xdata()[-1] == runs[0].history["calls"][-1]
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,7 @@ def test_an_interrupt_during_compilation_returns_the_result_at_the_start():
     assert when == [] and result.status == "interrupted" and result.history["step"].tolist() == [0]
 
 
+@pytest.mark.slow
 def test_a_run_of_auto_srba_can_be_resumed_without_a_budget(tmp_path):
     problem = cases.quadratic("float64")
     bilevel.run(problem, bilevel.AutoSRBA(), max_steps=50).save(tmp_path / "run.npz")

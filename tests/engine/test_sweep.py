@@ -214,6 +214,13 @@ def test_the_exact_solution_of_a_diverged_run_is_not_the_guess_of_the_next(first
     assert (guesses[1] is not None) == (first == "sound")
 
 
+def test_a_run_that_is_not_finite_at_its_start_has_no_row():
+    problem = problem_of("quadratic")
+    far = replace(problem, start=problem.start._replace(inner_var=np.full(5, 1e200)))
+    ((cell,),) = sweep(far, grid("SOBA", 0.05), [0], MAX_CALLS)
+    assert cell.status == "diverged" and cell.rows == []
+
+
 @pytest.mark.parametrize("step_size", [100.0, 1e4, 1e200])
 def test_a_diverged_run_ends_at_its_last_finite_evaluation(step_size):
     problem, solvers = problem_of("quadratic"), grid("SOBA", step_size, 0.05)

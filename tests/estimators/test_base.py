@@ -138,12 +138,6 @@ def test_the_thread_limit_is_restored_if_a_fit_in_another_thread_ends_last(two_t
     assert set(blas_threads()) == {2}
 
 
-def test_a_limit_that_is_set_during_a_fit_stays(two_threads):
-    with one_thread_if_small(TABLE):
-        threadpool_limits(2, user_api="blas")
-    assert set(blas_threads()) == {2}
-
-
 def test_warnings_point_to_the_caller():
     with pytest.warns(UserWarning, match="`cv_groups` is ignored") as caught:
         BilevelRidge("single", cv=2).fit(TABLE, TABLE[:, 0], cv_groups=np.arange(48))

@@ -1,28 +1,20 @@
-"""Kernel ridge: fits agree with fits by features, derivatives with finite differences, and JAX with NumPy."""
+"""Kernel ridge: fits agree with fits by features, and derivatives with finite differences."""
 
-import jax
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
-from bilevel._core.compilation import arithmetic
-from bilevel.estimators import BilevelRidge, kernel_ridge, linear_model
+from bilevel.estimators import BilevelRidge, linear_model
 from bilevel.estimators.base import Groups
-from bilevel.estimators.kernel_ridge import GPUKernelRidge, KernelRidge, reduce_targets
+from bilevel.estimators.kernel_ridge import KernelRidge, reduce_targets
 from bilevel.estimators.losses import Squared
 from bilevel.estimators.ridge import RidgeGLM
 from bilevel.estimators.selection import Folds, Objective, Structure
 
 N, P, G = 20, 42, 3
 GROUPS = Groups(np.arange(2, P), np.arange(P - 2) % G, np.arange(G))
-
-
-@pytest.fixture(autouse=True)
-def a_processor_stands_for_the_gpu(monkeypatch):
-    monkeypatch.setattr(kernel_ridge, "find_gpu", lambda: jax.devices("cpu")[0])
-    monkeypatch.setattr(linear_model, "find_gpu", lambda: None)
 
 
 def draw(targets, n=N, p=P, seed=0):
@@ -39,9 +31,8 @@ def folds(n=N, k=4):
     )
 
 
-def make(X, y, device="cpu", dtype="float64", intercept=True):
-    kind = KernelRidge if device == "cpu" else GPUKernelRidge
-    return kind(X, y, GROUPS, intercept=intercept, dtype=dtype)
+def make(X, y, intercept=True):
+    return KernelRidge(X, y, GROUPS, intercept=intercept)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -62,51 +53,26 @@ def test_objective_and_gradient_are_those_of_coefficients(targets, intercept):
     np.testing.assert_allclose(found[1], differences, rtol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_coefficients_are_those_of_scikit_learn(device, dtype):
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_coefficients_are_those_of_scikit_learn(form):
     X, y = draw(4)
     X[:, :2] = 0  # the columns without a penalty
     weights, log_penalties = np.random.default_rng(2).uniform(0.5, 2, N), np.array([0.3, 1.0, 2.0])
     factors = np.ones(P)
     factors[2:] = np.exp(-log_penalties / 2)[GROUPS.numbers]
     expected = Ridge(1.0, tol=1e-12).fit(X * factors, y, sample_weight=weights)
-    with arithmetic(dtype):
-        coef, intercept = make(X, y, device, dtype).refit(weights, log_penalties)
-    atol = 1e-8 if dtype == "float64" else 1e-5
-    np.testing.assert_allclose(coef.T, expected.coef_ * factors, atol=atol)
-    np.testing.assert_allclose(intercept, expected.intercept_, atol=atol)
+    coef, intercept = make(form(X), y).refit(weights, log_penalties)
+    np.testing.assert_allclose(coef.T, expected.coef_ * factors, atol=1e-8)
+    np.testing.assert_allclose(intercept, expected.intercept_, atol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("intercept", [True, False])
-def test_jax_and_numpy_agree(dtype, intercept):
-    X, y = draw(30)
-    at, structure = np.array([0.3, -1.0, 2.0]), Structure("", np.arange(G), 1.0)
-    value, gradient = Objective(make(X, y, intercept=intercept), folds(), structure)(at)
-    with arithmetic(dtype):
-        model = make(X, y, "gpu", dtype, intercept)
-        assert model.y.dtype == model.kernels.dtype == dtype
-        found = Objective(model, folds(), structure)(at)
-    rtol = 1e-9 if dtype == "float64" else 1e-4
-    assert found[0] == pytest.approx(value, rel=rtol)
-    np.testing.assert_allclose(found[1], gradient, rtol=rtol)
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_derivatives_of_predictors_are_finite_differences(device):
-    with arithmetic("float64"):
-        check_derivatives(make(*draw(5), device))
-
-
-def check_derivatives(model):
+def test_derivatives_of_predictors_are_finite_differences():
+    model = make(*draw(5))
     weights, at, move = folds().fitted, np.zeros(G), np.array([1.0, -0.5, 0.2])
     ahead, behind = (model.fit(weights, at + h * move).predictor for h in (1e-4, -1e-4))
-    pushed = model.jvp(model.fit(weights, at), move)
-    np.testing.assert_allclose(pushed, (ahead - behind) / 2e-4, atol=1e-6)
-    cotangent = np.random.default_rng(3).standard_normal(pushed.shape)  # of fitted rows too
+    cotangent = np.random.default_rng(3).standard_normal(ahead.shape)  # of fitted rows too
     pulled = model.vjp(model.fit(weights, at), cotangent)
-    np.testing.assert_allclose(pulled @ move, np.sum(cotangent * pushed, axis=(1, 2)), rtol=1e-8)
+    np.testing.assert_allclose(pulled @ move, np.sum(cotangent * (ahead - behind) / 2e-4, axis=(1, 2)), rtol=1e-5)
 
 
 def test_targets_are_replaced_by_fewer_with_the_same_errors():
@@ -124,13 +90,12 @@ def test_kernels_and_features_learn_the_same_penalties(monkeypatch):
     groups, options = np.arange(150) % G, {"structure": "per_group", "prior_scale": 1.0, "cv": KFold(3), "tol": 1e-3}
     X_new = draw(1, 30, 150, seed=9)[0]
     found = {}
-    for name, most, device in (("features", 1000, "cpu"), ("kernels", 10, "cpu"), ("jax", 10, "gpu")):
+    for name, most in (("features", 1000), ("kernels", 10)):
         monkeypatch.setattr(linear_model, "_MANY_TARGETS", most)
-        found[name] = BilevelRidge(groups=groups, device=device, **options).fit(X, y)
-    expected = found.pop("features")
-    for model in found.values():
-        np.testing.assert_allclose(np.log(model.penalties_), np.log(expected.penalties_), atol=0.02)
-        np.testing.assert_allclose(model.predict(X_new), expected.predict(X_new), atol=0.02)
+        found[name] = BilevelRidge(groups=groups, **options).fit(X, y)
+    expected, model = found["features"], found["kernels"]
+    np.testing.assert_allclose(np.log(model.penalties_), np.log(expected.penalties_), atol=0.02)
+    np.testing.assert_allclose(model.predict(X_new), expected.predict(X_new), atol=0.02)
     assert expected.penalties_[1] < 0.2 * expected.penalties_[0]
 
 
@@ -141,18 +106,3 @@ def test_many_targets_distinguish_groups_by_default():
     assert model.penalties_[1] < 0.1 * model.penalties_[0]
     assert model.coef_.shape == (200, 150)
     np.testing.assert_allclose(X @ model.coef_.T + model.intercept_, model.predict(X))
-
-
-def test_a_missing_device_is_reported(monkeypatch):
-    monkeypatch.undo()
-    X, y = draw(2)
-    for options, words in (
-        ({"device": "tpu"}, "'device' parameter of BilevelRidge must be a str among"),
-        ({"dtype": "float16"}, "'dtype' parameter of BilevelRidge must be a str among"),
-        ({"dtype": "float32", "structure": "per_feature"}, "kernels are of groups"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            BilevelRidge(**options).fit(X, y)
-    if jax.default_backend() != "gpu":
-        with pytest.raises(ValueError, match="JAX finds no GPU"):
-            BilevelRidge(device="gpu").fit(X, y)

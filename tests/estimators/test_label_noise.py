@@ -14,10 +14,10 @@ from sklearn.preprocessing import StandardScaler
 
 from bilevel.estimators import DataCleaningClassifier
 from bilevel.estimators.label_noise import (
-    NoisySoftmax,
     compute_posterior,
     count_confident,
     estimate_noise,
+    noisy_softmax_loss,
     uniform_noise,
 )
 
@@ -94,7 +94,7 @@ def test_the_slope_of_the_loss_is_that_of_differences():
     evidence, weights = MATRIX[:, RNG.integers(0, 3, 6)], RNG.random(6)
 
     def loss(flat):
-        return NoisySoftmax._loss(flat.reshape(3, 6), evidence, weights)
+        return noisy_softmax_loss(flat.reshape(3, 6), evidence, weights)
 
     scores = RNG.standard_normal(18)
     assert check_grad(lambda flat: loss(flat)[0], lambda flat: loss(flat)[1].ravel(), scores) < 1e-6

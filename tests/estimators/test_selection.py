@@ -30,7 +30,7 @@ def test_a_structure_must_be_better_by_two_nats_and_by_a_standard_error():
 def decide(losses, weights):
     comparison = SequentialComparison([None] * len(losses), Logistic())
     comparison.add(losses, weights)
-    return comparison.result("").chosen
+    return comparison.result().chosen
 
 
 def test_structures_worse_by_a_standard_error_are_dropped():
@@ -41,7 +41,7 @@ def test_structures_worse_by_a_standard_error_are_dropped():
     assert comparison.open.tolist() == [0, 3] and not comparison.decided
     comparison.add(np.array([[1.0, 2.0, 3.0, 4.0], [3.0, 4.0, 5.0, 8.0]]), weights)
     assert comparison.decided
-    found = comparison.result("nested folds")
+    found = comparison.result()
     assert found.differences == pytest.approx([0.0, 0.5, 9.0, (-3.0 + 10.0) / 2])
     assert found.losses == pytest.approx(10 + found.differences)
     each = np.array([0.5, 0.5, 0.5, 2.0])  # the last one: its mean over both shuffles

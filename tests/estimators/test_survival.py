@@ -11,14 +11,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from bilevel.estimators import BilevelCoxPH, linear_model, ridge, survival
 from bilevel.estimators.ridge import RidgeGLM
 from bilevel.estimators.selection import (
-    Folds,
     Objective,
-    PenaltySearch,
     Structure,
     held_out_loss,
-    leave_out,
     make_folds,
-    minimize_objective,
 )
 from bilevel.estimators.survival import Cox, RiskSets, concordance_index
 
@@ -225,20 +221,7 @@ def test_rows_of_the_cox_model_are_not_compressed(monkeypatch):
     assert not make_model(*draw(200, 2)).can_compress(divide(200))
 
 
-def test_the_jackknife_approximates_learning_without_a_fold():
-    model, parts, structure = make_model(*draw(120, 4), tol=1e-12), divide(120, 6), Structure("", np.arange(4), 0.5)
-    bounds, options = (-5.0, 12.0), {"tol": 1e-9, "max_iter": 500}
-    problem, start = PenaltySearch(model, parts, 120, **options).problem, np.full(4, 2.0)
-    learned = minimize_objective(Objective(model, parts, structure), start, bounds, **options)
-    steps = leave_out(problem, learned) - learned.log_penalties
-    others = [Folds(*(np.delete(part, k, axis=0) for part in parts)) for k in range(6)]
-    exact = [
-        minimize_objective(Objective(model, of, structure), start, bounds, **options).log_penalties for of in others
-    ]
-    assert np.corrcoef(np.ravel(steps), np.ravel(exact - learned.log_penalties))[0, 1] > 0.9
-
-
-@pytest.mark.parametrize("n", [40, 1300])
+@pytest.mark.parametrize("n", [40, 300])
 def test_concordance_is_a_count_of_pairs(n):
     rng = np.random.default_rng(n)
     times, events, risk = rng.integers(0, n // 3, n).astype(float), rng.random(n) < 0.5, rng.integers(0, 20, n) / 7
@@ -289,11 +272,8 @@ def test_survival_functions_are_breslows(fitted):
     steps = [np.sum(y["event"] & (y["time"] == t)) / risk[y["time"] >= t].sum() for t in model.unique_times_]
     expected = risk[:5, None] * np.cumsum(steps)
     np.testing.assert_array_equal(model.unique_times_, np.unique(y["time"]))
-    np.testing.assert_allclose(model.predict_cumulative_hazard_function(X[:5], return_array=True), expected)
-    np.testing.assert_allclose(model.predict_survival_function(X[:5], return_array=True), np.exp(-expected))
-    (function,) = model.predict_survival_function(X[3:4])
-    np.testing.assert_allclose(function([0.0, *model.unique_times_, 1e9])[1:-1], np.exp(-expected[3]))
-    assert function(0.5) == 1.0 and function(1e9) == function(model.unique_times_[-1])
+    np.testing.assert_allclose(model.predict_cumulative_hazard_function(X[:5]), expected)
+    np.testing.assert_allclose(model.predict_survival_function(X[:5]), np.exp(-expected))
 
 
 def test_predictions_are_risks(fitted):
@@ -316,14 +296,6 @@ def test_groups_are_taken_where_they_help(useless):
     assert model.penalty_structure_ == "per_group"
     assert model.penalties_[noise].min() > 10 * model.penalties_[~noise].max()
     assert list(model.candidates_["structure"]) == ["single"] + 3 * ["per_group"] + 3 * ["per_feature"]
-    assert set(model.candidates_["by"]) == {"nested folds"}
-
-
-def test_the_jackknife_is_used_without_nested_folds(useless, monkeypatch):
-    X, y, noise = useless
-    monkeypatch.setattr(Folds, "nested", lambda folds, most: [])
-    model = BilevelCoxPH(groups=noise, random_state=0, cv=KFold(4)).fit(X, y)
-    assert set(model.candidates_["by"]) == {"jackknife"} and model.penalty_structure_ != "single"
 
 
 def test_large_sparse_and_dense_rows_give_the_same(monkeypatch):
@@ -332,10 +304,7 @@ def test_large_sparse_and_dense_rows_give_the_same(monkeypatch):
     X, y = np.where(np.abs(X) > 0.5, X, 0), target(events, times)
     dense, sparse = (BilevelCoxPH("single", random_state=0).fit(form(X), y) for form in (np.asarray, sp.csr_array))
     np.testing.assert_allclose(sparse.coef_, dense.coef_, rtol=1e-5)
-    curves = [
-        model.predict_survival_function(rows, return_array=True)
-        for model, rows in ((dense, X), (sparse, sp.csr_array(X)))
-    ]
+    curves = [model.predict_survival_function(rows) for model, rows in ((dense, X), (sparse, sp.csr_array(X)))]
     np.testing.assert_allclose(*curves, rtol=1e-5)
 
 
@@ -348,21 +317,6 @@ def test_rows_are_held_out_as_the_user_says(fitted):
     given = BilevelCoxPH("single").fit(X[:100], y[:100], X_val=X[100:], y_val=y[100:])
     same = BilevelCoxPH("single", cv=[(np.arange(100), np.arange(100, 150))]).fit(X, y)
     np.testing.assert_allclose(given.coef_, same.coef_)
-
-
-def test_a_score_sees_targets_as_the_user_has_them(fitted):
-    model, X, y = fitted
-    y = y.astype([("seen", bool), ("days", int)])
-    names = set()
-
-    def concordance(model, X, y):
-        names.add(y.dtype.names)
-        return model.score(X, y)
-
-    scored = BilevelCoxPH("single", scoring=concordance, random_state=0).fit(X, y)
-    steps = 2 * np.log10(scored.penalties_ / model.penalties_)
-    np.testing.assert_allclose(steps, np.round(steps), atol=1e-6)
-    assert names == {("seen", "days")}
 
 
 def test_folds_are_stratified_by_events(fitted):
@@ -381,8 +335,8 @@ Y = target([True, False, True, False], [1.0, 2.0, 3.0, 3.0])
         (np.ones(4), r"`y` must be a structured array of two fields.* Got an array of float64 and shape \(4,\)"),
         ([(True, 1.0)] * 4, "structured array of two fields.* Got list"),
         (None, "requires y to be passed, but the target y is None"),
-        (Y[["time", "event"]], "first field of `y`, 'time', must be of bool. Got float64"),
-        (Y.astype([("event", bool), ("time", "U3")]), "second field of `y`, 'time', must be of numbers. Got <U3"),
+        (Y[["time", "event"]], r"event was seen \(bool\) and its time .* Got an array of .*'time', 'event'"),
+        (Y.astype([("event", bool), ("time", "U3")]), r"and its time \(float\), .* Got an array of .*<U3"),
         (target([True] * 4, [1.0, np.nan, 2.0, 3.0]), "Input y contains NaN"),
         (target([True] * 4, [1.0, -1.0, 2.0, 3.0]), "Some times of `y` are negative"),
         (target([False] * 4, [1.0, 1.0, 2.0, 3.0]), "All rows of `y` that have weight are censored"),
@@ -417,7 +371,7 @@ def test_rows_without_weight_have_no_events():
 def test_unusual_data_are_fitted(X, y, standardize):
     model = BilevelCoxPH(standardize=standardize, random_state=0).fit(X, y)
     assert np.isfinite(model.coef_).all()
-    assert np.isfinite(model.predict_survival_function(X, return_array=True)).all()
+    assert np.isfinite(model.predict_survival_function(X)).all()
 
 
 class CoxOfNumbers(BilevelCoxPH):

@@ -142,16 +142,6 @@ class TextLog(Kind):
         assert set(self.contents()) == {"run.csv"}
 
 
-class EventLog(TextLog):
-    """A log for TensorBoard. The run continues without it."""
-
-    def log(self):
-        return bilevel.TensorBoardLog(self.folder)
-
-    def check(self, result):
-        assert all(name.startswith("events.out.tfevents.") for name in self.contents())
-
-
 class Page(Kind):
     """The page of `bilevel report`. The previous page is kept."""
 
@@ -187,7 +177,7 @@ class Data(Kind):
     def before(self):
         arrays = {"X_train": np.arange(5000.0).reshape(1000, 5), "y_train": np.arange(1000) % 2}
         specs = tuple(ArraySpec(name, one.dtype.str, one.shape) for name, one in arrays.items())
-        remote = RemoteFile(("https://127.0.0.1/none",), None, specs, 2**20)
+        remote = RemoteFile("https://127.0.0.1/none", None, specs, 2**20)
         self.known = FileSet("made_up", (remote,), loading.checksum(arrays), (0, 1), "Nobody.")
         self.arrays = arrays
 
@@ -216,7 +206,6 @@ KINDS = {
     "store, two workers": StoreOfJobs,
     "checkpoint": Checkpoint,
     "log": TextLog,
-    "TensorBoard log": EventLog,
     "report": Page,
     "figure": Figure,
     "data": Data,

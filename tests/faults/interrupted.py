@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from jax._src import compiler
+import jax
 
 import bilevel
 from bilevel import cli
@@ -16,8 +16,9 @@ from bilevel.engine.driver import Driver
 from bilevel.engine.steps import CompiledSteps
 from tests.faults.files import STEPS, problem, solve
 
+BEFORE_XLA = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # XLA begins to compile at its end
 PHASES = {
-    "compilation": (compiler, "compile_or_get_cached"),
+    "compilation": None,
     "steps": (CompiledSteps, "advance"),
     "evaluation": (Driver, "evaluate"),
     "write": (os, "fsync"),
@@ -26,12 +27,20 @@ PHASES = {
 
 def send(phase, number, signal):
     """Send the signal to this process at the beginning of a call."""
-    place, name = PHASES[phase]
-    function, calls = getattr(place, name), iter(range(1, 10**9))
+    calls = iter(range(1, 10**9))
 
-    def sending(*arguments, **options):
+    def count():
         if next(calls) == number:
             os.kill(os.getpid(), signal)
+
+    if phase == "compilation":
+        jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: event == BEFORE_XLA and count())
+        return
+    place, name = PHASES[phase]
+    function = getattr(place, name)
+
+    def sending(*arguments, **options):
+        count()
         return function(*arguments, **options)
 
     setattr(place, name, sending)

@@ -52,7 +52,7 @@ def digests(many):
     rng, n = np.random.default_rng(0), 20_000 if many else 2000
     X = rng.standard_normal((n, 20))
     y = np.sign(X @ rng.standard_normal(20) + rng.logistic(size=n))
-    problem = bilevel.problems.logistic_selection(X[::2], y[::2], X[1::2], y[1::2], dtype="float32")
+    problem = bilevel.problems.penalty_selection(X[::2], y[::2], X[1::2], y[1::2], dtype="float32")
     solvers = {"SRBA": bilevel.SRBA(0.05, 5.0), "AutoSRBA": bilevel.AutoSRBA(), "Exact": bilevel.Exact()}
     if many:
         solvers |= {"SABA": bilevel.SABA(0.05, 5.0), "full batch": bilevel.SOBA(0.05, 5.0, sampling="full")}

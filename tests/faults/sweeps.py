@@ -174,7 +174,7 @@ def check_finished(folder, phases=("sweep", "timing")):
     assert_same_table(table(found, "sweep"), table(expected, "sweep"))
     if "timing" in phases:  # the number of timed steps depends on the clock
         assert _ends(found) == _ends(expected), "other cells were timed"
-    expected_names = {"_steady.toml", "_steady-sweep.cells", "_steady-timing.cells"}
+    expected_names = {"HOW-TO-READ.txt", "_steady.toml", "_steady-sweep.cells", "_steady-timing.cells"}
     stray = {path.name for path in Path(folder).iterdir() if path.suffix != ".parquet"} - expected_names
     assert not stray, f"stray files: {stray}"
 

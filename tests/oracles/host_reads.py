@@ -1,14 +1,11 @@
 """A run whose reader fails or blocks, in a process of its own.
 
-    python -m tests.oracles.host_reads fail|block DEVICES READ
-
-With more than one device they are simulated, and the rows lie on all of them.
+python -m tests.oracles.host_reads fail|block READ
 """
 
 import sys
 import time
 
-import jax
 import numpy as np
 
 import bilevel
@@ -40,13 +37,12 @@ def problem(rows, n=None):
     """Logistic selection whose inner features come from a function."""
     X, y, X_val, y_val = cases.logistic_data() if n is None else cases.logistic_data(n, 31)
     rows.rows = X
-    return bilevel.problems.logistic_selection(bilevel.HostData(rows, len(X)), y, X_val, y_val, dtype="float64")
+    return bilevel.problems.penalty_selection(bilevel.HostData(rows, len(X)), y, X_val, y_val, dtype="float64")
 
 
-def main(how, n_devices, at):
-    jax.config.update("jax_num_cpu_devices", int(n_devices))
+def main(how, at):
     rows = Rows(None, how)
-    chosen = problem(rows, 2000) if n_devices == "1" else problem(rows).sharded()
+    chosen = problem(rows, 2000)
     rows.arm(int(at))
     try:
         bilevel.run(chosen, bilevel.SRBA(0.05, 1.0, 8, period=10), max_steps=10**6, eval_every=20, exact=False)

@@ -44,7 +44,7 @@ def assert_resumed(problem, path):
 def assert_uneven_rows_are_refused(process):
     X, y, X_val, y_val = cases.logistic_data()
     part = slice(None, 30) if process == 0 else slice(30, None)
-    problem = bilevel.problems.logistic_selection(
+    problem = bilevel.problems.penalty_selection(
         X[part], y[part], X_val[process::2], y_val[process::2], dtype="float32"
     )
     with pytest.raises(ValueError, match=r"rows\[process::2\]"):
@@ -53,22 +53,9 @@ def assert_uneven_rows_are_refused(process):
 
 def assert_different_starts_are_refused(process):
     own = (part[process::2] for part in cases.logistic_data())
-    problem = bilevel.problems.logistic_selection(*own, dtype="float32", seed=process)
+    problem = bilevel.problems.penalty_selection(*own, dtype="float32", seed=process)
     with pytest.raises(ValueError, match="differ in start"):
         problem.sharded(own_rows=True)
-
-
-def assert_rows_of_files_run_as_arrays(process, folder):
-    """Each process reads its own part from its own file."""
-    own = [part[process::2] for part in cases.logistic_data()]
-    np.save(folder / f"rows{process}.npy", own[0])
-    rows = bilevel.HostData(np.load(folder / f"rows{process}.npy", mmap_mode="r"))
-    levels = own, [rows, own[1], bilevel.HostData(own[2]), own[3]]
-    problems = [bilevel.problems.logistic_selection(*level, dtype="float64").sharded(own_rows=True) for level in levels]
-    arrays, files = (bilevel.run(problem, solver("SRBA"), max_steps=STEPS, exact=False) for problem in problems)
-    assert difference(arrays.point, files.point) < 1e-11
-    digest = np.frombuffer(bytes.fromhex(problems[1].fingerprint()), np.uint8)
-    assert len(np.unique(jax.experimental.multihost_utils.process_allgather(digest), axis=0)) == 1
 
 
 def assert_different_starts_of_runs_are_refused(process, folder):
@@ -144,9 +131,8 @@ def main():
     assert_same(small.cleaning(dtype="float64"), solver("SABA"))
     assert_same(PROBLEMS["from_losses"](), solver("SRBA"))
     assert_same(cases.quadratic(), bilevel.Exact())
-    assert_rows_of_files_run_as_arrays(options.process, options.folder)
     assert_resumed(cases.logistic_selection().sharded(), options.folder / f"{options.process}.npz")
-    with pytest.raises(ValueError, match=r"`max_seconds=1\.0`"):
+    with pytest.raises(ValueError, match="`max_seconds=1`"):
         bilevel.run(cases.quadratic().sharded(), solver("SOBA"), max_seconds=1)
     assert np.all(jax.experimental.multihost_utils.process_allgather(np.ones(1, np.int32)) == 1)
 

@@ -95,7 +95,9 @@ def steps(problem, solver):
     page = draw_page(traced, oracles, run_key(0), np.int32(0), STEPS)
     state = initial_state(traced, oracles, problem.start)
     arguments = traced, for_one_run(oracles), state, page, np.int32(0), np.int32(STEPS)
-    return advance(*arguments), page.calls, advance.lower(*arguments).compile().as_text()
+    program, leaves = advance.find(*arguments)
+    compiled = program.lower(leaves).compile()
+    return compiled(leaves), page.calls, compiled.as_text()
 
 
 def collectives(program):

@@ -14,8 +14,11 @@ from tests import cases
 from tests.oracles.test_losses_of_batches import START, inner_batch_loss, made, noisy, outer_batch_loss
 
 POINT = bilevel.Point(START["inner_var"], START["outer_var"], np.array([1.0, -2.0, 0.5]))
-BATCHED = {"inner_batch_loss": inner_batch_loss, "outer_batch_loss": outer_batch_loss}
-KINDS = {"samples": {}, "batches": {"inner": None, "outer": None, **BATCHED}, "keys": {"inner": noisy}}
+KINDS = {"samples": {}, "batches": {"inner": inner_batch_loss, "outer": outer_batch_loss}, "keys": {"inner": noisy}}
+
+
+def in_parts(count):
+    return bilevel.Differentiation(accumulate=count)
 
 
 # Of a pass over all rows, pieces of other sizes have other keys.
@@ -25,27 +28,33 @@ KINDS = {"samples": {}, "batches": {"inner": None, "outer": None, **BATCHED}, "k
 def test_parts_of_a_batch_have_the_derivatives_of_the_whole(kind, full):
     last = Rows(*(np.int32(n // cases.BATCH) for n in (cases.N_INNER, cases.N_OUTER)))  # the short blocks
     with arithmetic("float64"):
-        both = [made(**KINDS[kind], accumulate=k).oracles.with_batches(cases.BATCH, "blocks") for k in (1, 4)]
+        both = [
+            made(**KINDS[kind], differentiation=in_parts(k)).oracles.with_batches(cases.BATCH, "blocks") for k in (1, 4)
+        ]
         cases.assert_trees_close(*(cases.every_kind(oracles, POINT, Rows() if full else last) for oracles in both))
 
 
-@pytest.mark.parametrize("name", ["SRBA", "SOBA"])  # all others: tests/solvers/test_options.py
+@pytest.mark.parametrize(
+    "name", ["SRBA", pytest.param("SOBA", marks=pytest.mark.slow)]
+)  # all others: tests/solvers/test_options.py
 def test_steps_on_parts_of_batches_are_those_on_whole_ones(name):
     solver = cases.short(type(cases.SOLVERS[name]), 0.05, 20.0, cases.BATCH, outer_batch_size=4)
-    whole, parts = (bilevel.run(made(accumulate=k), solver, max_steps=20, eval_every=20) for k in (1, 2))
+    whole, parts = (bilevel.run(made(differentiation=in_parts(k)), solver, max_steps=20, eval_every=20) for k in (1, 2))
     cases.assert_trees_close(whole.point, parts.point, rtol=1e-9, atol=1e-11)
     assert whole.calls == parts.calls
 
 
 def test_a_batch_that_cannot_be_cut_is_refused():
     with pytest.raises(ValueError, match=r"`accumulate=3` does not divide `batch_size=8`"):
-        bilevel.run(made(accumulate=3), bilevel.SOBA(0.1, 1.0, 8), max_steps=1)
+        bilevel.run(made(differentiation=in_parts(3)), bilevel.SOBA(0.1, 1.0, 8), max_steps=1)
     with pytest.raises(ValueError, match=r"`accumulate=4` does not divide `outer_batch_size=6`"):
-        bilevel.run(made(accumulate=4), bilevel.SOBA(0.1, 1.0, 8, outer_batch_size=6), max_steps=1)
+        bilevel.run(made(differentiation=in_parts(4)), bilevel.SOBA(0.1, 1.0, 8, outer_batch_size=6), max_steps=1)
     with pytest.raises(ValueError, match=r"`accumulate=0`"):
-        made(accumulate=0)
+        in_parts(0)
     with pytest.raises(ValueError, match=r"`compute_dtype='int8'`: must be one of 'bfloat16'"):
-        made(compute_dtype="int8")
+        bilevel.Differentiation(compute_dtype="int8")
+    with pytest.raises(ValueError, match=r"`differentiation=2`: must be a bilevel.Differentiation"):
+        made(differentiation=2)
 
 
 def wide(n=512, **options):
@@ -59,7 +68,8 @@ def wide(n=512, **options):
         return jnp.sum(row) + jnp.exp(x) * jnp.sum(z**2)
 
     start = {"inner_var": rng.normal(size=(32, 32)) / 6, "outer_var": np.array(-3.0)}
-    return bilevel.BilevelProblem.from_losses(loss, loss, rows, rows, **start, **options, dtype="float32")
+    given = {"differentiation": bilevel.Differentiation(**options), "dtype": "float32"}
+    return bilevel.BilevelProblem.from_losses(loss, loss, rows, rows, **start, **given)
 
 
 def step_bytes(problem):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import bilevel
+from bilevel._core import trees
 from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Rows
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
@@ -49,6 +50,14 @@ def test_every_kind_equals_autodiff_and_dense_numpy(name, rows):
             dense = getattr(plain, numpy_name)(*at, cases.indices(samples, drawn))
             for found in by_oracles:
                 np.testing.assert_allclose(found[kind], dense, rtol=1e-12, atol=1e-13)
+        z, x, v = trees.to_numpy(point)
+        drawn = cases.indices(closed.inner_samples, ROWS[rows].inner)
+        for found in by_oracles:
+            grad, tangents = found["inner_tangents"]
+            np.testing.assert_allclose(grad, plain.gz(z, x, drawn), rtol=1e-12, atol=1e-13)
+            for tangent, along_z, along_x in zip(tangents, (v, np.cos(v)), (x, np.cos(x)), strict=True):
+                dense = plain.hv(z, x, along_z, drawn) + plain.jf(z, x, along_x, drawn)
+                np.testing.assert_allclose(tangent, dense, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", cases.PROBLEMS)
@@ -66,7 +75,7 @@ def test_differences_equal_two_directions(name):
 @pytest.mark.parametrize("batch", [16, 48])
 def test_small_products_of_one_run_are_sums_with_the_same_results(batch):
     with arithmetic("float64"):
-        problem = bilevel.problems.logistic_selection(*cases.logistic_data(100, 100, dim=32), dtype="float64")
+        problem = bilevel.problems.penalty_selection(*cases.logistic_data(100, 100, dim=32), dtype="float64")
         plain = problem.oracles.with_batches(batch, "blocks")
         summed, rows = plain.for_one_run(), Rows(jnp.int32(1), jnp.int32(0))
         point, previous = points(problem)
@@ -81,7 +90,7 @@ def test_small_products_of_one_run_are_sums_with_the_same_results(batch):
 def test_passes_of_one_run_read_the_blocks_of_its_steps(monkeypatch):
     monkeypatch.setattr("bilevel.problems.linear.may_be_fused", lambda: True)
     with arithmetic("float64"):
-        problem = bilevel.problems.logistic_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
+        problem = bilevel.problems.penalty_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
         plain = problem.oracles.with_batches(32, "blocks")
         point, _ = points(problem)
         found, expected = (cases.direction(oracles, point) for oracles in (plain.for_one_run(), plain))
@@ -96,14 +105,15 @@ def test_passes_of_one_run_read_the_blocks_of_its_steps(monkeypatch):
 
 def test_steps_of_one_run_have_no_small_products_and_those_that_a_sweep_batches_have():
     with arithmetic("float64"):
-        problem = bilevel.problems.logistic_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
+        problem = bilevel.problems.penalty_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
         oracles = problem.oracles.with_batches(32, "blocks")
         solver = bilevel.SOBA(0.1, 1.0, 32).configure(problem).cast(problem.dtype)
         page = jax.eval_shape(lambda: draw_page(solver, oracles, run_key(0), np.int32(0), 9))
         state = jax.eval_shape(initial_state, solver, oracles, problem.start)
         positions = np.int32(0), np.int32(9)
         both = for_one_run(oracles), oracles
-        programs = [advance.lower(solver, some, state, page, *positions).as_text() for some in both]
+        found = [advance.find(solver, some, state, page, *positions) for some in both]
+        programs = [program.lower(leaves).as_text() for program, leaves in found]
         assert ["dot_general" in program for program in programs] == [False, True]
 
 

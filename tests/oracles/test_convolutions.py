@@ -9,7 +9,9 @@ import pytest
 
 import bilevel
 from bilevel._core.compilation import arithmetic
+from bilevel.oracles import autodiff
 from bilevel.oracles.autodiff import channels_last, has_convolutions
+from tests import cases
 
 N_ROWS = 12
 # Of images and kernels: sizes, order of the axes, and other parameters of a convolution.
@@ -60,11 +62,13 @@ def problem_of(kind, wrap=lambda layer: layer, **options):
 
     levels = [(rng.standard_normal((N_ROWS, *image)), rng.standard_normal(N_ROWS)) for _ in range(2)]
     weights = {"kernel": rng.standard_normal(kernel) / 3, "scale": np.ones(())}
-    batch = {"inner_batch_loss": inner_loss, "outer_batch_loss": outer_loss}
+    losses = bilevel.BatchLoss(inner_loss), bilevel.BatchLoss(outer_loss)
     v = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), weights)
-    return bilevel.BilevelProblem.from_losses(
-        None, None, *levels, weights, np.zeros(()), v=v, dtype="float64", **batch, **options
+    differentiation = bilevel.Differentiation(**options)
+    problem = bilevel.BilevelProblem.from_losses(
+        *losses, *levels, weights, np.zeros(()), dtype="float64", differentiation=differentiation
     )
+    return replace(problem, start=problem.start._replace(v=v))
 
 
 def everything(oracles, point):
@@ -145,6 +149,21 @@ def test_a_step_in_a_loop_has_convolutions_in_one_form(kind):
 
     assert forms(problem.oracles) == {"dim_labels=b01f_01io->b01f"}
     assert len(forms(replace(problem.oracles, convolves=False))) > 1
+
+
+def test_a_convolution_with_parameters_that_are_not_known_is_left_as_it_is(monkeypatch):
+    problem = problem_of("channels first")
+
+    def program():
+        function = channels_last(lambda images, kernel: convolve("channels first", images, kernel))
+        return str(jax.make_jaxpr(function)(np.zeros((3, 2, 6, 5)), np.zeros((4, 2, 3, 2))))
+
+    assert "transpose" in program(), "this version of JAX has parameters that are not known"
+    monkeypatch.setattr(autodiff, "_CONVOLUTION", {"window_strides": None}.keys())
+    assert "transpose" not in program()
+    with arithmetic(np.float64):
+        expected = everything(replace(problem.oracles, convolves=False), problem.start)
+        cases.assert_trees_close(everything(problem.oracles, problem.start), expected)
 
 
 def test_losses_without_convolutions_are_left_alone():

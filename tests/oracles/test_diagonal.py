@@ -33,15 +33,17 @@ def classes_problem(build, **kwargs):
 
 def ridge():
     rows = RNG.standard_normal((40, 4))
-    return bilevel.problems.ridge_selection(rows, rows[:, 0], rows[:20], rows[:20, 1], dtype="float64")
+    return bilevel.problems.penalty_selection(
+        rows, rows[:, 0], rows[:20], rows[:20, 1], loss="squared", dtype="float64"
+    )
 
 
 CLOSED = {
     "logistic": cases.logistic_selection,
     "grouped": lambda: cases.logistic_selection(groups=[0, 1, 1, 0]),
     "ridge": ridge,
-    "softmax per class": lambda: classes_problem(bilevel.problems.softmax_selection),
-    "softmax per feature": lambda: classes_problem(bilevel.problems.softmax_selection, per="feature"),
+    "softmax per class": lambda: classes_problem(bilevel.problems.penalty_selection, loss="softmax", per="class"),
+    "softmax per feature": lambda: classes_problem(bilevel.problems.penalty_selection, loss="softmax"),
     "cleaning": lambda: classes_problem(bilevel.problems.data_cleaning),
     "logistic folds": lambda: small.logistic_folds(dtype="float64"),
     "quadratic": cases.quadratic,
@@ -114,7 +116,7 @@ def test_squared_diagonals_are_the_mean_square_over_rows(name):
 
 
 def test_a_row_that_is_fitted_badly_keeps_its_weight_in_the_diagonal_majorizer():
-    problem = bilevel.problems.logistic_selection(
+    problem = bilevel.problems.penalty_selection(
         np.ones((1, 1)),
         [1],
         np.ones((1, 1)),

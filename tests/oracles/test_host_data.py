@@ -1,4 +1,4 @@
-"""Rows that stay on the host: the bits of rows on the device, however they are read; draws from a window; refusals."""
+"""Rows that stay on the host: the iterates of rows on the device, however they are read; failures; refusals."""
 
 import gc
 import logging
@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,8 +22,7 @@ from bilevel import HostData
 from bilevel._core import trees
 from bilevel._core.compilation import arithmetic
 from bilevel.engine.driver import sweep
-from bilevel.engine.loop import run_key
-from bilevel.oracles import HostSamples, host_samples
+from bilevel.oracles import host_samples
 from bilevel.oracles.samples import PIECE
 from tests import cases
 from tests.oracles import host_reads
@@ -40,7 +40,7 @@ def on_device():
 def logistic(dtype="float64", **options):
     X, y, X_val, y_val = cases.logistic_data()
     rows = HostData(X, **options), y, HostData(X_val, **options), y_val
-    return bilevel.problems.logistic_selection(*rows, dtype=dtype)
+    return bilevel.problems.penalty_selection(*rows, dtype=dtype)
 
 
 def run(problem, solver, **options):
@@ -52,23 +52,33 @@ def assert_same_bits(one, other):
     assert one.calls == other.calls
 
 
+def assert_same_to_rounding(one, other):
+    steps = one.history["step"][-1]
+    for found, expected in zip(jax.tree.leaves(one.point), jax.tree.leaves(other.point), strict=True):
+        error = 8 * np.finfo(expected.dtype).eps * steps
+        np.testing.assert_allclose(found, expected, rtol=error, atol=error * np.abs(expected).max())
+    assert one.calls == other.calls
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_has_the_bits_of_one_with_its_rows_on_the_device(way, on_device, monkeypatch):
+def test_a_run_is_that_with_its_rows_on_the_device_to_rounding(way, on_device, monkeypatch):
     name, sampling = way.split()
     monkeypatch.setattr("bilevel.engine.steps._PART_BYTES", 2**12)  # several parts
     solver = replace(cases.SOLVERS[name], sampling=sampling)
-    assert_same_bits(run(logistic(), solver), run(on_device, solver))
+    assert_same_to_rounding(run(logistic(), solver), run(on_device, solver))
 
 
 def scores(z, rows):
     return jnp.tanh(rows @ z["a"]) @ z["b"]
 
 
+@bilevel.BatchLoss
 def inner_batch_loss(z, x, batch):
     rows, targets = batch
     return (scores(z, rows) - targets) ** 2 + jnp.exp(x) * jnp.sum(z["a"] ** 2)
 
 
+@bilevel.BatchLoss
 def outer_batch_loss(z, x, batch):
     rows, targets = batch
     return (scores(z, rows) - targets) ** 2
@@ -83,14 +93,13 @@ NETWORK = bilevel.SOBA(0.05, 10.0, 16, outer_batch_size=7)
 
 def network(inner, outer=None, **options):
     outer = (ROWS[:60], TARGETS[:60]) if outer is None else outer
-    losses = {"inner_batch_loss": inner_batch_loss, "outer_batch_loss": outer_batch_loss}
-    variables = START, np.float32(-2.0)
-    return bilevel.BilevelProblem.from_losses(None, None, inner, outer, *variables, dtype="float32", **losses | options)
+    given = inner_batch_loss, outer_batch_loss, inner, outer, START, np.float32(-2.0)
+    return bilevel.BilevelProblem.from_losses(*given, dtype="float32", **options)
 
 
 @pytest.fixture(scope="module")
 def trained():
-    return run(network((ROWS, TARGETS)), NETWORK)
+    return run(network(HostData((ROWS, TARGETS))), NETWORK)
 
 
 @pytest.fixture
@@ -104,9 +113,9 @@ def test_arrays_files_and_functions_train_a_network_alike(trained, files):
     def function(numbers):
         return ROWS[numbers], TARGETS[numbers]
 
-    sources = HostData((ROWS, TARGETS)), HostData(files, prefetch=0), HostData(function, length=N, prefetch=1)
-    for source in sources:
+    for source in (HostData(files), HostData(function, length=N)):
         assert_same_bits(run(network(source), NETWORK), trained)
+    assert_same_to_rounding(run(network((ROWS, TARGETS)), NETWORK), trained)
 
 
 def test_rows_as_they_lie_are_drawn_and_passed_over_like_a_shuffled_copy(tmp_path):
@@ -116,9 +125,10 @@ def test_rows_as_they_lie_are_drawn_and_passed_over_like_a_shuffled_copy(tmp_pat
     both = [network(lying).oracles, network((ROWS, TARGETS)).oracles]
     with arithmetic("float32"):
         point = trees.cast(network(lying).start, np.float32)
-        cases.assert_trees_equal(*(_inner(oracles, point, None) for oracles in both))
         last = np.int32(N // 16)  # a short block
-        cases.assert_trees_equal(*(_inner(oracles.with_batches(16, "blocks"), point, last) for oracles in both))
+        for size, rows in ((16, None), (16, last)):
+            found, expected = (_inner(oracles.with_batches(size, "blocks"), point, rows) for oracles in both)
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
 @jax.jit
@@ -128,7 +138,7 @@ def _inner(oracles, point, rows):
 
 def test_a_pass_is_the_mean_over_all_rows():
     X, y, X_val, y_val = cases.logistic_data(997, 31)
-    problem = bilevel.problems.logistic_selection(HostData(X), y, X_val, y_val, dtype="float64")
+    problem = bilevel.problems.penalty_selection(HostData(X), y, X_val, y_val, dtype="float64")
     pieces = replace(problem.oracles, inner_samples=replace(problem.oracles.inner_samples, piece=100))
     z = problem.start.inner_var
     weights = -y / (1 + np.exp(y * (X @ z)))
@@ -141,7 +151,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, files, trained):
     problem = network(HostData(files))
     run(problem, NETWORK, max_steps=20, checkpoint=bilevel.Checkpoints(tmp_path / "run", every=7))
     max((tmp_path / "run").iterdir()).unlink()  # what a killed run does not write
-    again = network(HostData(files, prefetch=0))
+    again = network(HostData(files))
     assert_same_bits(bilevel.resume(tmp_path / "run", again, max_steps=40, eval_every=40), trained)
 
 
@@ -169,51 +179,6 @@ def test_rows_that_nobody_has_foreseen_are_not_taken_for_others():
         assert np.isfinite(held.take(jnp.int32(4))[1]).all()
         for block in (0, 2, 6):
             assert np.isnan(held.take(jnp.int32(block))[1]).all()
-
-
-@pytest.mark.parametrize("sampling", ["blocks", "iid"])
-def test_draws_from_a_window_have_the_probabilities_of_all_rows(sampling):
-    n, window, batch, seeds = 90, 24, 4, 4000
-    data = HostData(np.zeros((n, 2)), shuffle=False, window=window)
-    samples = HostSamples.from_data(data, "float32", np.random.default_rng(0)).with_batches(batch, sampling)
-    keys = jax.vmap(lambda seed: jax.random.fold_in(run_key(0), seed))(jnp.arange(seeds, dtype=jnp.int32))
-    steps = jnp.array([0, 5, 6, 17, 40], jnp.int32)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda key: jax.vmap(lambda step: samples.draw(key, step))(steps)))(keys))
-    sizes = np.ones(n) if sampling == "iid" else np.minimum(batch, n - batch * np.arange(samples.n_blocks))
-    for step in range(len(steps)):
-        counts = np.bincount(drawn[:, step].ravel(), minlength=len(sizes))
-        expected = counts.sum() * sizes / n
-        deviations = (counts - expected) / np.sqrt(expected)
-        # Rows of one batch come from one window: their counts vary more than those of independent draws.
-        assert np.abs(deviations).max() < 4.5 * (2 if sampling == "iid" else 1)
-
-
-def test_a_window_holds_consecutive_rows_and_moves_on():
-    n, window, batch = 90, 24, 4
-    data = HostData(np.zeros((n, 2)), shuffle=False, window=window)
-    samples = HostSamples.from_data(data, "float32", np.random.default_rng(0)).with_batches(batch, "iid")
-    draw = jax.jit(jax.vmap(lambda step: samples.draw(run_key(3), step)))
-    rows = np.asarray(draw(jnp.arange(24, dtype=jnp.int32))).reshape(4, -1)  # 6 steps to a window, 4 windows around
-    firsts = []
-    for drawn in rows:
-        inside = [first for first in range(n) if np.all((drawn - first) % n < window)]
-        firsts.append(inside)
-    assert all(firsts)
-    assert any((first + 24) % n in firsts[1] and (first + 48) % n in firsts[2] for first in firsts[0])
-
-
-@pytest.mark.slow
-def test_a_run_from_a_window_finds_what_a_run_from_all_rows_finds():
-    X, y, X_val, y_val = cases.logistic_data(2000, 500)
-    settings = {"dtype": "float32", "outer_var": np.full(4, -3.0), "inner_var": np.zeros(4)}
-    window = HostData(X, shuffle=False, window=256), y, HostData(X_val, shuffle=False), y_val
-    windowed = bilevel.problems.logistic_selection(*window, **settings)
-    whole = bilevel.problems.logistic_selection(X, y, X_val, y_val, **settings)
-    solver = bilevel.SRBA(0.2, 5.0, 32)
-    ends = [run(problem, solver, max_steps=2000, eval_every=2000) for problem in (windowed, whole)]
-    values = [whole.exact_solver(end.point.outer_var).value for end in ends]
-    first = whole.exact_solver(whole.start.outer_var).value
-    assert abs(values[0] - values[1]) < 0.02 * (first - values[1])
 
 
 def assert_reads(data, array):
@@ -257,7 +222,7 @@ def test_a_memory_map_whose_file_was_cut_is_told_and_ends_no_process(tmp_path, m
     np.save(tmp_path / "rows.npy", ROWS)
     data = HostData(np.load(tmp_path / "rows.npy", mmap_mode=mode)[1:])
     os.truncate(tmp_path / "rows.npy", 5000)
-    with pytest.raises(ValueError, match=r"shorter than when|longer when"):
+    with pytest.raises(ValueError, match="shorter than when"):
         data.read(np.arange(N - 1))
 
 
@@ -308,8 +273,8 @@ def test_a_file_that_is_cut_during_a_run_is_named(tmp_path, capfd):
     np.save(tmp_path / "features.npy", X)
     rows = HostData(np.load(tmp_path / "features.npy", mmap_mode="r"))
     cut = {"cut": lambda point: os.truncate(tmp_path / "features.npy", 300) or 0.0}
-    chosen = replace(bilevel.problems.logistic_selection(rows, y, X_val, y_val, dtype="float64"), metrics=cut)
-    with pytest.raises(bilevel.StepError, match=r"rows of a `HostData`.*features.npy` ends before its row"):
+    chosen = replace(bilevel.problems.penalty_selection(rows, y, X_val, y_val, dtype="float64"), metrics=cut)
+    with pytest.raises(bilevel.StepError, match=r"rows of a `HostData`.*features.npy is shorter than"):
         bilevel.run(chosen, SOLVER, max_steps=40, eval_every=20)
     capfd.readouterr()
 
@@ -339,9 +304,9 @@ def start_reads(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "read"), [(1, 3), (1, 8), (1, 13), (2, 40), (2, 90)])
-def test_ctrl_c_twice_ends_a_run_whose_reader_is_blocked(devices, read):
-    with start_reads("block", devices, read) as process:
+@pytest.mark.parametrize("read", [3, 8, 13])
+def test_ctrl_c_twice_ends_a_run_whose_reader_is_blocked(read):
+    with start_reads("block", read) as process:
         try:
             assert process.stdout.readline().startswith("blocked")
             time.sleep(0.5)
@@ -355,28 +320,6 @@ def test_ctrl_c_twice_ends_a_run_whose_reader_is_blocked(devices, read):
             process.kill()
 
 
-@pytest.mark.slow
-def test_a_read_that_fails_for_one_of_several_devices_ends_the_run_and_not_the_process():
-    with start_reads("fail", 2, 50) as process:
-        try:
-            told = process.communicate(timeout=60)[0]
-        finally:
-            process.kill()
-    assert process.returncode == 0
-    assert "rows of a `HostData` could not be read" in told and "the storage does not answer" in told
-    assert told.endswith("True\n"), "the result so far is finite"
-
-
-def test_a_file_that_has_become_shorter_is_told(tmp_path):
-    np.save(tmp_path / "rows.npy", ROWS)
-    data = HostData(np.load(tmp_path / "rows.npy", mmap_mode="r"))
-    with (tmp_path / "rows.npy").open("r+b") as file:
-        file.truncate(10_000)
-    data.read(np.arange(3))
-    with pytest.raises(ValueError, match=r"rows.npy` ends before its row 2148"):
-        data.read(np.arange(N))
-
-
 def test_what_a_function_returns_is_looked_at_in_a_run():
     def short(numbers):
         return ROWS[numbers[:7]], TARGETS[numbers[:7]]
@@ -388,7 +331,7 @@ def test_what_a_function_returns_is_looked_at_in_a_run():
 def test_labels_that_are_no_signs_are_refused():
     X, y, X_val, y_val = cases.logistic_data()
     with pytest.raises(ValueError, match="labels -1 and 1"):
-        bilevel.problems.logistic_selection(HostData(X), y + 1, X_val, y_val)
+        bilevel.problems.penalty_selection(HostData(X), y + 1, X_val, y_val)
 
 
 REFUSED = {
@@ -398,8 +341,7 @@ REFUSED = {
     "texts": (lambda: HostData(np.array(["a"])), "dtype <U1"),
     "nothing": (lambda: HostData(()), "give an array"),
     "a number": (lambda: HostData(3.0), "give an array"),
-    "prefetch": (lambda: HostData(ROWS, prefetch=-1), "prefetch=-1"),
-    "shuffled window": (lambda: HostData(ROWS, window=9), "shuffle=False"),
+    "length": (lambda: HostData(lambda numbers: ROWS[numbers], length=0), "length=0"),
     "other dtype": (lambda: HostData(lambda i: ROWS[i] if len(i) == 1 else ROWS[i] > 0, 9).read(np.arange(2)), "bool"),
     "convex": (lambda: network(HostData((ROWS, TARGETS)), strongly_convex=True), "leave it out"),
     "Exact": (lambda: run(logistic(), bilevel.Exact()), "Take a solver such as SRBA"),
@@ -407,14 +349,18 @@ REFUSED = {
     "constants": (lambda: logistic().constants(), "as arrays"),
     "full": (lambda: run(logistic(), bilevel.SOBA(0.1, 1.0, 8, sampling="full")), "draw batches"),
     "rows": (lambda: run(logistic(), bilevel.SABA(0.1, 1.0, 8, memory="rows")), "memory='blocks'"),
-    "window": (lambda: run(logistic(shuffle=False, window=4), bilevel.SOBA(0.1, 1.0, 8)), "at least a batch"),
+    "devices": (lambda: logistic().sharded(), "build the problem from arrays"),
     "cleaning": (lambda: bilevel.problems.data_cleaning(HostData(ROWS), TARGETS, ROWS, TARGETS), "Give arrays"),
     "width": (
-        lambda: bilevel.problems.ridge_selection(HostData(ROWS), TARGETS, HostData(ROWS[:, 1:]), TARGETS),
+        lambda: bilevel.problems.penalty_selection(
+            HostData(ROWS), TARGETS, HostData(ROWS[:, 1:]), TARGETS, loss="squared"
+        ),
         "70 features",
     ),
     "length of y": (
-        lambda: bilevel.problems.ridge_selection(HostData(ROWS), TARGETS[1:], HostData(ROWS), TARGETS),
+        lambda: bilevel.problems.penalty_selection(
+            HostData(ROWS), TARGETS[1:], HostData(ROWS), TARGETS, loss="squared"
+        ),
         "2149 rows and `y_train` 2148",
     ),
 }

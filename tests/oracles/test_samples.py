@@ -145,7 +145,7 @@ def test_rows_are_shuffled_once_by_the_seed_of_the_problem():
     labels = np.ones(50)
 
     def layout(seed):
-        problem = bilevel.problems.logistic_selection(data, labels, data, labels, seed=seed)
+        problem = bilevel.problems.penalty_selection(data, labels, data, labels, seed=seed)
         return np.ravel(problem.oracles.inner_samples.leaves)
 
     assert sorted(layout(0).tolist()) == np.ravel(data).tolist()

@@ -28,7 +28,12 @@ SLOW_ORACLES += [
 SLOW_ORACLES += ["logistic_folds 3 blocks", "logistic_folds 2 reshuffle", "softmax_folds 8 iid"]
 SLOW_RUNS = [f"quadratic 8 blocks {solver}" for solver in ("SRBA", "SOBA", "AmIGO", "StocBiO", "VRBO", "F2SA")]
 SLOW_RUNS += ["logistic 2 blocks SABA", "cleaning 8 blocks SRBA", "cleaning 8 blocks SABA", "from_losses 2 blocks SRBA"]
-SLOW_RUNS += ["from_losses 2 blocks VRBO", "logistic_folds 8 blocks SRBA", "softmax_folds 2 blocks SABA"]
+SLOW_RUNS += [
+    "from_losses 2 blocks VRBO",
+    "quadratic 2 blocks ForwardMode",
+    "logistic_folds 8 blocks SRBA",
+    "softmax_folds 2 blocks SABA",
+]
 EVALUATED = ["logistic 8 evaluate", "from_losses 3 evaluate"]
 IN_PYTHON = ["logistic 2 blocks Exact", "quadratic 8 blocks HOAG"]
 

@@ -17,7 +17,7 @@ from bilevel.bench.store import Store
 from paper.audit import CONFIRMED, DEPENDS, EXPERIMENTS, PAPER, REFUTED, list_claims
 from paper.commands import app
 from paper.contenders import good_share, median_by_setting, part_table
-from paper.parts import PARTS
+from paper.parts import PARTS, QUICK_NOTICE
 from paper.protocol import read_kept, shrink
 
 ROOT = Path(__file__).parents[2]
@@ -179,3 +179,6 @@ def test_the_quick_form_runs_everything(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     page = (tmp_path / "results" / "reproduce-quick" / "page.md").read_text()
     assert all(part.title in page for part in PARTS.values()) and "E15" in page
+    assert page.startswith(f"# Reproducing the paper\n\n**{QUICK_NOTICE}**\n\nAfter this page")
+    shown = CliRunner().invoke(app, ["audit", "--kept", "results/reproduce-quick/kept"])
+    assert shown.output.startswith(QUICK_NOTICE)

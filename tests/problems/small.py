@@ -32,33 +32,31 @@ def targets():
 
 
 def grouped_logistic(**kwargs):
-    return problems.logistic_selection(*logistic_data(), groups=GROUPS, **kwargs)
+    return problems.penalty_selection(*logistic_data(), groups=GROUPS, **kwargs)
 
 
 def ridge(**kwargs):
-    return problems.ridge_selection(*targets(), **kwargs)
+    return problems.penalty_selection(*targets(), loss="squared", **kwargs)
 
 
 def grouped_ridge(**kwargs):
-    return problems.ridge_selection(*targets(), groups=GROUPS, **kwargs)
+    return problems.penalty_selection(*targets(), loss="squared", groups=GROUPS, **kwargs)
 
 
 def softmax_per_class(**kwargs):
-    return problems.softmax_selection(*classes(), per="class", **kwargs)
+    return problems.penalty_selection(*classes(), loss="softmax", per="class", **kwargs)
 
 
 def softmax_per_feature(**kwargs):
-    return problems.softmax_selection(*classes(), per="feature", **kwargs)
+    return problems.penalty_selection(*classes(), loss="softmax", per="feature", **kwargs)
 
 
 def softmax_per_group(**kwargs):
-    return problems.softmax_selection(*classes(), per="feature", groups=GROUPS, **kwargs)
+    return problems.penalty_selection(*classes(), loss="softmax", per="feature", groups=GROUPS, **kwargs)
 
 
 def cleaning(**kwargs):
-    corrupted = np.arange(N_INNER) % 2 == 0
-    X_test, y_test = table(40, 2)
-    return problems.data_cleaning(*classes(), X_test=X_test, y_test=y_test, corrupted=corrupted, **kwargs)
+    return problems.data_cleaning(*classes(), **kwargs)
 
 
 def folds(n=N_INNER):

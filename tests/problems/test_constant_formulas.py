@@ -13,13 +13,13 @@ from bilevel.problems.certificate import (
     Constants,
     Moments,
     Region,
-    _points,
     box_around,
     implied,
     largest_on_circle,
     radius_with_start,
 )
 from bilevel.problems.quadratic import Factors, _hessian_norms
+from tests.problems.sampling import random_points
 
 
 def test_what_the_assumptions_imply_is_as_stated():
@@ -104,7 +104,7 @@ def test_the_largest_value_on_the_circle_is_bounded_closely():
 
 def test_points_of_a_search_lie_in_the_region_half_of_them_on_its_edge():
     region = Region(3.0, np.array([-1.0, 2.0]), np.array([-0.5, 7.0]))
-    found = _points(Point(np.zeros(4), np.zeros(2), None), region, np.random.default_rng(0), 1000)
+    found = random_points(Point(np.zeros(4), np.zeros(2), None), region, np.random.default_rng(0), 1000)
     radii, x = np.linalg.norm(found[:, :4], axis=1), found[:, 4:]
     assert np.all(radii <= 3 * (1 + 1e-12)) and 0.4 < np.mean(radii > 3 * (1 - 1e-12)) < 0.6 and radii.min() < 0.1
     assert np.all((region.lower <= x) & (x <= region.upper)) and np.ptp(x[:, 1]) > 4.5

@@ -15,10 +15,11 @@ from bilevel._core import trees
 from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point
 from bilevel.problems.certificate import ASSUMED, DERIVED, implied
-from bilevel.problems.worst_case import worst_case
 from paper.valleys import valleys
+from paper.worst_case import worst_case
 from tests import cases
 from tests.problems import small
+from tests.problems.sampling import sample_constants
 
 pytestmark = pytest.mark.slow  # many compilations, and float64 in either mode
 
@@ -258,12 +259,6 @@ def test_the_default_ball_holds_every_solution():
             assert np.linalg.norm(problem.exact_solver(x, None).inner_var) <= found.region.radius
 
 
-def test_cleaning_has_the_radius_that_the_problem_states():
-    problem, found = made("cleaning")
-    np.testing.assert_allclose(found.R, problem.info["v_radius"], rtol=1e-12)
-    np.testing.assert_allclose(found.mu_G, problem.info["inner_strong_convexity"], rtol=1e-12)
-
-
 def test_quadratics_have_constants_for_all_points_but_no_bounded_gradient():
     found = cases.quadratic().constants()
     assert found.L0_F is None and found.R is None
@@ -304,27 +299,24 @@ def test_smoothness_of_h_is_linear_in_F_unlike_the_printed_one():
 
 
 def test_estimates_never_exceed_the_constants_and_come_near():
-    """The same rows by automatic differentiation, where the library knows no closed form."""
+    """The same rows by automatic differentiation, without closed forms."""
     problem, exact = made("quadratic")
-    other = dataclasses.replace(problem, oracles=cases.by_autodiff("quadratic", problem), find_constants=None)
-    found = other.constants(radius=RADIUS)
-    assert set(found.how.values()) == {"estimate"} and found.region.radius == RADIUS
+    other = dataclasses.replace(problem, oracles=cases.by_autodiff("quadratic", problem))
+    found = sample_constants(other, RADIUS)
     for constant in ("L0_F", "L1_F", "L1_G"):
-        assert 0.5 * getattr(exact, constant) <= getattr(found, constant) <= getattr(exact, constant) * (1 + 1e-9)
-    np.testing.assert_allclose(found.mu_G, exact.mu_G)
-    assert max(found.L2_F, found.L2_G, found.L3_G) < 1e-9
-    assert all(getattr(found, name) is not None for name in ASSUMED + DERIVED)
+        assert 0.5 * getattr(exact, constant) <= found[constant] <= getattr(exact, constant) * (1 + 1e-9)
+    np.testing.assert_allclose(found["mu_G"], exact.mu_G)
+    assert max(found["L2_F"], found["L2_G"], found["L3_G"]) < 1e-9
 
 
 @pytest.mark.slow
 def test_estimates_of_logistic_selection_lie_below_its_bounds():
     problem, bound = made("logistic")
-    other = dataclasses.replace(problem, oracles=cases.by_autodiff("logistic", problem), find_constants=None)
-    found = other.constants(radius=bound.region.radius)
-    assert set(found.how.values()) == {"estimate"}
+    other = dataclasses.replace(problem, oracles=cases.by_autodiff("logistic", problem))
+    found = sample_constants(other, bound.region.radius)
     for constant in ORDERS:
-        assert 0.2 * getattr(bound, constant) <= getattr(found, constant) <= getattr(bound, constant) * (1 + 1e-9)
-    assert found.mu_G >= bound.mu_G
+        assert 0.2 * getattr(bound, constant) <= found[constant] <= getattr(bound, constant) * (1 + 1e-9)
+    assert found["mu_G"] >= bound.mu_G
 
 
 def test_single_precision_rows_give_the_same_constants():

@@ -11,6 +11,7 @@ import bilevel
 from bilevel import problems
 from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point
+from bilevel.problems.data_cleaning import weight_auc
 from bilevel.problems.exact import IterativeExactSolver, System, newton
 from tests import cases
 from tests.problems import small
@@ -33,7 +34,7 @@ def test_hypergradient_is_the_gradient_of_h(name, dtype):
     np.testing.assert_allclose(np.sum(solution.hypergrad * move), np.diff(values)[0] / -2e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["grouped_logistic", "ridge", "grouped_ridge"])
+@pytest.mark.parametrize("name", ["ridge", "grouped_ridge"])
 def test_special_exact_solutions_equal_the_generic_one(name):
     problem = small.PROBLEMS[name](dtype="float64")
     x = outer_point(problem)
@@ -94,26 +95,31 @@ def test_metrics_of_cleaning_equal_scikit_learn_and_count_ties_half():
     x = np.round(rng.standard_normal(cases.N_INNER), 1)
     z = rng.standard_normal((small.CLASSES, small.FEATURES))
     point = Point(z, x, z)
-    clean = np.arange(cases.N_INNER) % 2 == 1
-    X_test, y_test = small.table(40, 2)
-    error = np.mean(np.argmax(X_test @ z.T, axis=1) != y_test)
+    corrupted = np.arange(cases.N_INNER) % 2 == 0
     *_, X_val, y_val = small.classes()
-    validation_error = np.mean(np.argmax(X_val @ z.T, axis=1) != y_val)
+    error = np.mean(np.argmax(X_val @ z.T, axis=1) != y_val)
     with arithmetic("float64"):
-        np.testing.assert_allclose(problem.metrics["weight_auc"](point), roc_auc_score(clean, x), rtol=1e-12)
-        np.testing.assert_allclose(problem.metrics["test_error"](point), error, rtol=1e-12)
-        np.testing.assert_allclose(problem.metrics["validation_error"](point), validation_error, rtol=1e-12)
-    history = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, cases.BATCH), max_steps=2).history
-    assert {"test_error", "validation_error", "weight_auc"} <= set(history)
+        separation = weight_auc(np.flatnonzero(~corrupted), np.flatnonzero(corrupted), point)
+        np.testing.assert_allclose(separation, roc_auc_score(~corrupted, x), rtol=1e-12)
+        np.testing.assert_allclose(problem.metrics["validation_error"](point), error, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("corruption", "more"), [(0.5, {"weight_auc"}), (0.0, set())])
+def test_cleaning_of_digits_follows_test_rows_and_the_weights_of_corrupted_rows(corruption, more):
+    problem = problems.digits_cleaning(corruption=corruption, n_train=100, n_val=50)
+    history = bilevel.run(problem, bilevel.SRBA(0.1, 1.0, cases.BATCH), max_steps=2, exact=False).history
+    assert set(problem.metrics) == {"validation_error", "test_error"} | more <= set(history)
+    assert all(0 <= history[name][-1] <= 1 for name in problem.metrics)
 
 
 def test_v_of_cleaning_stays_within_its_radius():
     problem = small.cleaning(dtype="float64")
     lengths = [np.linalg.norm(problem.exact_solver(outer_point(problem, seed)).v) for seed in range(5)]
-    assert max(lengths) <= problem.info["v_radius"]
+    radius = problem.constants().R
+    assert max(lengths) <= radius
     rows = small.classes()[2]
     expected = np.sqrt(2) * np.linalg.norm(rows, axis=1).max() / 0.4
-    np.testing.assert_allclose(problem.info["v_radius"], expected, rtol=1e-12)
+    np.testing.assert_allclose(radius, expected, rtol=1e-12)
 
 
 def test_labels_are_redrawn_with_the_given_chance():
@@ -128,44 +134,40 @@ def test_labels_are_redrawn_with_the_given_chance():
 X, Y, X_VAL, Y_VAL = small.classes()
 _, TARGETS, _, TARGETS_VAL = small.targets()
 BAD = [
-    ("softmax_selection", {"y_train": Y - 1}, r"`y_train` must hold classes 0, 1, 2.*return_inverse"),
-    ("softmax_selection", {"y_train": Y + 0.5}, "`y_train` must hold classes"),
-    ("softmax_selection", {"y_val": Y_VAL + 1}, "`y_val` holds the class 3, but `y_train` only classes 0 to 2"),
-    ("softmax_selection", {"y_train": np.zeros_like(Y)}, "needs at least two"),
-    ("softmax_selection", {"X_val": X_VAL[:, :2]}, "4 features and `X_val` 2"),
-    ("softmax_selection", {"per": "row"}, "per='row'"),
-    ("softmax_selection", {"outer_var": np.zeros(4)}, r"`outer_var` has shape \(4,\); this problem needs \(3,\)"),
-    ("data_cleaning", {"regularization": 0.0}, "regularization=0.0"),
-    ("data_cleaning", {"corrupted": np.ones(3, bool)}, r"one bool per training row \(53\)"),
-    ("data_cleaning", {"corrupted": np.ones(53, bool)}, "must mark some rows but not all"),
-    ("data_cleaning", {"corrupted": np.arange(53)}, "one bool per training row"),
-    ("data_cleaning", {"X_test": X_VAL}, "given together"),
-    ("data_cleaning", {"X_test": X_VAL[:, :3], "y_test": Y_VAL}, "`X_train` has 4 features and `X_test` 3"),
-    ("data_cleaning", {"X_test": X_VAL, "y_test": Y_VAL + 5}, "`y_test` holds the class"),
-    ("data_cleaning", {"inner_var": np.zeros(4)}, r"`inner_var` has shape \(4,\); this problem needs \(3, 4\)"),
-    ("softmax_selection", {"inner_var": np.zeros((4, 3))}, r"shape \(4, 3\); this problem needs \(3, 4\)"),
-    ("data_cleaning", {"X_train": {"a": X}}, "`X_train` must be an array with two axes"),
-    ("ridge_selection", {"groups": [0, 1]}, r"`groups` must hold one integer per feature \(4\)"),
-    ("ridge_selection", {"groups": [0, 1, 1, 3]}, "without gaps"),
-    ("ridge_selection", {"groups": [0.0, 1, 1, 0]}, "one integer per feature"),
-    ("ridge_selection", {"y_train": np.where(TARGETS > 0, np.nan, 0)}, "`y_train` holds NaN"),
-    ("ridge_selection", {"y_train": TARGETS[:5]}, "`X_train` has 53 rows and `y_train` 5"),
-    ("ridge_selection", {"dtype": "int8"}, "dtype='int8'"),
-    ("logistic_selection", {"groups": [0, 1, 2]}, "`groups` must hold one integer"),
+    ("softmax", {"y_train": Y - 1}, r"`y_train` must hold classes 0, 1, 2.*return_inverse"),
+    ("softmax", {"y_train": Y + 0.5}, "`y_train` must hold classes"),
+    ("softmax", {"y_val": Y_VAL + 1}, "`y_val` holds the class 3, but `y_train` only classes 0 to 2"),
+    ("softmax", {"y_train": np.zeros_like(Y)}, "needs at least two"),
+    ("softmax", {"X_val": X_VAL[:, :2]}, "4 features and `X_val` 2"),
+    ("softmax", {"per": "row"}, "per='row'"),
+    ("softmax", {"outer_var": np.zeros(4)}, r"`outer_var` has shape \(4,\); this problem needs \(3,\)"),
+    ("cleaning", {"regularization": 0.0}, "regularization=0.0"),
+    ("cleaning", {"inner_var": np.zeros(4)}, r"`inner_var` has shape \(4,\); this problem needs \(3, 4\)"),
+    ("softmax", {"inner_var": np.zeros((4, 3))}, r"shape \(4, 3\); this problem needs \(3, 4\)"),
+    ("cleaning", {"X_train": {"a": X}}, "`X_train` must be an array with two axes"),
+    ("squared", {"groups": [0, 1]}, r"`groups` must hold one integer per feature \(4\)"),
+    ("squared", {"groups": [0, 1, 1, 3]}, "without gaps"),
+    ("squared", {"groups": [0.0, 1, 1, 0]}, "one integer per feature"),
+    ("squared", {"y_train": np.where(TARGETS > 0, np.nan, 0)}, "`y_train` holds NaN"),
+    ("squared", {"y_train": TARGETS[:5]}, "`X_train` has 53 rows and `y_train` 5"),
+    ("squared", {"dtype": "int8"}, "dtype='int8'"),
+    ("logistic", {"groups": [0, 1, 2]}, "`groups` must hold one integer"),
 ]
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), BAD)
 def test_bad_arguments_are_named(name, changes, message):
     rows = {
-        "softmax_selection": small.classes,
-        "data_cleaning": small.classes,
-        "ridge_selection": small.targets,
-        "logistic_selection": cases.logistic_data,
+        "softmax": small.classes,
+        "cleaning": small.classes,
+        "squared": small.targets,
+        "logistic": cases.logistic_data,
     }
     arguments = dict(zip(("X_train", "y_train", "X_val", "y_val"), rows[name](), strict=True)) | changes
+    options = {} if name == "cleaning" else {"loss": name, "per": "class" if name == "softmax" else "feature"}
+    build = problems.penalty_selection if options else problems.data_cleaning
     with pytest.raises(ValueError, match=message):
-        getattr(problems, name)(**arguments)
+        build(**options | arguments)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_newton_steps_end_where_the_gradient_is_zero(start):
 
 def test_the_exact_solution_of_a_ridge_model_compiles_nothing(caplog):
     X, y = np.random.default_rng(0).standard_normal((40, 3)), np.arange(40.0)
-    problem = bilevel.problems.ridge_selection(X[:20], y[:20], X[20:], y[20:], groups=[0, 1, 1])
+    problem = bilevel.problems.penalty_selection(X[:20], y[:20], X[20:], y[20:], loss="squared", groups=[0, 1, 1])
     jax.clear_caches()
     with jax.log_compiles():
         found = problem.exact_solver(np.zeros(2), None)

@@ -15,7 +15,6 @@ LOSSES = {
     "logistic": lambda w, x, d: jnp.logaddexp(0.0, -d[1] * (d[0] @ w)),
     "squared": lambda w, x, d: (d[0] @ w - d[1]) ** 2 / 2,
 }
-FAMILIES = {"logistic": problems.logistic_selection, "squared": problems.ridge_selection}
 KINDS = ["own poisson", "logistic", "squared", "own logistic", "own squared"]
 
 
@@ -39,7 +38,7 @@ def make_rows(seed):
 def make_problem(kind, train, validation, x, dtype="float64"):
     loss, start = kind.split()[-1], {"inner_var": np.zeros(len(x)), "outer_var": x, "dtype": dtype}
     if "own" not in kind:
-        return FAMILIES[loss](*train, *validation, **start)
+        return problems.penalty_selection(*train, *validation, loss=loss, **start)
 
     def penalized(w, x, d):
         return LOSSES[loss](w, x, d) + jnp.exp(x) @ w**2 / 2
@@ -93,7 +92,9 @@ def test_more_columns_than_products_can_solve_are_fitted_by_a_matrix(n_columns):
 def test_hypergradients_of_columns_of_many_sizes_are_right():
     rows = poisson_rows(4)
     expected = extended.solve(extended.poisson, *rows[1:])[2]
-    found = bilevel.hypergradient(make_problem(*rows), solve_inner=True, tolerance=1e-6)
+    problem = make_problem(*rows)
+    z = problem.exact_solver(problem.start.outer_var).inner_var
+    found = bilevel.hypergradient(problem, problem.start._replace(inner_var=z), tolerance=1e-6)
     np.testing.assert_allclose(found.gradient, expected.astype(float), rtol=1e-5)
 
 
@@ -134,22 +135,24 @@ def test_a_run_warns_of_values_that_could_not_be_solved_and_none_is_its_best():
 def test_a_stationary_start_and_a_perfect_fit_are_solved():
     X, z = np.random.default_rng(0).standard_normal((40, 3)), np.array([1.0, -2.0, 0.5])
     for y, x in ((np.zeros(40), 0.0), (X @ z, -70.0)):
-        problem = problems.ridge_selection(X[:20], y[:20], X[20:], y[20:], outer_var=np.full(3, x), dtype="float64")
+        problem = problems.penalty_selection(
+            X[:20], y[:20], X[20:], y[20:], loss="squared", outer_var=np.full(3, x), dtype="float64"
+        )
         found = problem.exact_solver(problem.start.outer_var)
         assert found.value < 1e-25 and np.linalg.norm(found.hypergrad) < 1e-25
 
 
-@pytest.mark.parametrize("name", ["quadratic", "ridge_selection", "logistic_selection", "valleys", "softmax_selection"])
+@pytest.mark.parametrize("name", ["quadratic", "ridge", "logistic", "valleys", "softmax"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_outer_variable_that_is_not_finite_is_refused(name, bad):
     X, y = np.random.default_rng(0).standard_normal((20, 3)), np.resize([1, -1], 20)
     rows = (X[:10], y[:10], X[10:], y[10:])
     made = {
         "quadratic": lambda: cases.quadratic(),
-        "ridge_selection": lambda: problems.ridge_selection(*rows),
-        "logistic_selection": lambda: problems.logistic_selection(*rows),
+        "ridge": lambda: problems.penalty_selection(*rows, loss="squared"),
+        "logistic": lambda: problems.penalty_selection(*rows),
         "valleys": lambda: valleys(16, 16, 4),
-        "softmax_selection": lambda: problems.softmax_selection(X, (y + 1) // 2, X, (y + 1) // 2),
+        "softmax": lambda: problems.penalty_selection(X, (y + 1) // 2, X, (y + 1) // 2, loss="softmax", per="class"),
     }[name]()
     x = np.array(made.start.outer_var)
     x.flat[0] = bad

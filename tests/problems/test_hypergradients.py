@@ -1,4 +1,6 @@
-"""Hypergradients: four methods against closed forms, dense Hessians and refitted inner levels; and `problem.check`."""
+"""Hypergradients against closed forms, dense Hessians and refitted inner levels; and `problem.check`."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,6 @@ import bilevel
 from bilevel._core import trees
 from bilevel._core.compilation import arithmetic
 from tests import cases
-
-METHODS = ("exact", "neumann", "unrolled", "differences")
 
 
 def relu(scores):
@@ -39,11 +39,9 @@ def network_problem(activation=jnp.tanh, second_derivatives=True, width=4, n=30,
         row = rng.normal(size=(n, 3))
         return row, np.sin(row @ np.ones(3))
 
-    losses = inner_loss, outer_loss
-    made = bilevel.BilevelProblem.from_losses(
-        *losses, rows(n), rows(n // 2), z, x, second_derivatives=second_derivatives, dtype=dtype
-    )
-    return made
+    given = inner_loss, outer_loss, rows(n), rows(n // 2), z, x
+    differentiation = bilevel.Differentiation(second_derivatives=second_derivatives)
+    return bilevel.BilevelProblem.from_losses(*given, differentiation=differentiation, dtype=dtype)
 
 
 def derivatives(problem, level):
@@ -71,21 +69,23 @@ def dense(parts, damping):
     return grad_x + cross.T @ np.linalg.solve(hessian + damping * np.eye(len(hessian)), -grad_z)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_the_closed_form_of_a_quadratic(method):
+def test_the_closed_form_of_a_quadratic():
     problem = cases.quadratic()
     closed = problem.exact_solver(problem.start.outer_var, None)
-    found = bilevel.hypergradient(problem, method=method, solve_inner=True, max_products=2000)
-    np.testing.assert_allclose(found.gradient, closed.hypergrad, rtol=1e-6, atol=1e-9)
-    assert found.method == method and found.damping == 0
-    assert found.inner_residual < 1e-10 and found.residual < 1e-8
-    assert method == "differences" or np.allclose(found.v, closed.v, rtol=1e-6, atol=1e-9)
+    point = problem.start._replace(inner_var=closed.inner_var)
+    # By a matrix, and by conjugate gradients.
+    for one in (problem, replace(problem, exact_solver=None)):
+        found = bilevel.hypergradient(one, point)
+        np.testing.assert_allclose(found.gradient, closed.hypergrad, rtol=1e-6, atol=1e-9)
+        assert found.damping == 0 and found.inner_residual < 1e-10 and found.residual < 1e-8
+        np.testing.assert_allclose(found.v, closed.v, rtol=1e-6, atol=1e-9)
 
 
 def test_the_exact_hypergradient_is_the_slope_of_refitted_values():
     problem = cases.logistic_selection()
     x = np.linspace(-3.0, -1.0, 4)
-    found = bilevel.hypergradient(problem, problem.start._replace(outer_var=x), solve_inner=True)
+    point = problem.start._replace(inner_var=problem.exact_solver(x).inner_var, outer_var=x)
+    found = bilevel.hypergradient(problem, point)
     values = [[problem.exact_solver(x + s * 1e-4 * e, None).value for s in (1, -1)] for e in np.eye(4)]
     np.testing.assert_allclose(found.gradient, [(up - down) / 2e-4 for up, down in values], rtol=1e-5)
 
@@ -99,12 +99,11 @@ def network():
     return problem, parts, -least
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_damped_network_matches_its_dense_hessian(method, network):
+def test_a_damped_network_matches_its_dense_hessian(network):
     problem, parts, negative = network
     damping = 2 * negative
     expected = dense(parts, damping)
-    found = bilevel.hypergradient(problem, method=method, damping=damping, max_products=4000, tolerance=1e-10)
+    found = bilevel.hypergradient(problem, damping=damping)
     np.testing.assert_allclose(trees.flat(found.gradient), expected, rtol=1e-6, atol=1e-8)
     assert jax.tree.structure(found.gradient) == jax.tree.structure(problem.start.outer_var)
     assert found.residual < 1e-8 and found.damping == damping and found.inner_residual > 0.01
@@ -118,22 +117,14 @@ def test_damping_is_found_where_curvature_is_negative(network):
     np.testing.assert_allclose(trees.flat(found.gradient), dense(parts, found.damping), rtol=1e-6)
 
 
-def test_an_inner_level_that_is_solved_needs_no_damping():
-    problem = network_problem()
-    found = bilevel.hypergradient(problem, solve_inner=True)
-    assert found.inner_residual < 1e-6
-
-
 def test_few_products_leave_a_residual_that_is_told(network):
     problem, _, negative = network
     settings = {"damping": 2 * negative, "max_products": 3}
     with pytest.warns(
         RuntimeWarning, match=r"`hypergradient`: the residual is .*above `tolerance=1e-10`.*`max_products`"
     ):
-        exact = bilevel.hypergradient(problem, **settings)
-    others = [bilevel.hypergradient(problem, method=method, **settings) for method in ("neumann", "unrolled")]
-    for found in (exact, *others):
-        assert found.residual > 1e-3 and found.products == 3
+        found = bilevel.hypergradient(problem, **settings)
+    assert found.residual > 1e-3 and found.products == 3
 
 
 def test_gradients_alone_suffice():
@@ -142,19 +133,14 @@ def test_gradients_alone_suffice():
     expected = bilevel.hypergradient(whole, damping=damping).gradient
     found = bilevel.hypergradient(alone, damping=damping, tolerance=1e-6)
     np.testing.assert_allclose(trees.flat(found.gradient), trees.flat(expected), rtol=1e-5)
-    with pytest.raises(ValueError, match=r"`method='unrolled'`: it differentiates gradients"):
-        bilevel.hypergradient(alone, method="unrolled")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "magic"}, "`method='magic'`: must be one of 'exact', 'neumann'"),
         ({"damping": -1.0}, "`damping=-1.0`: must be a finite number of at least 0"),
         ({"tolerance": 0}, "`tolerance=0`: must be above 0"),
         ({"max_products": 0}, "`max_products=0`"),
-        ({"step_size": -1}, "`step_size=-1`"),
-        ({"solve_inner": "yes"}, "`solve_inner='yes'`: must be True or False"),
         ({"point": 3}, "`point=3`: must be a bilevel.Point"),
         ({"point": bilevel.Point(np.zeros(4), np.zeros(3), None)}, "must have the structure and shapes"),
     ],
@@ -162,14 +148,6 @@ def test_gradients_alone_suffice():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         bilevel.hypergradient(cases.quadratic(), **arguments)
-
-
-@pytest.mark.slow
-def test_check_compares_the_methods():
-    for problem in (cases.quadratic("float32"), network_problem()):
-        errors = problem.check(hypergradients=True)
-        assert {"hypergradient_neumann", "hypergradient_unrolled", "hypergradient_differences"} <= set(errors)
-        assert max(errors.values()) < 1e-6
 
 
 def test_check_passes_networks_with_kinks():

@@ -77,7 +77,7 @@ def test_linear_terms_of_blocks_are_those_of_their_rows(sampling):
             rows = Rows(np.int32(block), np.int32(min(block, 3)))
             found, expected = (cases.every_kind(oracles, problem.start, rows) for oracles in (kept, from_rows))
             cases.assert_trees_close(found, expected)
-    assert kept.inner_linear.inner.shape == (7, 5) and kept.outer_linear.outer.shape == (4, 3)
+    assert kept.inner_linear.grad.shape == (7, 5) and kept.outer_linear.grad_outer.shape == (4, 3)
 
 
 @pytest.mark.parametrize("sampling", ["iid", "full"])

@@ -104,16 +104,6 @@ def test_covtype_splits_standardizes_and_has_an_exact_solution(per):
 
 
 @pytest.mark.slow
-def test_covtype_in_folds_leaves_out_the_rows_that_covtype_leaves_out():
-    folds, split = problems.covtype_folds(dtype="float32"), problems.covtype(dtype="float32")
-    assert folds.n_inner == folds.n_outer == split.n_inner + split.n_outer == 464_810
-    assert folds.start.inner_var.shape == (5, 7, 54) and folds.start.outer_var.shape == (54,)
-    counts = np.bincount(np.asarray(folds.oracles.inner_samples.leaves.rows.labels))
-    both = (split.oracles.inner_samples, split.oracles.outer_samples)
-    np.testing.assert_array_equal(counts, sum(np.bincount(np.asarray(level.leaves.labels)) for level in both))
-
-
-@pytest.mark.slow
 def test_embedded_problems_need_no_file(monkeypatch):
     monkeypatch.delenv("BILEVEL_DATA", raising=False)
     settings = {problems.breast_cancer: (0.05, 1.0), problems.digits_cleaning: (0.05, 0.01)}

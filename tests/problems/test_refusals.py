@@ -52,15 +52,16 @@ def traced(transform, function):
 @pytest.mark.parametrize("act", ["hypergradient", "own", "ridge", "logistic", "quadratic", "certificate", "data"])
 def test_what_computes_with_concrete_numbers_says_that_it_cannot_be_traced(act, transform):
     problem = {
-        "ridge": lambda: problems.ridge_selection(X, Y, X, Y),
-        "logistic": lambda: problems.logistic_selection(X, Y, X, Y),
+        "ridge": lambda: problems.penalty_selection(X, Y, X, Y, loss="squared"),
+        "logistic": lambda: problems.penalty_selection(X, Y, X, Y),
         "quadratic": cases.quadratic,
+        "certificate": cases.quadratic,
     }.get(act, lambda: own(strongly_convex=True))()
     point = problem.start
     acts = {
         "hypergradient": lambda x: bilevel.hypergradient(problem, point._replace(outer_var=x)).gradient,
         "certificate": lambda x: problem.certifier()(point._replace(outer_var=x)).error_bound,
-        "data": lambda x: problems.ridge_selection(x * X, Y, X, Y).start.outer_var,
+        "data": lambda x: problems.penalty_selection(x * X, Y, X, Y, loss="squared").start.outer_var,
     }
     with pytest.raises(TypeError, match=r"is traced by JAX.*cannot be traced\. Call it outside of `jax.jit`"):
         traced(transform, acts.get(act, lambda x: problem.exact_solver(x).hypergrad))
@@ -87,16 +88,14 @@ TOO_PRECISE = {
     "`inner_data`": lambda: own(rows=(WIDE, Y)),
     "`inner_var`": lambda: own(z=WIDE[0]),
     "`outer_var`": lambda: own(x=WIDE[0]),
-    "`v`": lambda: own(v=WIDE[0]),
     "`outer_bounds`": lambda: own(outer_bounds=(-np.ones(3, np.longdouble), None)),
-    "`X_train`": lambda: problems.logistic_selection(WIDE, Y, X, Y),
-    "`X_val`": lambda: problems.softmax_selection(X, CLASSES, WIDE, CLASSES),
-    "`y_train`": lambda: problems.ridge_selection(X, WIDE[:, 0], X, Y),
-    "`X_test`": lambda: problems.data_cleaning(X, CLASSES, X, CLASSES, X_test=WIDE, y_test=CLASSES),
+    "`X_train`": lambda: problems.penalty_selection(WIDE, Y, X, Y),
+    "`X_val`": lambda: problems.penalty_selection(X, CLASSES, WIDE, CLASSES, loss="softmax", per="class"),
+    "`y_train`": lambda: problems.penalty_selection(X, WIDE[:, 0], X, Y, loss="squared"),
     "`X`": lambda: problems.cross_validation(WIDE, Y, dtype="float64"),
     "`outer_var` ": lambda: own(strongly_convex=True).exact_solver(WIDE[0]),
     "`inner_data` ": lambda: own(rows=HostData((WIDE, Y))),
-    "`point`": lambda: own(strongly_convex=True).certifier()(own().start._replace(outer_var=WIDE[0])),
+    "`point`": lambda: cases.quadratic().certifier()(cases.quadratic().start._replace(outer_var=WIDE[0])),
 }
 
 
@@ -110,7 +109,7 @@ def test_extended_precision_is_refused_by_name(name):
 
 @pytest.mark.parametrize("dtype", ["complex128", "object"])
 def test_points_that_are_not_real_are_refused(dtype):
-    problem = own(strongly_convex=True)
+    problem = cases.quadratic()
     x = np.zeros(3, dtype)
     for act in (problem.exact_solver, lambda x: problem.certifier()(problem.start._replace(outer_var=x))):
         with pytest.raises(ValueError, match="real"):
@@ -123,10 +122,10 @@ FRAME = pd.DataFrame(X, columns=["age", "dose", "weight"])
 @pytest.mark.parametrize(
     "build",
     [
-        lambda other: problems.ridge_selection(FRAME, Y, other, Y),
-        lambda other: problems.logistic_selection(FRAME, Y, other, Y),
-        lambda other: problems.softmax_selection(FRAME, CLASSES, other, CLASSES),
-        lambda other: problems.data_cleaning(FRAME, CLASSES, FRAME, CLASSES, X_test=other, y_test=CLASSES),
+        lambda other: problems.penalty_selection(FRAME, Y, other, Y, loss="squared"),
+        lambda other: problems.penalty_selection(FRAME, Y, other, Y),
+        lambda other: problems.penalty_selection(FRAME, CLASSES, other, CLASSES, loss="softmax", per="class"),
+        lambda other: problems.data_cleaning(FRAME, CLASSES, other, CLASSES),
     ],
 )
 def test_validation_rows_with_columns_in_another_order_are_refused(build):
@@ -182,7 +181,7 @@ def test_derivatives_of_weights_near_0_and_1_are_exact(logit):
 @pytest.mark.parametrize("margin", [-30.0, 30.0])
 def test_curvatures_of_logistic_rows_far_from_the_boundary_are_exact(margin):
     rows = np.array([[margin]])
-    problem = problems.logistic_selection(rows, [1], rows, [1], inner_var=[1.0], outer_var=[-90.0], dtype="float64")
+    problem = problems.penalty_selection(rows, [1], rows, [1], inner_var=[1.0], outer_var=[-90.0], dtype="float64")
     with jax.enable_x64(True):
         found = float(jax.jit(problem.oracles.hvp)(bilevel.Point(*(np.ones(1), np.full(1, -90.0), np.ones(1))))[0])
     small = np.exp(-np.longdouble(30))

@@ -1,16 +1,19 @@
 """Properties that the papers state of their methods, on quadratics with a closed-form solution."""
 
+import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import lsq_linear
 
 import bilevel
 from bilevel._core import trees
 from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Rows
+from bilevel.solvers import neumann
 from tests import cases
 
 ETA = 0.5
@@ -69,7 +72,7 @@ def test_the_bias_falls_with_the_number_of_terms():
     assert floors[0] > 2 * floors[1] > 20 * floors[2] > 0
 
 
-@pytest.mark.parametrize("name", ["SRBA", "SABA", "SPABA"])
+@pytest.mark.parametrize("name", ["SRBA", "SABA", "SPABA", "SBOLSVRG"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
 def test_variance_reduced_methods_converge_to_rounding_level(name, seed):
@@ -110,6 +113,33 @@ def test_lanc_bio_converges_whether_or_not_its_subspace_is_the_whole_space(perio
 
 
 @pytest.mark.slow
+def test_the_dimension_of_lanc_bio_grows_with_a_restart_and_stays_at_its_largest():
+    solver = bilevel.LancBiO(period=4, growth_period=5, growth_percent=60)
+    positions = [int(solver._position(jnp.int32(index))) for index in range(24)]
+    assert positions == [0] * 5 + [0, 1, 0, 1, 0] + [0, 1, 2, 3] * 3 + [0, 1]
+    run = cases.trajectory(cases.quadratic(), bilevel.LancBiO(0.2, 2.0, period=4, growth_period=5), 24)
+    assert np.flatnonzero(run.page.refreshes[:24]).tolist() == [0, 1, 2, 3, 4, 5, 7, 9, 10, 13, 15, 19, 23]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", [bilevel.SubBiO(0.5, 1.0), bilevel.LancBiO(0.5, 0.5, growth_period=20, period=15)])
+def test_solvers_with_subspaces_converge(solver):
+    history = bilevel.run(tiny(), solver, max_steps=1000, eval_every=1000).history
+    assert history["hypergrad_norm_sq"][-1] < 1e-25 and history["v_residual_sq"][-1] < 1e-25
+
+
+@pytest.mark.slow
+def test_sub_bio_in_two_dimensions_solves_for_v_from_its_second_step():
+    problem = cases.quadratic(dim_inner=2)
+    run = cases.trajectory(problem, bilevel.SubBiO(0.2, 2.0, sampling="full"), 2)
+    with arithmetic("float64"):
+        z, _, v = (np.asarray(part) for part in run.states[1].point)
+        before = run.states[0].point._replace(inner_var=z)
+        residuals = [run.oracles.hvp(before._replace(v=u)) + run.oracles.outer_grad(before) for u in (v, before.v)]
+    assert np.linalg.norm(residuals[0]) < 1e-13 < 1e-2 < np.linalg.norm(residuals[1])
+
+
+@pytest.mark.slow
 def test_errors_of_v_accumulate_in_lanc_bio_with_batches_unless_it_restarts_from_0():
     def path(warm_start):
         solver = bilevel.LancBiO(0.1, 1.0, 16, period=3, warm_start=warm_start, sampling="blocks")
@@ -126,6 +156,69 @@ def test_ada_bio_converges_to_the_bias_of_its_series_without_noise():
     solver = bilevel.AdaBiO(1.0, 0.5, n_neumann=10, neumann_step=ETA, sampling="full")
     history = bilevel.run(problem, solver, max_steps=20_000, eval_every=1000).history["hypergrad_norm_sq"]
     np.testing.assert_allclose(np.median(history[-10:]), neumann_floor(problem, 11), rtol=0.1)
+
+
+def nesterov(exact_solver, x, steps):
+    """Return the iterates of Nesterov's method on h, from dense matrices."""
+    curvatures = np.linalg.eigvalsh(exact_solver.hessian)
+    root, y, path = np.sqrt(curvatures[-1] / curvatures[0]), x, []
+    for _ in range(steps):
+        new = x - exact_solver(x).hypergrad / curvatures[-1]
+        x, y = new + (root - 1) / (root + 1) * (new - y), new
+        path.append(y)
+    return path
+
+
+def acc_bio(problem, **settings):
+    curvature = problem.oracles.largest_curvature
+    return bilevel.AccBiO(1 / curvature, problem.info["L_h"] / curvature, **settings)
+
+
+def test_acc_bio_with_long_loops_is_nesterovs_method_on_h():
+    problem = tiny()
+    run = cases.trajectory(problem, acc_bio(problem, n_inner_steps=150, n_v_steps=150), 20)
+    path = nesterov(problem.exact_solver, problem.start.outer_var, 20)
+    for state, expected in zip(run.states, path, strict=True):
+        np.testing.assert_allclose(state.point.outer_var, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "limits"), [("bg", (1e-3, 1e-9, 1e-20)), ("general", (1e-1, 1e-3, 1e-8))])
+def test_acc_bio_converges_as_fast_as_the_condition_numbers_imply(form, limits):
+    problem = tiny()
+    history = bilevel.run(problem, acc_bio(problem, form=form), max_steps=100, eval_every=10).history
+    for step, limit in zip((20, 50, 100), limits, strict=True):
+        assert history["hypergrad_norm_sq"][list(history["step"]).index(step)] < limit * problem.info["L_h"]
+    descent = problem.start.outer_var
+    for _ in range(100):
+        descent = descent - problem.exact_solver(descent).hypergrad / problem.info["L_h"]
+    exact_descent = np.sum(problem.exact_solver(descent).hypergrad ** 2)
+    assert history["hypergrad_norm_sq"][-1] < 0.1 * exact_descent, "it is faster than exact gradient steps"
+
+
+@pytest.mark.slow
+def test_acc_bio_finds_the_minimizer_within_bounds():
+    problem = tiny()
+    exact_solver, upper = problem.exact_solver, float(np.median(problem.exact_solver.minimizer)) - 0.1
+    limits = np.full(4, -3.0), np.full(4, upper)
+    bounded = dataclasses.replace(problem, oracles=dataclasses.replace(problem.oracles, outer_bounds=limits))
+    found = bilevel.run(bounded, acc_bio(problem), max_steps=200, eval_every=200).point.outer_var
+    expected = lsq_linear(*whitened(exact_solver), bounds=limits, tol=1e-14).x
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+    assert 1 <= np.sum(found == upper) < 4
+
+
+def whitened(exact_solver):
+    """Return A and b with h(x) = ½ ||A x - b||² up to a constant."""
+    root = np.linalg.cholesky(exact_solver.hessian).T
+    return root, root @ exact_solver.minimizer
+
+
+def test_acc_bio_refuses_problems_that_do_not_declare_a_strongly_convex_h():
+    with pytest.raises(ValueError, match=r"`AccBiO\(strong_convexity=None\)`: the constant must be given"):
+        bilevel.run(cases.logistic_selection(), bilevel.AccBiO(), max_steps=1)
+    with pytest.raises(ValueError, match=r"outer_strong_convexity=None.*such as SRBA"):
+        bilevel.run(cases.logistic_selection(), bilevel.AccBiO(strong_convexity=1.0), max_steps=1)
 
 
 @pytest.mark.slow
@@ -218,6 +311,24 @@ def test_soba_converges_slowly_under_noise_and_amigo_levels_off(seed):
     assert 1e-8 < np.median(soba[-10:]) < np.median(soba[3:8]) / 2, "decreasing steps continue to converge, slowly"
 
 
+def test_the_normal_equations_of_amigo_hold_for_an_indefinite_hessian():
+    def saddle(z, x, row):
+        return (z[0] ** 2 - 0.5 * z[1] ** 2) / 2 + 0 * x[0]
+
+    def linear(z, x, row):
+        return 3 * z[0] + 2 * z[1] + x[0] ** 2
+
+    data, start = np.zeros((4, 1)), (np.zeros(2), np.ones(1))
+    problem = bilevel.BilevelProblem.from_losses(saddle, linear, data, data, *start, dtype="float64")
+
+    def last_v(**settings):
+        solver = bilevel.AmIGO(0.5, 1.0, sampling="full", **settings)
+        return bilevel.run(problem, solver, max_steps=20, eval_every=20).point.v
+
+    np.testing.assert_allclose(last_v(normal_equations=True, v_step=1.5), [-3, 4], rtol=1e-8)
+    assert np.linalg.norm(last_v()) > 1e6, "gradient descent on the quadratic diverges"
+
+
 def test_the_estimates_of_vrbo_are_exact_at_the_current_point_on_full_batches():
     problem = tiny()
     solver = bilevel.VRBO(0.3, 1.0, n_inner_steps=3, n_neumann=4, neumann_step=ETA, period=1000, sampling="full")
@@ -230,6 +341,29 @@ def test_the_estimates_of_vrbo_are_exact_at_the_current_point_on_full_batches():
     assert np.linalg.norm(np.asarray(state.point.outer_var) - problem.start.outer_var) > 0.1, (
         "the test requires moves of x"
     )
+
+
+def test_the_estimate_of_acc_bo_is_exact_on_full_batches():
+    solver = bilevel.AccBO(0.3, 1.0, n_neumann=4, neumann_step=ETA, momentum=0.2, warm_up=2, sampling="full")
+    run = cases.trajectory(tiny(), solver, 6)
+    x, state = np.asarray(run.states[-2].point.outer_var), run.states[-1]
+    with arithmetic("float64"):
+        everything = neumann.NeumannDraw(None, None, None)
+        exact = neumann.hypergradient(run.oracles, state.previous, everything, 4, ETA)
+    np.testing.assert_allclose(state.estimate, exact.outer_var, rtol=1e-11)
+    cases.assert_trees_equal(state.previous.inner_var, state.average)
+    np.testing.assert_allclose(np.linalg.norm(np.asarray(state.point.outer_var) - x), 0.3, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_acc_bo_stops_within_a_few_moves_of_the_bias_of_its_series():
+    problem = tiny(1)
+    settings = {"n_neumann": 20, "neumann_step": ETA}
+    full = bilevel.run(problem, bilevel.AccBO(0.1, 10.0, **settings, sampling="full"), max_steps=4000, eval_every=2000)
+    noisy = bilevel.run(problem, bilevel.AccBO(0.1, 10.0, 16, **settings), max_steps=4000, eval_every=500)
+    floor, history = neumann_floor(problem, 21), noisy.history["hypergrad_norm_sq"]
+    np.testing.assert_allclose(full.history["hypergrad_norm_sq"][-1], floor, rtol=0.1)
+    assert history[0] > 2 * history[1] > 10 * np.median(history[-4:]) > 5 * floor
 
 
 def test_bsa_with_a_warm_start_is_alset():
@@ -284,6 +418,34 @@ def test_itd_approaches_the_exact_hypergradient_at_the_rate_of_the_inner_problem
         errors = [error(n_steps) for n_steps in (40, 80, 120)]
     for shorter, longer in itertools.pairwise(errors):
         np.testing.assert_allclose(longer / shorter, rate**40, rtol=0.15)
+
+
+@pytest.mark.parametrize("n_steps", [10, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 2, 3, 26))])
+def test_checkpoints_change_no_step_of_itd_and_cost_less_than_a_second_loop(n_steps):
+    problem, settings = cases.quadratic(), {"n_inner_steps": n_steps, "momentum": 0.5}
+    plain, repeated = (
+        bilevel.run(problem, bilevel.ITD(0.2, 2.0, 8, checkpoints=kept, **settings), max_steps=5)
+        for kept in (False, True)
+    )
+    cases.assert_trees_close(repeated.point, plain.point, rtol=1e-12)
+    assert plain.calls.inner_grad <= repeated.calls.inner_grad < 2 * plain.calls.inner_grad + (n_steps == 1)
+    assert repeated.calls._replace(inner_grad=0) == plain.calls._replace(inner_grad=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [None, 0.5])
+def test_checkpoints_save_memory(momentum):
+    problem = bilevel.problems.penalty_selection(*cases.logistic_data(60, 40, dim=50), dtype="float64")
+
+    def memory(checkpoints):
+        solver = bilevel.ITD(n_inner_steps=400, momentum=momentum, checkpoints=checkpoints, sampling="full")
+        with arithmetic("float64"):
+            oracles = problem.oracles.with_batches(8, "full")
+            program = cases.lowered_steps(problem, solver.cast("float64"), oracles).compile()
+        return program.memory_analysis().temp_size_in_bytes / (8 * 50)
+
+    plain, repeated = memory(False), memory(True)
+    assert plain > 400 and plain - repeated > 400 - 80, "vectors like z"
 
 
 def f2sa(lambda_0, delta_0, settings, max_calls, **kwargs):
@@ -347,7 +509,7 @@ def test_f2sa_is_noisier_with_two_batches_than_with_one():
     assert f2sa(30.0, 1.0, settings, 10**6, shared_batch=False) > 3 * f2sa(30.0, 1.0, settings, 10**6)
 
 
-@pytest.mark.parametrize("name", ["StocBiO", "MRBO", "VRBO", "BSA", "TTSA", "ALSET", "SUSTAIN", "AdaBiO"])
+@pytest.mark.parametrize("name", ["StocBiO", "MRBO", "VRBO", "BSA", "TTSA", "ALSET", "SUSTAIN", "AdaBiO", "AccBO"])
 def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
     solver = bilevel.SOLVERS[name](0.1, 1.0, 16, neumann_step=5.0)
     with pytest.raises(ValueError, match=rf"`{name}\(neumann_step=5\)`.*neumann_step < 2/L"):
@@ -361,6 +523,7 @@ def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
         (lambda: bilevel.StocBiO(neumann_step=0.0), "neumann_step=0.0"),
         (lambda: bilevel.AmIGO(n_inner_steps=-1), "n_inner_steps=-1"),
         (lambda: bilevel.MRBO(momentum=1.5), "momentum=1.5"),
+        (lambda: bilevel.ITD(momentum=1.0), "momentum=1.0.*below 1"),
         (lambda: bilevel.SUSTAIN(momentum=-0.1), "momentum=-0.1"),
         (lambda: bilevel.MRBO(n_neumann=0), "n_neumann=0"),
         (lambda: bilevel.VRBO(period=0), "period=0"),
@@ -376,6 +539,11 @@ def test_a_neumann_step_beyond_the_known_curvature_is_refused(name):
         (lambda: bilevel.LancBiO(period=0), "period=0"),
         (lambda: bilevel.BOME(sampling="blocks"), "sampling='blocks'"),
         (lambda: bilevel.BOME(barrier=-1.0), "barrier=-1.0"),
+        (lambda: bilevel.VPBGD(penalty=0.0), "penalty=0.0"),
+        (lambda: bilevel.GPBGD(ramp=-1), "ramp=-1"),
+        (lambda: bilevel.MEHA(c_power=1.5), "c_power=1.5"),
+        (lambda: bilevel.AccBO(averaging=0.0), "averaging=0.0"),
+        (lambda: bilevel.AccBO(outer_optimizer="adam"), "its moves of x have a fixed length"),
         (lambda: bilevel.PZOBO(smoothing=0.0), "smoothing=0.0"),
         (lambda: bilevel.PZOBO(n_directions=0), "n_directions=0"),
         (lambda: bilevel.MASOBA(momentum=2.0), "momentum=2.0"),

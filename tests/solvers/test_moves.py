@@ -11,8 +11,10 @@ from bilevel.engine.driver import sweep
 from tests import cases
 from tests.solvers.auto.problems import BATCH, BOUNDED, PLAIN, adam_of_the_library, selection
 
+SLOW = [pytest.param(cls, marks=pytest.mark.slow) for cls in (bilevel.SABA, bilevel.SPABA)]
 
-@pytest.mark.parametrize("cls", [bilevel.SRBA, bilevel.SABA, bilevel.SPABA])  # solvers with constant steps
+
+@pytest.mark.parametrize("cls", [bilevel.SRBA, *SLOW])  # solvers with constant steps
 def test_the_optax_form_of_a_plain_step_gives_the_same_iterates(cls):
     problem = cases.quadratic()
     plain = cases.short(cls, 0.2, 2.0, BATCH)
@@ -21,7 +23,7 @@ def test_the_optax_form_of_a_plain_step_gives_the_same_iterates(cls):
     cases.assert_trees_close(*ends, rtol=1e-11)
 
 
-@pytest.mark.parametrize("cls", [bilevel.SRBA, bilevel.SABA, bilevel.SOBA, bilevel.SPABA])
+@pytest.mark.parametrize("cls", [bilevel.SRBA, bilevel.SOBA, *SLOW])
 def test_adam_moves_x_along_the_same_direction(cls):
     problem, method = selection(), cls(0.1, 1.0, BATCH, outer_optimizer="adam")
     moved = cases.trajectory(problem, method, 1).states[0].point

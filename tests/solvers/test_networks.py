@@ -11,7 +11,7 @@ from bilevel._core import trees
 from bilevel._core.compilation import arithmetic
 from tests import cases
 
-LEARN = ["NeumannAID", "FdeHBO", "LancBiO"]
+LEARN = ["NeumannAID", "FdeHBO", "LancBiO", "AIDCG", "DARTS", "SAMA", "VPBGD", "MEHA"]
 NOT_COMPILED = ["DTFBO", "SHINE"]
 
 

@@ -17,14 +17,14 @@ OUTER = 4
 
 
 def batch_loss(loss):
-    return jax.vmap(loss, in_axes=(None, None, 0))
+    return bilevel.BatchLoss(jax.vmap(loss, in_axes=(None, None, 0)))
 
 
 def with_options():
     z, x, *data = pieces()
-    losses = {"inner_batch_loss": batch_loss(inner_loss), "outer_batch_loss": batch_loss(outer_loss)}
-    build = bilevel.BilevelProblem.from_losses
-    return build(None, None, *data, z, x, **losses, accumulate=2, dtype="float64")
+    losses = batch_loss(inner_loss), batch_loss(outer_loss)
+    in_parts = bilevel.Differentiation(accumulate=2)
+    return bilevel.BilevelProblem.from_losses(*losses, *data, z, x, differentiation=in_parts, dtype="float64")
 
 
 def without_options():
@@ -32,7 +32,10 @@ def without_options():
     return bilevel.BilevelProblem.from_losses(*flat_losses(), *data, trees.flat(z), trees.flat(x), dtype="float64")
 
 
-@pytest.mark.parametrize("name", cases.marked(cases.SOLVERS, quick=("SRBA",)))
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in cases.SOLVERS if name != "SRBA"]
+
+
+@pytest.mark.parametrize("name", ["SRBA", *SLOW])
 def test_trees_batch_losses_accumulation_and_two_batch_sizes_change_no_step(name):
     tolerance = 1e-4 if name == "PZOBO" else 1e-9  # differences of inner loops amplify rounding errors
     solver = cases.short(type(cases.SOLVERS[name]), 0.05, 20.0, cases.BATCH, outer_batch_size=OUTER)

@@ -11,7 +11,7 @@ from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point
 from bilevel.oracles import Samples
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.quadratic import Factors, Means, QuadraticExactSolver, QuadraticOracles
+from bilevel.problems.quadratic import Factors, Means, QuadraticExactSolver, QuadraticOracles, quadratic_constants
 
 STARTS = [np.array(u) for u in ([1.0, 0.5, -1.0], [-2.0, 0.0, 0.3], [0.1, -1.0, 2.0], [5.0, 3.0, 0.0])]
 
@@ -38,7 +38,8 @@ def from_factors(inner, outer):
             for rows in (inner, outer)
         ]
     start = Point(np.array([1.0]), np.array([-1.0]), np.array([0.5]))
-    return BilevelProblem(QuadraticOracles(*levels), start, QuadraticExactSolver(Means.of(inner), Means.of(outer)))
+    solver = QuadraticExactSolver(Means.of(inner), Means.of(outer))
+    return BilevelProblem(QuadraticOracles(*levels), start, solver, find_constants=quadratic_constants)
 
 
 class Row:

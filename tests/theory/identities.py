@@ -20,8 +20,7 @@ from bilevel.oracles import Oracles, Samples
 from bilevel.problems import BilevelProblem
 from bilevel.solvers import SABA, SRBA, Solver
 from bilevel.solvers.neumann import NeumannDraw, hypergradient
-from bilevel.solvers.saba import SABAState
-from bilevel.solvers.saga_memory import BlockTable
+from bilevel.solvers.saba import BlockTable, SABAState
 from tests.theory.sequences import (
     Sequences,
     Sides,

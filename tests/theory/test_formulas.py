@@ -12,10 +12,10 @@ from bilevel.theory import (
     DescentConstants,
     StepSizes,
     descent_constants,
-    lyapunov_coefficients,
     phi_v_smoothness,
     step_sizes,
 )
+from paper.lyapunov import lyapunov_coefficients
 
 
 def made_up(seed):
@@ -141,8 +141,8 @@ def test_steps_are_those_of_the_theorem_and_each_bound_is_active_in_some_case(mo
         steps = step_sizes(c, 7, 5, q)
         psi_z, psi_v, xi, limits_of_rho, limits_of_gamma = theorem(c, d, q)
         rho, gamma = min(limits_of_rho), min(*limits_of_gamma, xi * min(limits_of_rho))
-        expected = (rho, gamma, rho, min(limits_of_gamma), xi, psi_z, psi_v)
-        np.testing.assert_allclose(dataclasses.astuple(steps)[:7], expected, rtol=1e-12)
+        expected = (rho, gamma, min(limits_of_gamma), xi, psi_z, psi_v)
+        np.testing.assert_allclose(dataclasses.astuple(steps)[:6], expected, rtol=1e-12)
         assert (steps.q, steps.calls_per_period, steps.v_radius) == (q, 3 * 7 + 2 * 5 + 10 * (q - 1), c.R)
         active |= {("rho", int(np.argmin(limits_of_rho))), ("gamma", int(np.argmin(limits_of_gamma)))}
     assert len(active) == len(limits_of_rho) + len(limits_of_gamma)
@@ -173,7 +173,7 @@ def coefficients(c, s):
 def test_coefficients_of_the_lyapunov_inequality_follow_from_the_lemmas():
     for seed, c in enumerate(MADE_UP[:20]):
         rho, gamma, psi_z, psi_v = np.exp(2 * np.random.default_rng(seed).standard_normal(4)).tolist()
-        steps = StepSizes(rho, gamma, inf, inf, inf, psi_z, psi_v, 7, 0, None)
+        steps = StepSizes(rho, gamma, inf, inf, psi_z, psi_v, 7, 0, None)
         np.testing.assert_allclose(lyapunov_coefficients(c, steps), coefficients(c, steps), rtol=1e-9)
 
 

@@ -32,7 +32,7 @@ def uneven():
 def tiny_logistic():
     rng = np.random.default_rng(0)
     train, val = rng.standard_normal((3, 2)), rng.standard_normal((2, 2))
-    return bilevel.problems.logistic_selection(
+    return bilevel.problems.penalty_selection(
         train, np.array([1, -1, 1]), val, np.array([-1, 1]), dtype="float64", seed=0
     )
 

@@ -16,6 +16,8 @@ def bome(
     outer_ratio: float,
     n_inner_steps: int,
     eta_b: float = 0.5,
+    of_value: bool = False,
+    z_size: float | None = None,
 ) -> list[dict[str, Any]]:
     """Take one step per element of ``draws``, which are not used. w approximates argmin G and is then constant."""
     size = step_size / outer_ratio
@@ -27,14 +29,22 @@ def bome(
         q_z = problem.gz(z, x)
         q_x = problem.gx(z, x) - problem.gx(w, x)
         f_z, f_x = problem.fz(z, x), problem.fx(z, x)
-        square = q_z @ q_z + q_x @ q_x
-        lam = 0.0 if square == 0.0 else max(0.0, eta_b - (f_z @ q_z + f_x @ q_x) / square)
-        z, x = z - size * (f_z + lam * q_z), x - size * (f_x + lam * q_x)
+        square, overlap = q_z @ q_z + q_x @ q_x, f_z @ q_z + f_x @ q_x
+        if of_value:
+            gap = problem.inner_value(z, x) - problem.inner_value(w, x)
+            lam = max(0.0, (eta_b * gap - overlap) / (square + 1e-8))
+        else:
+            lam = 0.0 if square == 0.0 else max(0.0, eta_b - overlap / square)
+        own = size if z_size is None else z_size
+        z, x = z - own * (f_z + lam * q_z), x - size * (f_x + lam * q_x)
         history.append({"inner_var": z, "outer_var": x, "lam": lam})
     return history
 
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Repeat a run of the library on the same draws."""
-    fixed = {"n_inner_steps": run.solver.n_inner_steps, "eta_b": float(run.solver.barrier)}
+    solver = run.solver
+    fixed = {"n_inner_steps": solver.n_inner_steps, "eta_b": float(solver.barrier)}
+    fixed |= {"of_value": solver.barrier_of == "value"}
+    fixed |= {"z_size": None if solver.z_step is None else float(solver.z_step)}
     return bome(problem, z, x, run.states, **fixed, **settings)

@@ -76,6 +76,7 @@ def make_draw(problem: Problem, rng: np.random.Generator, length: int = 2) -> Si
         inner_block=int(rng.integers(problem.n // B)),
         outer_block=int(rng.integers(problem.m // B)),
         gaussians=rng.normal(size=(K, problem.d)),
+        signs=None,
         inner_loops={j: [inner() for _ in range(T)] for j in (-1, 0, 1)},
         outer_loops={j: [outer() for _ in range(T)] for j in (-1, 1)},
         pair=[SimpleNamespace(outer=outer(), neumann=[inner() for _ in range(Q)], cross=inner()) for _ in range(2)],

@@ -23,7 +23,7 @@ def fsla(
     *,
     step_size: float,
     outer_ratio: float,
-    momentum: float = 0.5,
+    momentum: float | None = 0.5,
 ) -> list[dict[str, Any]]:
     """Draws: inner (for z), v_inner, v_outer, x_inner, x_outer."""
     v = np.zeros_like(z)
@@ -38,7 +38,7 @@ def fsla(
         if t == 1:
             dh = new
         else:
-            a = min(1.0, momentum * t**-0.5)
+            a = min(1.0, momentum * t**-0.5 if momentum is not None else rho)
             dh = new + (1.0 - a) * (dh - _d_x(problem, previous, draw.x_inner, draw.x_outer))
         previous = point
         x = x - step_size / outer_ratio * t**-0.5 * dh
@@ -59,4 +59,5 @@ def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[st
         )
         for d in run.draws
     ]
-    return fsla(problem, z, x, draws, momentum=float(run.solver.momentum), **settings)
+    given = run.solver.momentum
+    return fsla(problem, z, x, draws, momentum=None if given is None else float(given), **settings)

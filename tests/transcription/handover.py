@@ -66,3 +66,9 @@ def gaussians(run, draw, x):
         template = jax.numpy.asarray(x)
         keys = [jax.random.fold_in(draw.key, k) for k in range(run.solver.n_directions)]
         return np.array([gaussian_like(key, template) for key in keys])
+
+
+def signs(run, draw, x):
+    """Return the random directions of one step of ForwardMode."""
+    with arithmetic("float64"):
+        return np.asarray(run.solver.directions(jax.numpy.asarray(x), draw.key)[0])

@@ -1,13 +1,15 @@
 """LancBiO: an incremental Lanczos process on Hessians that change from step to step, restarted from its residual."""
 
+import math
 from collections.abc import Sequence
-from types import SimpleNamespace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from .handover import DrawnRows
 from .problems import Array, Problem
+from .sub_bio import loops_with_products
 
 
 def lanc_bio(
@@ -20,21 +22,31 @@ def lanc_bio(
     outer_ratio: float,
     m: int,
     residual: bool = True,
+    growth: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Draws: inner_loop (T), inner (for products of the Hessian), cross, outer."""
+    """Draws: inner_loop (T), inner (for products of the Hessian), cross, outer.
+
+    With growth = (l, c) the dimension is 1 at first and grows by c percent every l steps, up to m, with a restart.
+    """
+    dimension = m if growth is None else 1
+    since_restart = 0
     v = np.zeros_like(z)
     history = []
     for k, draw in enumerate(draws):
         for rows in draw.inner_loop:
             z = z - step_size * problem.gz(z, x, rows)
         b = -problem.fz(z, x, draw.outer)
-        if k % m == 0:
+        if growth is not None and k > 0 and k % growth[0] == 0 and dimension < m:
+            dimension = min(m, math.ceil(Fraction(dimension * (100 + growth[1]), 100)))
+            since_restart = 0
+        if since_restart % dimension == 0:
             v_bar = v if residual else np.zeros_like(v)
             w = problem.hv(z, x, v_bar, draw.inner) if residual else v_bar
             columns: list[Array] = []
             alphas: list[float] = []
             betas: list[float] = []
             omega, image_size = b - w, 0.0
+        since_restart += 1
         exhausted = len(columns) == problem.p or np.sum(omega**2) <= np.finfo(float).eps * image_size**2
         if exhausted:
             problem.hv(z, x, np.zeros_like(z), draw.inner)  # the library evaluates this product as well
@@ -59,14 +71,7 @@ def lanc_bio(
 
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Repeat a run of the library on the same draws."""
-    rows, solver = DrawnRows(run), run.solver
-    draws = [
-        SimpleNamespace(
-            inner_loop=rows.inner_list(d.inner_loop, solver.n_inner_steps),
-            inner=rows.inner(d.neumann.products),
-            cross=rows.inner(d.neumann.cross),
-            outer=rows.outer(d.neumann.outer),
-        )
-        for d in run.draws
-    ]
-    return lanc_bio(problem, z, x, draws, m=solver.period, residual=solver.warm_start, **settings)
+    solver = run.solver
+    growth = None if solver.growth_period is None else (solver.growth_period, solver.growth_percent)
+    draws = loops_with_products(DrawnRows(run), run)
+    return lanc_bio(problem, z, x, draws, m=solver.period, growth=growth, residual=solver.warm_start, **settings)

@@ -32,7 +32,6 @@ def pnpbo(
     estimators: dict[str, str],
     lam: float = 0.1,
     rho: float | None = None,
-    v_ratio: float = 1.0,
     v_radius: float | None = None,
     n_inner_blocks: int = 1,
     n_outer_blocks: int = 1,
@@ -76,7 +75,7 @@ def pnpbo(
         h = d["x"] if rho is None else (1 - rho) * h + rho * d["x"]
         u = {
             "z": u["z"] - step_size * d["z"],
-            "v": ball(u["v"] - step_size / v_ratio * d["v"], v_radius),
+            "v": ball(u["v"] - step_size * d["v"], v_radius),
             "x": u["x"] - step_size / outer_ratio * h,
         }
         history.append({"inner_var": u["z"], "v": u["v"], "outer_var": u["x"]})
@@ -101,7 +100,6 @@ def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[st
         "estimators": {"z": solver.inner_estimator, "v": solver.v_estimator, "x": solver.outer_estimator},
         "lam": float(solver.mixing),
         "rho": None if solver.momentum is None else float(solver.momentum),
-        "v_ratio": float(solver.v_ratio),
         "n_inner_blocks": len(blocks(run.oracles.inner_samples)) if has_blocks else 1,
         "n_outer_blocks": len(blocks(run.oracles.outer_samples)) if has_blocks else 1,
     }

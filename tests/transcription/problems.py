@@ -61,6 +61,10 @@ class Problem:
         """Cross derivative of G (a d by p matrix), times w."""
         return self._cross(z, x, self._count("cr", rows)) @ w
 
+    def jf(self, z: Array, x: Array, u: Array, rows: Rows = None) -> Array:
+        """The transpose of the same matrix, times u; counted as the same kind."""
+        return self._cross(z, x, self._count("cr", rows)).T @ u
+
     def fz(self, z: Array, x: Array, rows: Rows = None) -> Array:
         """Gradient of F in z."""
         return self._fz(z, x, self._count("fz", rows))
@@ -221,3 +225,32 @@ class LogisticSelection(Problem):
                 size /= 2.0
             z = z + size * move
         return z
+
+
+class DoubleWell(Problem):
+    """G_i = sum_k (z_k² - 1)² / 4 + (x - a_i)'z, whose curvature is 3 z_k² - 1; F_j = |z - b_j|²/2 + |x|²/2.
+
+    `inner` and `outer` are the a_i and the b_j, one per row.
+    """
+
+    def __init__(self, inner: Array, outer: Array) -> None:
+        self.inner, self.outer = np.asarray(inner, dtype=float), np.asarray(outer, dtype=float)
+        super().__init__(len(self.inner), len(self.outer), self.inner.shape[1], self.inner.shape[1])
+
+    def _gz(self, z: Array, x: Array, rows: Array) -> Array:
+        return z**3 - z + x - self.inner[rows].mean(axis=0)
+
+    def _gx(self, z: Array, x: Array, rows: Array) -> Array:
+        return z
+
+    def _hessian(self, z: Array, x: Array, rows: Array) -> Array:
+        return np.diag(3.0 * z**2 - 1.0)
+
+    def _cross(self, z: Array, x: Array, rows: Array) -> Array:
+        return np.eye(self.p)
+
+    def _fz(self, z: Array, x: Array, rows: Array) -> Array:
+        return z - self.outer[rows].mean(axis=0)
+
+    def _fx(self, z: Array, x: Array, rows: Array) -> Array:
+        return x

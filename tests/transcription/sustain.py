@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from .bio_bred import asbio_bred, plain_step, sbio_bred
 from .handover import DrawnRows, storm_settings
 from .neumann import hyp2
 from .problems import Array, Problem
@@ -44,8 +45,20 @@ def sustain(
     return history
 
 
+def bred(problem: Problem, run: Any, z: Array, x: Array, draws: Sequence[Any], sizes: dict[str, float]) -> list[Any]:
+    """Repeat a run of the estimators "sgd" and "spider", which are SBiO-BreD and ASBiO-BreD without an outer term."""
+    size, solver = sizes["step_size"], run.solver
+    common = {"inner_step": size, "outer_step": plain_step(size / sizes["outer_ratio"]), "n_neumann": solver.n_neumann}
+    common["neumann_step"] = float(solver.neumann_step)
+    if solver.estimator == "sgd":
+        return sbio_bred(problem, z, x, draws, **common)
+    return asbio_bred(problem, z, x, draws, period=solver.period, **common)
+
+
 def transcribe(problem: Problem, run: Any, z: Array, x: Array, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Repeat a run of the library on the same draws."""
     rows, n_neumann = DrawnRows(run), run.solver.n_neumann
     draws = [SimpleNamespace(inner=rows.inner(d.inner), **rows.series(d.neumann, n_neumann - 1)) for d in run.draws]
+    if run.solver.estimator != "storm":
+        return bred(problem, run, z, x, draws, settings)
     return sustain(problem, z, x, draws, n_neumann=n_neumann, **storm_settings(run, settings))

@@ -24,6 +24,7 @@ from tests.transcription.draws import (
     point,
 )
 
+from .acc_bo import acc_bo
 from .ada_bio import ada_bio
 from .alset import alset
 from .amigo import amigo
@@ -32,11 +33,14 @@ from .bsa import bsa
 from .f2sa import f2sa
 from .f2sa_p import f2sa_p
 from .fde_hbo import fde_hbo
+from .forward_mode import forward_mode
 from .fsla import fsla
+from .g_pbgd import g_pbgd
 from .hoag import hoag
 from .itd import itd
 from .lanc_bio import lanc_bio
 from .ma_soba import ma_soba
+from .meha import meha
 from .mrbo import mrbo
 from .nbo import nbo
 from .neumann_aid import neumann_aid
@@ -49,8 +53,10 @@ from .soba import soba
 from .spaba import spaba
 from .srba import srba
 from .stocbio import stocbio
+from .sub_bio import sub_bio
 from .sustain import sustain
 from .ttsa import ttsa
+from .v_pbgd import v_pbgd
 from .vrbo import vrbo
 
 FULL = {"gz": N, "hv": N, "cr": N, "fz": M, "fx": M}
@@ -112,8 +118,14 @@ COSTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int], dict[
     "ttsa": (ttsa, {"n_neumann": Q}, added(scaled(gz=1), HYP2), added(scaled(gz=1), HYP2)),
     "fsla": (fsla, {}, ONE, scaled(gz=1, hv=1, fz=1, cr=2, fx=2)),
     "bome": (bome, {"n_inner_steps": T}, BOME_STEP, BOME_STEP),
+    "bome, value": (
+        bome,
+        {"n_inner_steps": T, "of_value": True},
+        *[added(BOME_STEP, {"inner_value": 2 * N})] * 2,
+    ),
     "pzobo": (pzobo, {}, scaled(gz=(K + 1) * T, fz=1, fx=1), scaled(gz=(K + 1) * T, fz=1, fx=1)),
     "itd": (itd, {}, scaled(gz=T, hv=T - 1, cr=T, fz=1, fx=1), scaled(gz=T, hv=T - 1, cr=T, fz=1, fx=1)),
+    "forward_mode": (forward_mode, {}, *[scaled(gz=T, hv=T * D, cr=T * D, fz=1, fx=1)] * 2),
     "pnpbo, sffba": (pnpbo, SFFBA, TWICE, TWICE),
     "pnpbo, ma-saba": (pnpbo, MA_SABA, ONE, ONE),
     "pnpbo, mixed": (
@@ -128,10 +140,16 @@ COSTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int], dict[
     "fde_hbo": (fde_hbo, {}, FDE_HBO_ONE, added(FDE_HBO_ONE, FDE_HBO_ONE)),
     "lanc_bio": (lanc_bio, {"m": 5}, added(LANC_BIO_STEP, scaled(hv=1)), LANC_BIO_STEP),
     "lanc_bio, restart": (lanc_bio, {"m": 2}, *[added(LANC_BIO_STEP, scaled(hv=1))] * 2),
+    "sub_bio": (sub_bio, {}, *[scaled(gz=T, hv=3, cr=1, fz=1, fx=1)] * 2),
     "lanc_bio, from 0": (lanc_bio, {"m": 2, "residual": False}, LANC_BIO_STEP, LANC_BIO_STEP),
     "nbo": (nbo, {}, *[scaled(gz=1, hv=2 * T - 1, cr=1, fz=1, fx=1)] * 2),
     "qnbo": (qnbo, {}, *[scaled(gz=1 + 3 + 1 + 4, cr=1, fz=1, fx=1)] * 2),
     "hoag": (hoag, {}, HOAG_STEP, HOAG_STEP),
+    "v_pbgd": (v_pbgd, {}, *[scaled(gz=T + 1, gx=2, fz=1, fx=1)] * 2),
+    "g_pbgd": (g_pbgd, {}, ONE, ONE),
+    "meha": (meha, {}, *[scaled(gz=2, gx=2, fz=1, fx=1)] * 2),
+    "acc_bo": (acc_bo, {}, *[scaled(gz=1, hv=2 * Q, cr=2, fz=2, fx=2)] * 2),
+    "acc_bo, warm-up": (acc_bo, {"warm_up": 2}, scaled(gz=1), scaled(gz=1, hv=2 * Q, cr=2, fz=2, fx=2)),
 }
 
 # total cost per step in units of b, as stated in the file of each solver
@@ -155,18 +173,24 @@ UNITS = {
     "fsla": 7,
     "pzobo": (K + 1) * T + 2,
     "itd": 3 * T + 1,
+    "forward_mode": (2 * D + 1) * T + 2,
     "s_tfbo": 5,
     "ada_bio": 2 * Q + 7,
     "neumann_aid": T + Q + 3,
     "fde_hbo": 14,
     "lanc_bio": T + 4,
     "lanc_bio, restart": T + 5,
+    "sub_bio": T + 6,
     "lanc_bio, from 0": T + 4,
     "nbo": 2 * T + 3,
     "qnbo": (1 + 3 + 4) + 4,
     "pnpbo, sffba": 10,
     "pnpbo, ma-saba": 5,
     "pnpbo, mixed": 7,
+    "v_pbgd": T + 5,
+    "g_pbgd": 5,
+    "meha": 6,
+    "acc_bo": 2 * Q + 7,
 }
 
 

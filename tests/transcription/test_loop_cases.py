@@ -114,18 +114,20 @@ def test_f2sa_with_a_large_multiplier_follows_the_gradient(problem: Problem) -> 
     np.testing.assert_allclose((x - record["outer_var"]) / 0.05, grad_h, rtol=1e-2, atol=2e-3)
 
 
-def test_itd_is_the_derivative_of_the_unrolled_value(problem: Problem) -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_itd_is_the_derivative_of_the_unrolled_value(problem: Problem, momentum: float) -> None:
     z, x, _ = point(problem)
 
     def unrolled(at: np.ndarray) -> float:
-        end = z
+        end, velocity = z, np.zeros_like(z)
         for _ in range(T):
-            end = end - 0.1 * problem.gz(end, at)
+            velocity = momentum * velocity - (1 - momentum) * problem.gz(end, at)
+            end = end + 0.1 * velocity
         return problem.outer_value(end, at)
 
-    end, gradient = itd_gradient(problem, z, x, ALL, 0.1)
+    end, gradient = itd_gradient(problem, z, x, ALL, 0.1, momentum)
     np.testing.assert_allclose(gradient, slope(unrolled, x), rtol=1e-6, atol=1e-9)
-    record = itd(problem, z, x, [ALL], **STEPS)[0]
+    record = itd(problem, z, x, [ALL], momentum=momentum, **STEPS)[0]
     np.testing.assert_allclose(record["outer_var"], x - 0.05 * gradient)
     np.testing.assert_array_equal(record["inner_var"], end)
 
@@ -193,6 +195,20 @@ def test_the_weights_of_f2sa_p_are_those_of_finite_difference_tables() -> None:
     }.items():
         np.testing.assert_allclose(rule(indices_of(order), 1), weights, rtol=1e-13, atol=1e-14)
     np.testing.assert_allclose(rule([-2, -1, 1, 2], 0), [-1 / 6, 2 / 3, 2 / 3, -1 / 6], rtol=1e-13)
+
+
+def test_the_value_barrier_of_bome_lowers_the_gap_at_its_rate(problem: Problem) -> None:
+    """If lam > 0, the move's product with the gap's gradient q is eta_b times the gap, except for the damping."""
+    z, x, _ = point(problem)
+    record = bome(problem, z, x, [None], n_inner_steps=T, eta_b=100.0, of_value=True, z_size=0.02, **STEPS)[0]
+    w = z
+    for _ in range(T):
+        w = w - 0.1 * problem.gz(w, x)
+    gap = problem.inner_value(z, x) - problem.inner_value(w, x)
+    move = np.concatenate([(z - record["inner_var"]) / 0.02, (x - record["outer_var"]) / 0.05])
+    q = np.concatenate([problem.gz(z, x), problem.gx(z, x) - problem.gx(w, x)])
+    assert record["lam"] > 0
+    assert move @ q == pytest.approx(100.0 * gap, rel=1e-6)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])

@@ -29,6 +29,7 @@ from bilevel._core import trees
 from bilevel._core.types import Array, Calls, Point, PyTree, Rows, Scalar
 from bilevel.oracles import Oracles
 from bilevel.problems import BilevelProblem
+from bilevel.solvers.auto.inner import inner_complaint
 from bilevel.solvers.auto.metric import (
     DIAGONAL,
     KINDS,
@@ -53,8 +54,7 @@ from bilevel.solvers.auto.start import check_range, has_negative_curvature
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.drift import Drift, DriftMonitor
 from bilevel.solvers.fields import bounds, given, one_of, positive, transformation, whole
-from bilevel.solvers.moves import MovesState, as_inner, as_outer, move, transform
-from bilevel.solvers.srba import recursive_calls
+from bilevel.solvers.moves import MovesState, as_inner, as_outer, move, recursive_calls, transform
 
 _MAX_STEPS = 300_000  # of a run without a budget
 _LEAST_PROGRESS = 3e-5  # if the gap decreases as t^-½, it is then 3e-4 of h
@@ -255,9 +255,12 @@ class AutoMonitor(DriftMonitor):
             return ""
         return f"h was still decreasing: {_describe(row)} Continue with `resume`."
 
-    def checks_inner_solution(self, step: int) -> bool:
+    def inner_warning(self, oracles: Oracles, point: Point, row: dict[str, Any]) -> str | None:
         # With "norm" z is not expected to be at a minimum, and before the second pass it is too early to judge.
-        return self.solver.preconditioner in (DIAGONAL, LOW_RANK) and step > given(self.solver.period)
+        if self.solver.preconditioner not in (DIAGONAL, LOW_RANK) or row["step"] <= given(self.solver.period):
+            return None
+        complaint = inner_complaint(oracles, point, row)
+        return complaint and f"AutoSRBA: {complaint}"
 
     def warning(self, row: dict[str, Any], dtype: DTypeLike) -> str | None:
         if row.get("x_held", 0) > _LARGE_HELD_SHARE and row["step"] >= _FEW_PASSES * given(self.solver.period):

@@ -101,13 +101,11 @@ DATA = {
     "outer_data": (X_OUTER, tables.table(tables.N_OTHER)),
     "inner_var": (np.zeros(P), tables.variable((P,))),
     "outer_var": (np.zeros(1), tables.variable((1,))),
-    "v": (None, tables.variable((P,))),
     "outer_bounds": (None, tables.bounds((1,))),
     "strongly_convex": (True, values.anything),
     "metrics": (None, _metrics | values.anything),
     "dtype": ("float32", values.anything | st.sampled_from(["float64", None])),
     "seed": (0, values.anything),
-    "name": ("custom", values.anything),
 }
 SOLVERS = [bilevel.SOBA(0.1, 1.0, 4), bilevel.Exact(), bilevel.HOAG()]
 

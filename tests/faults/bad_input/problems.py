@@ -37,15 +37,17 @@ def _arguments(y, y_val, shape, n_outer):
     }
 
 
-def _with_test_rows(arguments):
+def _of_cleaning(arguments):
     del arguments["groups"]
-    marks = values.among([np.arange(N) < 3, np.ones(N, bool), np.zeros(N, int), [True]]) | values.anything
-    return arguments | {
-        "X_test": (X_VAL, tables.table(N_OTHER)),
-        "y_test": (CLASSES_VAL, tables.column(CLASSES_VAL)),
-        "corrupted": (None, marks),
-        "regularization": (0.2, values.anything),
-    }
+    return arguments | {"regularization": (0.2, values.anything)}
+
+
+def squared_selection(**given):
+    return problems.penalty_selection(loss="squared", **given)
+
+
+def softmax_selection(**given):
+    return problems.penalty_selection(loss="softmax", **given)
 
 
 _ROWS = ("X_train", "y_train", "X_val", "y_val")
@@ -54,10 +56,11 @@ _choices = st.sampled_from(CHOICES) | values.anything
 _drawn = {"dtype": ("float32", values.among(DTYPES) | values.anything), "seed": (0, values.anything)}
 _counts = {"n_inner": (32, _sizes), "n_outer": (32, _sizes)}
 BUILDERS = {
-    problems.logistic_selection: _arguments(SIGNS, SIGNS_VAL, (P,), P),
-    problems.ridge_selection: _arguments(X[:, 0], X_VAL[:, 0], (P,), P),
-    problems.softmax_selection: _arguments(CLASSES, CLASSES_VAL, (3, P), 3) | {"per": ("class", _choices)},
-    problems.data_cleaning: _with_test_rows(_arguments(CLASSES, CLASSES_VAL, (3, P), N)),
+    problems.penalty_selection: _arguments(SIGNS, SIGNS_VAL, (P,), P)
+    | {"loss": ("logistic", values.among(["squared", "softmax", "hinge"]) | values.anything)},
+    squared_selection: _arguments(X[:, 0], X_VAL[:, 0], (P,), P),
+    softmax_selection: _arguments(CLASSES, CLASSES_VAL, (3, P), 3) | {"per": ("class", _choices)},
+    problems.data_cleaning: _of_cleaning(_arguments(CLASSES, CLASSES_VAL, (3, P), N)),
     problems.cross_validation: {
         "X": (X, tables.table()),
         "y": (SIGNS, tables.column(SIGNS)),
@@ -71,13 +74,10 @@ BUILDERS = {
     | {n: (v, values.anything) for n, v in (("smallest_eigenvalue", 0.5), ("largest_eigenvalue", 1.0))}
     | {n: (v, values.anything) for n, v in (("coupling", 0.1), ("common_linear", 0.0))}
     | _drawn,
-    problems.worst_case: {"n_outer": (2, _sizes), "epsilon": (1e-6, values.anything), "n_inner": (None, _sizes)}
-    | {"normalization": ("individual", _choices), "rotation": ("coordinates", _choices)}
-    | {name: (1.0, values.anything) for name in ("smoothness", "gap", "inner_curvature")}
-    | _drawn,
     problems.breast_cancer: _drawn,
     problems.digits_cleaning: {"corruption": (0.5, values.anything), "n_train": (100, _sizes), "n_val": (50, _sizes)}
     | _drawn,
+    problems.distillation: {"data": ("digits", _choices), "n_train": (100, _sizes)} | _drawn,
 }
 
 

@@ -57,7 +57,6 @@ _paths = [str(FOLDER), "/dev/full", "/proc/x/y", "/", "", "\x00", "a" * 300, str
 _logs = st.one_of(
     st.builds(FailingLog, st.sampled_from(["open", "write", "close"]), _errors),
     values.among(_paths).map(lambda path: lambda: bilevel.CSVLog(path)),
-    values.among(_paths[:8]).map(lambda path: lambda: bilevel.TensorBoardLog(path)),
     values.anything,
 )
 ARGUMENTS = {
@@ -101,7 +100,7 @@ def _runs(draw):
             warnings.simplefilter("always")
             return bilevel.run(**arguments), said
 
-    names = (*ARGUMENTS, "CSVLog", "TensorBoardLog", "path", "folder")
+    names = (*ARGUMENTS, "CSVLog", "path", "folder")
     own = type(given["log"].error) if isinstance(given.get("log"), FailingLog) else None
     return Case(f"run({shown}{', log of an odd path' if made else ''})", act, names, complaint, own=own)
 

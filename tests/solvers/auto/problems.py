@@ -28,9 +28,7 @@ def selection(outer_var=None, **kwargs):
 
 def wide_selection(**kwargs):
     start = {"outer_var": np.full(DIM, -2.0), "inner_var": np.linspace(-1, 1, DIM)}
-    return bilevel.problems.logistic_selection(
-        *cases.logistic_data(dim=DIM), **start, **({"dtype": "float64"} | kwargs)
-    )
+    return bilevel.problems.penalty_selection(*cases.logistic_data(dim=DIM), **start, **({"dtype": "float64"} | kwargs))
 
 
 def tree_problem(**kwargs):
@@ -113,4 +111,4 @@ def shifted(mean):
     rows, truth = rng.standard_normal((600, 10)), rng.standard_normal(10)
     signs = np.where(rows @ truth + rng.logistic(size=600) > 0, 1, -1)
     data = rows[:400] + mean, signs[:400], rows[400:] + mean, signs[400:]
-    return bilevel.problems.logistic_selection(*data, dtype="float32")
+    return bilevel.problems.penalty_selection(*data, dtype="float32")

@@ -130,7 +130,7 @@ def test_data_in_other_units_need_no_rollback():
     for scale in (1e-3, 1.0, 1e3):
         start = {"outer_var": np.full(6, -1.0) + 2 * np.log(scale), "inner_var": np.ones(6) / scale}
         data = scale * rows, signs, scale * val, val_signs
-        problem = bilevel.problems.logistic_selection(*data, **start, dtype="float32")
+        problem = bilevel.problems.penalty_selection(*data, **start, dtype="float32")
         bounds = tuple(2 * np.log(scale) + bound for bound in (-10, 10))
         history = bilevel.run(problem, bilevel.AutoSRBA(outer_bounds=bounds), max_steps=2000).history
         assert history["rollbacks"][-1] == 0

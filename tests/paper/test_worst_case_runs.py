@@ -8,9 +8,9 @@ from scipy.optimize import minimize
 
 import bilevel
 from bilevel._core.compilation import arithmetic
-from bilevel.problems.worst_case import chain, worst_case
+from paper.worst_case import chain, worst_case
 from tests import cases
-from tests.problems.test_worst_case import BATCH, BOTH, ROTATIONS, M, basis_of, small
+from tests.paper.test_worst_case import BATCH, BOTH, ROTATIONS, M, basis_of, small
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -1,25 +1,23 @@
-"""Selection of penalties by cross-validation of K models, each fitted to the rows of all folds except one.
+"""Selection of the penalties of linear and softmax models, on a validation set or by cross-validation.
 
-    G = mean over rows i of sum over k ≠ f_i of l_i(z_k)  +  ½ sum_k sum_j exp(x_g(j)) z_kj²
-    F = mean over rows i of l_i(z_f_i)  +  sum_g (x_g - mean x)² / 2 s² n
-
-with f_i the fold of row i, l_i its logistic, squared or softmax loss, and s the scale of a prior. Both levels read the
-same rows d_i, so that one batch serves both: with slopes l' and curvatures l'' of row i in model k, the parts of the
-direction that belong to model k are
+One fit is that of :mod:`bilevel.problems.linear` or :mod:`bilevel.problems.softmax`. Cross-validation has K models,
+each fitted to the rows of all folds except one. Both of its levels read the same rows d_i, so that one batch serves
+both. With f_i the fold of row i, and slopes l' and curvatures l'' of its loss in model k, the parts of the direction
+that belong to model k are
 
     D_z = mean_i d_i (l' if k ≠ f_i, else 0) + exp(x) z_k
     D_v = mean_i d_i (l'' d_i'v_k if k ≠ f_i, else l') + exp(x) v_k
 
-and D needs no more products than ∇z G and (∇²zz G) v. These are the products of one fit, in
-:mod:`bilevel.problems.linear` or :mod:`bilevel.problems.softmax`, for K models at once.
+and D needs no more products than ∇z G and (∇²zz G) v.
 
 Certificates. The bounds of one fit in the metric M = P. ∇²zz G has a block for each model, so a and b are the largest
 ones of all blocks.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,24 +25,107 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from bilevel._core import trees
-from bilevel._core.compilation import arithmetic, compiled, resolve_dtype
+from bilevel._core.compilation import arithmetic, resolve_dtype
 from bilevel._core.types import AnyArray, Array, InnerPass, OuterPass, Point, PyTree, Rows, as_float
 from bilevel.oracles import RowwiseOracles, Samples
 from bilevel.oracles.base import estimate, join
+from bilevel.oracles.host_samples import head
 from bilevel.problems.base import BilevelProblem, documented, lay_out
-from bilevel.problems.certificate import Metric, largest
-from bilevel.problems.checks import (
-    check_choice,
-    check_data,
-    check_folds,
-    check_groups,
-    check_signs,
-    check_table,
-    make_rng,
+from bilevel.problems.certificate import ConstantsRule
+from bilevel.problems.checks import check_choice, check_folds, check_groups, check_table, check_tables, make_rng
+from bilevel.problems.exact import ExactSolver, IterativeExactSolver
+from bilevel.problems.linear import (
+    LOG_PENALTIES,
+    LogisticOracles,
+    PenaltyBounds,
+    RidgeExactSolver,
+    RidgeOracles,
+    logistic_constants,
+    read_signed,
+    read_targets,
 )
-from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import EVERY_WIDTH, LOG_PENALTIES, LinearBounds, LogisticOracles, Regression, RidgeOracles
-from bilevel.problems.softmax import SoftmaxSelectionOracles, label_rows
+from bilevel.problems.softmax import AXES, SoftmaxSelectionOracles, read_labeled
+
+_EVERY_WIDTH = 2**62  # a limit that no row reaches: oracles of linear models need features first
+_TO_ROUNDING = partial(IterativeExactSolver, accuracy=1e-15)  # Newton steps on few numbers cost little
+
+
+class Loss(NamedTuple):
+    """What a loss of one row determines."""
+
+    read: Callable[..., tuple[Any, int | None]]  # name, rows, labels -> data of the oracles, number of classes or None
+    oracles: type[Any]
+    narrow: int  # the argument of `lay_out`
+    exact_solver: Callable[[Any, Point], ExactSolver]
+    find_constants: ConstantsRule | None = None
+
+
+LOSSES = {
+    "logistic": Loss(read_signed, LogisticOracles, _EVERY_WIDTH, _TO_ROUNDING, logistic_constants),
+    "squared": Loss(read_targets, RidgeOracles, _EVERY_WIDTH, RidgeExactSolver),
+    "softmax": Loss(read_labeled, SoftmaxSelectionOracles, 0, IterativeExactSolver),
+}
+
+
+@documented
+def penalty_selection(
+    X_train: Any,
+    y_train: Any,
+    X_val: Any,
+    y_val: Any,
+    *,
+    loss: str = "logistic",
+    per: str = "feature",
+    groups: Any = None,
+    inner_var: Any = None,
+    outer_var: Any = None,
+    outer_bounds: Any = None,
+    dtype: DTypeLike | None = None,
+    seed: int = 0,
+) -> BilevelProblem:
+    """Build the problem min over x of the validation loss of a linear model fitted with penalties exp(x).
+
+        G = mean loss(z) + ½ sum_k exp(x_g(k)) z_k²  on training rows
+        F = mean loss(z)                             on validation rows
+
+    There is no intercept: add a column of ones, or center features and targets.
+
+    Parameters
+    ----------
+    X_train, X_val : features of each level, (samples, features). A :class:`bilevel.HostData` stays on the host, and the
+        problem then has no exact solution; the softmax loss needs arrays
+    y_train, y_val : labels -1 and 1 for the logistic loss, real targets for the squared one, classes 0, 1, 2, … for
+        softmax
+    loss : "logistic", log(1 + exp(-y d'z)); "squared", ½ (d'z - y)²; or "softmax", the cross-entropy of softmax(zd)
+    per : "feature" or, for softmax, "class": the axis of z along which penalties differ
+    groups : the group of each feature or class, 0, 1, …; those of a group share a penalty. By default each has its own;
+        zeros give a single penalty for all
+    inner_var : start of z, (features,) or (classes, features); N(0, I) for the logistic loss, otherwise 0
+    outer_var : start of x, the logarithms of the penalties; log U(0, 1) for the logistic loss, otherwise -2
+    %(outer_bounds)s
+    %(dtype)s
+    seed : seed of the default start and of the shuffle of the rows
+    """
+    check_choice("loss", loss, tuple(LOSSES))
+    check_choice("per", per, AXES if loss == "softmax" else ("feature",))
+    dtype, made = resolve_dtype(dtype, X_train=head(X_train), X_val=head(X_val)), LOSSES[loss]
+    tables = check_tables(X_train, y_train, X_val, y_val, on_host=loss != "softmax")
+    train, n_classes = made.read("y_train", *tables[0])
+    validation, _ = made.read("y_val", *tables[1], n_classes)
+    n_features = head(X_train).shape[1]
+    shape = (n_features,) if n_classes is None else (n_classes, n_features)
+    groups, n_penalties = check_groups(groups, shape[-1] if per == "feature" else shape[0], per)
+    rng, defaults = make_rng(seed), (np.zeros(shape), np.full(n_penalties, -2.0))
+    if loss == "logistic":
+        defaults = rng.standard_normal(shape), np.log(rng.uniform(size=n_penalties))
+    rows, starts = (train, validation), (inner_var, outer_var)
+    parts, start = lay_out(rows, starts, defaults, outer_bounds, dtype, rng, narrow=made.narrow)
+    oracles = made.oracles(**parts, groups=groups, **({"per": per} if loss == "softmax" else {}))
+    problem = BilevelProblem(oracles, start, name=f"{loss} selection")
+    if oracles.is_on_host:
+        return problem
+    solver = made.exact_solver(oracles, start)
+    return replace(problem, exact_solver=solver, find_constants=made.find_constants, certificate_bounds=PenaltyBounds)
 
 
 @documented
@@ -84,21 +165,24 @@ def cross_validation(
     seed : seed of the random folds and of the shuffle of the rows
     """
     dtype, rng = resolve_dtype(dtype, X=X), make_rng(seed)
-    check_choice("loss", loss, tuple(_MODELS))
+    check_choice("loss", loss, tuple(LOSSES))
     prior_scale = as_float(prior_scale)
     if not isinstance(prior_scale, float) or not prior_scale > 0:
         raise ValueError(f"`prior_scale={prior_scale!r}`: must be above 0; leave it out for no prior.")
     rows, labels = check_table("X", X, "y", y)
     fold, n_folds = check_folds(folds, len(rows), rng)
     groups, n_penalties = check_groups(groups, rows.shape[1])
-    table, model, shape, narrow = _MODELS[loss](rows, labels, groups, dtype)
+    table, n_classes = LOSSES[loss].read("y", rows, labels)
+    shape = rows.shape[1:] if n_classes is None else (n_classes, rows.shape[1])
     data, starts = Folded(table, fold), (inner_var, outer_var)
     defaults = np.zeros((n_folds, *shape)), np.full(n_penalties, -2.0)
+    narrow, no_rows = LOSSES[loss].narrow, Samples(leaves=None, n=0, axes=(), dtype=np.dtype(np.float32))
     parts, start = lay_out((data, data), starts, defaults, outer_bounds, dtype, rng, narrow, names=("X", "X"))
+    model = LOSSES[loss].oracles(no_rows, no_rows, groups=groups)
     with arithmetic(dtype):
         oracles = FoldsOracles(**parts, model=model, prior_scale=trees.put(prior_scale, dtype))
     solver = IterativeExactSolver(oracles, start)
-    return BilevelProblem(oracles, start, solver, "cross_validation", certificate_bounds=FoldsBounds)
+    return BilevelProblem(oracles, start, solver, "cross_validation", certificate_bounds=PenaltyBounds)
 
 
 class Folded(NamedTuple):
@@ -106,30 +190,6 @@ class Folded(NamedTuple):
 
     rows: PyTree
     fold: AnyArray
-
-
-# Rows, the oracles of one fit without rows, the shape of its variable, and the argument ``narrow`` of `lay_out`.
-Model: TypeAlias = tuple[PyTree, RowwiseOracles, tuple[int, ...], int]
-
-
-def _logistic(rows: np.ndarray, labels: np.ndarray, groups: Array | None, dtype: np.dtype) -> Model:
-    signed = rows * check_signs("y", labels)[:, None]
-    return signed, LogisticOracles(NO_ROWS, NO_ROWS, groups=groups), rows.shape[1:], EVERY_WIDTH
-
-
-def _squared(rows: np.ndarray, targets: np.ndarray, groups: Array | None, dtype: np.dtype) -> Model:
-    data = Regression(*(part.astype(np.float64, copy=False) for part in (rows, check_data("y", targets))))
-    return data, RidgeOracles(NO_ROWS, NO_ROWS, groups=groups), rows.shape[1:], EVERY_WIDTH
-
-
-def _softmax(rows: np.ndarray, labels: np.ndarray, groups: Array | None, dtype: np.dtype) -> Model:
-    data, n_classes = label_rows(rows, "y", labels, dtype)
-    model = SoftmaxSelectionOracles(NO_ROWS, NO_ROWS, per="feature", groups=groups)
-    return data, model, (n_classes, rows.shape[1]), 0
-
-
-NO_ROWS = Samples(leaves=None, n=0, axes=(), dtype=np.dtype(np.float32))
-_MODELS = {"logistic": _logistic, "squared": _squared, "softmax": _softmax}
 
 
 _EACH = Point(0, None, 0)  # the axes of models in a point: z and v have one, x is the same for all models
@@ -153,12 +213,20 @@ class FoldsOracles(RowwiseOracles):
     holds_only_rows = True
     shares_rows = True
     wide_bounds = LOG_PENALTIES
+    most_dense_work = 0.0
+
+    def spread(self, per_penalty: Array) -> Array:
+        """Return a number of each penalty as an array that broadcasts to z."""
+        return self.model.spread(per_penalty)
+
+    def bound_curvature(self, point: Point, data: Folded, weights: Array, *, kind: str, **measured: Array) -> Array:
+        """Return the matrix of each model whose largest eigenvalue is a ("a") or b ("b")."""
+        of_model = partial(self.model.bound_curvature, kind=kind, **measured)
+        return _weighted(of_model, point, data, weights, held_out=kind == "b")
 
     def _inner_terms(self, point: Point, data: Folded) -> tuple[Array, Array]:
-        return _choose(data, self._all_terms(point, data), (0, 0))
-
-    def _inner_changes(self, point: Point, previous: Point, data: Folded) -> tuple[Array, Array]:
-        return _choose(data, self._all_changes(point, previous, data), (0, 0))
+        slopes, products = self._all_terms(point, data)
+        return _choose(data, 0, slopes), _choose(data, 0, products)
 
     def _inner_sum(self, terms: tuple[Array, Array], data: Folded, weights: Array, like: Point) -> InnerPass:
         each = jax.vmap(self.model._inner_sum, in_axes=(0, None, None, _EACH))
@@ -185,7 +253,7 @@ class FoldsOracles(RowwiseOracles):
 
     def _outer_terms(self, point: Point, data: Folded) -> Array:
         slopes = jax.vmap(self.model._outer_terms, in_axes=(_EACH, None))(point, data.rows)
-        return _where_held_out(data, slopes, 0)
+        return _choose(data, slopes, 0)
 
     def _outer_sum(self, terms: Array, data: Folded, weights: Array, like: Point) -> OuterPass:
         each = jax.vmap(self.model._outer_sum, in_axes=(0, None, None, _EACH))
@@ -201,8 +269,11 @@ class FoldsOracles(RowwiseOracles):
         return jnp.sum(losses) + prior
 
     def direction(self, point: Point, rows: Rows = Rows()) -> Point:  # noqa: B008
+        def sum_both(point: Point, data: Folded, weights: Array) -> Point:
+            return self._join(self._all_terms(point, data), data, weights, point)
+
         # Both levels have the same draw, so `rows.outer` is not needed.
-        total = estimate(self._sum_both, point, self.inner_samples, rows.inner)
+        total = estimate(sum_both, point, self.inner_samples, rows.inner)
         return trees.add(total, self._regularization(point))
 
     def difference(self, point: Point, previous: Point, rows: Rows) -> Point:
@@ -210,12 +281,11 @@ class FoldsOracles(RowwiseOracles):
         total = self._join(self._all_changes(point, previous, data), data, weights, point)
         return trees.add(total, trees.subtract(self._regularization(point), self._regularization(previous)))
 
-    def _sum_both(self, point: Point, data: Folded, weights: Array) -> Point:
-        return self._join(self._all_terms(point, data), data, weights, point)
-
     def _join(self, terms: tuple[Array, Array], data: Folded, weights: Array, like: Point) -> Point:
         """Return the sums over rows of both levels, from the terms of rows in all models."""
-        both = self._inner_sum(_choose(data, terms, (0, terms[0])), data, weights, like)
+        slopes, products = terms
+        chosen = _choose(data, 0, slopes), _choose(data, slopes, products)
+        both = self._inner_sum(chosen, data, weights, like)
         return Point(both.grad, both.cross, both.hvp)
 
     def _regularization(self, point: Point) -> Point:
@@ -229,16 +299,11 @@ class FoldsOracles(RowwiseOracles):
         return jax.vmap(self.model._inner_changes, in_axes=(_EACH, _EACH, None))(point, previous, data.rows)
 
 
-def _where_held_out(data: Folded, held_out: Any, fitted: Any) -> Array:
+def _choose(data: Folded, held_out: Any, fitted: Any) -> Array:
     """Return terms, (models, …, rows), that are ``held_out`` if the row is held out of the model, else ``fitted``."""
     like = fitted if jnp.ndim(fitted) else held_out
     model = jnp.arange(len(like), dtype=data.fold.dtype).reshape(-1, *[1] * (like.ndim - 1))
     return jnp.where(data.fold == model, held_out, fitted)
-
-
-def _choose(data: Folded, fitted: tuple[Array, Array], held_out: tuple[Any, Any]) -> tuple[Array, Array]:
-    slopes, products = (_where_held_out(data, *pair) for pair in zip(held_out, fitted, strict=True))
-    return slopes, products
 
 
 def _weighted(function: Any, point: Point, data: Folded, weights: Array, *, held_out: bool = False) -> Any:
@@ -251,34 +316,3 @@ def _weighted(function: Any, point: Point, data: Folded, weights: Array, *, held
 def _sum_cross(models: InnerPass) -> InnerPass:
     """Return the derivatives of all models together, as x is the same for all."""
     return models._replace(cross=jnp.sum(models.cross, axis=0))
-
-
-class FoldsBounds(LinearBounds):
-    """Bounds at points of cross-validation, in the metric M = P."""
-
-    def __init__(self, problem: BilevelProblem) -> None:
-        oracles, z = problem.oracles, problem.start.inner_var
-        assert isinstance(oracles, FoldsOracles)
-        groups = oracles.model.groups
-        # The penalty of each feature, and of each number of z.
-        self._features = np.arange(z.shape[-1]) if groups is None else np.asarray(groups)
-        self._groups = self._features[np.indices(z.shape)[-1].ravel()]
-        self._oracles, self._is_dense = oracles.in_float64(), False
-
-    def _changes(self, metric: Metric, point: Point, delta: Any) -> list[float]:
-        root = np.exp(-point.outer_var / 2)[self._features]
-        return [
-            max(largest(matrix) for matrix in _bound_curvatures(self._oracles, point, root, delta, kind))
-            for kind in ("a", "b")
-        ]
-
-
-@compiled("kind")
-def _bound_curvatures(oracles: FoldsOracles, point: Point, inverse_root: Array, radius: Array, kind: str) -> Array:
-    """Return the matrix of each model whose largest eigenvalue is a ("a") or b ("b")."""
-    of_model = partial(oracles.model.bound_curvature, inverse_root=inverse_root, radius=radius, kind=kind)
-
-    def of_piece(data: Folded, weights: Array) -> Array:
-        return _weighted(of_model, point, data, weights, held_out=kind == "b")
-
-    return oracles.inner_samples.mean(of_piece)

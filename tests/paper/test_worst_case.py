@@ -13,7 +13,7 @@ from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Calls, Point
 from bilevel.oracles import AutodiffOracles
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.worst_case import chain, gamma, gamma_slope, worst_case
+from paper.worst_case import chain, gamma, gamma_slope, worst_case
 from tests import cases
 
 pytestmark = pytest.mark.slow  # many compilations
