@@ -10,16 +10,12 @@ from bilevel import problems
 COVTYPE_ROWS = 60_000
 
 
-def split(build, features, targets, **options):
-    """Return a problem with two thirds of the rows for training."""
+def split(features, targets, **options):
+    """Return penalty selection with two thirds of the rows for training."""
     order = np.random.default_rng(0).permutation(len(features))
     train, val = np.split(order, [2 * len(order) // 3])
-    return build(features[train], targets[train], features[val], targets[val], dtype="float32", **options)
-
-
-def halves(features, signs):
-    """Return logistic penalty selection with two thirds of the rows for training."""
-    return split(problems.logistic_selection, features, signs)
+    rows = features[train], targets[train], features[val], targets[val]
+    return problems.penalty_selection(*rows, dtype="float32", **options)
 
 
 def labeled(features, truth, rng):
@@ -38,34 +34,34 @@ def binary_covtype():
     rng = np.random.default_rng(0)
     rows = rng.permutation(len(data.X_train))[:COVTYPE_ROWS]
     features, signs = data.X_train[rows].astype(np.float64), np.where(data.y_train[rows] == 2, 1, -1)
-    return halves(standardized(features), signs)
+    return split(standardized(features), signs)
 
 
 def odd_digits():
     """The digits of scikit-learn, odd against even: 64 pixels from 0 to 1, some constant."""
     data = bilevel.datasets.load("digits")
-    return halves(data.X_train.reshape(len(data.X_train), -1) / 16.0, np.where(data.y_train % 2 == 1, 1, -1))
+    return split(data.X_train.reshape(len(data.X_train), -1) / 16.0, np.where(data.y_train % 2 == 1, 1, -1))
 
 
 def ten_digits():
     """Softmax selection on all ten digits with a penalty per pixel."""
     data = bilevel.datasets.load("digits")
     images, labels = data.X_train.reshape(len(data.X_train), -1) / 16.0, data.y_train.astype(np.int32)
-    return split(problems.softmax_selection, images, labels, per="feature")
+    return split(images, labels, loss="softmax", per="feature")
 
 
 def useless(n=4000, dim=500, useful=20):
     """Five hundred features, of which twenty are relevant."""
     rng = np.random.default_rng(1)
     truth = np.where(np.arange(dim) < useful, rng.standard_normal(dim), 0)
-    return halves(*labeled(rng.standard_normal((n, dim)), truth, rng))
+    return split(*labeled(rng.standard_normal((n, dim)), truth, rng))
 
 
 def badly_scaled(n=6000, dim=30):
     """Columns with scales from 1e-3 to 1e3, all equally relevant."""
     rng = np.random.default_rng(2)
     scales = np.geomspace(1e-3, 1e3, dim)
-    return halves(*labeled(scales * rng.standard_normal((n, dim)), rng.standard_normal(dim) / scales, rng))
+    return split(*labeled(scales * rng.standard_normal((n, dim)), rng.standard_normal(dim) / scales, rng))
 
 
 def one_hots(n=8000, categories=(4, 12, 40)):
@@ -73,7 +69,7 @@ def one_hots(n=8000, categories=(4, 12, 40)):
     rng = np.random.default_rng(3)
     blocks = [np.eye(k)[rng.choice(k, n, p=rng.dirichlet(np.full(k, 0.7)))] for k in categories]
     features = np.concatenate([np.ones((n, 1)), *blocks], axis=1)
-    return halves(*labeled(features, rng.standard_normal(features.shape[1]), rng))
+    return split(*labeled(features, rng.standard_normal(features.shape[1]), rng))
 
 
 def separable(n=3000, dim=20, noise=0.05):
@@ -84,7 +80,7 @@ def separable(n=3000, dim=20, noise=0.05):
     features += 0.1 * signs[:, None] * truth / np.linalg.norm(truth)
     cut = 2 * n // 3
     noisy = np.where(rng.random(n - cut) < noise, -1, 1) * signs[cut:]
-    return problems.logistic_selection(features[:cut], signs[:cut], features[cut:], noisy, dtype="float32")
+    return problems.penalty_selection(features[:cut], signs[:cut], features[cut:], noisy, dtype="float32")
 
 
 def embedded(name):
@@ -101,28 +97,28 @@ def embedded(name):
 def wine_raw():
     """Raw chemical measurements of wines: columns from 0.1 to 1700, not centered."""
     features, target = embedded("wine")
-    return halves(features, np.where(target == 0, 1, -1))
+    return split(features, np.where(target == 0, 1, -1))
 
 
 def wine_classes():
     features, target = embedded("wine")
-    return split(problems.softmax_selection, standardized(features), target.astype(np.int32), per="feature")
+    return split(standardized(features), target.astype(np.int32), loss="softmax", per="feature")
 
 
 def iris_classes():
     features, target = embedded("iris")
-    return split(problems.softmax_selection, features, target.astype(np.int32), per="class")
+    return split(features, target.astype(np.int32), loss="softmax", per="class")
 
 
 def breast_cancer_raw():
     """Raw sizes of cells: columns from 0.003 to 4254."""
     features, target = embedded("breast_cancer")
-    return halves(features, np.where(target == 1, 1, -1))
+    return split(features, np.where(target == 1, 1, -1))
 
 
 def diabetes_ridge():
     features, target = embedded("diabetes")
-    return split(problems.ridge_selection, standardized(features), (target - target.mean()) / target.std())
+    return split(standardized(features), (target - target.mean()) / target.std(), loss="squared")
 
 
 def diabetes_products():
@@ -131,7 +127,7 @@ def diabetes_products():
     columns = standardized(features)
     pairs = [columns[:, i] * columns[:, j] for i in range(10) for j in range(i, 10)]
     features = np.column_stack([columns, *pairs])
-    return split(problems.ridge_selection, features, (target - target.mean()) / target.std())
+    return split(features, (target - target.mean()) / target.std(), loss="squared")
 
 
 def mnist_pair(rows=3000):
@@ -139,14 +135,14 @@ def mnist_pair(rows=3000):
     data = bilevel.datasets.load("mnist")
     chosen = np.flatnonzero(np.isin(data.y_train, (3, 5)))[:rows]
     images = data.X_train[chosen].reshape(len(chosen), -1).astype(np.float64)
-    return halves(images[:, images.std(0) > 0] / 255.0, np.where(data.y_train[chosen] == 3, 1, -1))
+    return split(images[:, images.std(0) > 0] / 255.0, np.where(data.y_train[chosen] == 3, 1, -1))
 
 
 def covtype_raw(rows=6000):
     """Raw Covertype, class 2 against the rest: elevations in the thousands next to one-hot columns."""
     data = bilevel.datasets.load("covtype")
     chosen = np.random.default_rng(1).permutation(len(data.X_train))[:rows]
-    return halves(data.X_train[chosen].astype(np.float64), np.where(data.y_train[chosen] == 2, 1, -1))
+    return split(data.X_train[chosen].astype(np.float64), np.where(data.y_train[chosen] == 2, 1, -1))
 
 
 def five_folds():
@@ -167,7 +163,7 @@ def large_means(n=3000, dim=40, mean=100.0):
     rng = np.random.default_rng(11)
     features = rng.standard_normal((n, dim))
     _, signs = labeled(features, rng.standard_normal(dim), rng)
-    return halves(features + mean, signs)
+    return split(features + mean, signs)
 
 
 def huge_means(n=3000, dim=10):
@@ -175,7 +171,7 @@ def huge_means(n=3000, dim=10):
     rng = np.random.default_rng(12)
     features = rng.standard_normal((n, dim))
     _, signs = labeled(features, rng.standard_normal(dim), rng)
-    return halves(features + np.geomspace(10, 1000, dim), signs)
+    return split(features + np.geomspace(10, 1000, dim), signs)
 
 
 def polynomial(n=2000, degree=9):
@@ -183,27 +179,27 @@ def polynomial(n=2000, degree=9):
     rng = np.random.default_rng(13)
     t = rng.uniform(size=n)
     powers = t[:, None] ** np.arange(degree + 1)
-    return split(problems.ridge_selection, powers, np.sin(9 * t) + 0.3 * rng.standard_normal(n))
+    return split(powers, np.sin(9 * t) + 0.3 * rng.standard_normal(n), loss="squared")
 
 
 def heavy_tails(n=4000, dim=20):
     """Columns with infinite variance: Student's t with 1.5 degrees of freedom."""
     rng = np.random.default_rng(14)
-    return halves(*labeled(rng.standard_t(1.5, (n, dim)), rng.standard_normal(dim), rng))
+    return split(*labeled(rng.standard_t(1.5, (n, dim)), rng.standard_normal(dim), rng))
 
 
 def duplicates(n=3000, dim=15):
     """Each column four times, twice with the opposite sign."""
     rng = np.random.default_rng(15)
     features, signs = labeled(rng.standard_normal((n, dim)), rng.standard_normal(dim), rng)
-    return halves(np.concatenate([features, -features, features, -features], axis=1), signs)
+    return split(np.concatenate([features, -features, features, -features], axis=1), signs)
 
 
 def wide(n=150, dim=400, useful=10):
     """Fewer rows than columns."""
     rng = np.random.default_rng(16)
     truth = np.where(np.arange(dim) < useful, 2 * rng.standard_normal(dim), 0)
-    return halves(*labeled(rng.standard_normal((n, dim)), truth, rng))
+    return split(*labeled(rng.standard_normal((n, dim)), truth, rng))
 
 
 def rare_positives(n=8000, dim=20):
@@ -212,7 +208,7 @@ def rare_positives(n=8000, dim=20):
     features, truth = rng.standard_normal((n, dim)), rng.standard_normal(dim)
     scores = features @ truth + rng.logistic(size=n)
     features = np.column_stack([features, np.ones(n)])
-    return halves(features, np.where(scores > np.quantile(scores, 0.99), 1, -1))
+    return split(features, np.where(scores > np.quantile(scores, 0.99), 1, -1))
 
 
 def collinear_ridge(n=1500, dim=30, rank=5):
@@ -220,7 +216,11 @@ def collinear_ridge(n=1500, dim=30, rank=5):
     rng = np.random.default_rng(18)
     few = rng.standard_normal((n, rank))
     features = few @ rng.standard_normal((rank, dim)) + 1e-3 * rng.standard_normal((n, dim))
-    return split(problems.ridge_selection, features, few @ rng.standard_normal(rank) + 0.5 * rng.standard_normal(n))
+    return split(
+        features,
+        few @ rng.standard_normal(rank) + 0.5 * rng.standard_normal(n),
+        loss="squared",
+    )
 
 
 def own_losses(loss, targets, features, outer_var):
@@ -257,7 +257,7 @@ def own_huber(n=900, dim=12):
 def few_rows(n=30, dim=6):
     """Twenty training rows and ten validation rows."""
     rng = np.random.default_rng(21)
-    return halves(*labeled(rng.standard_normal((n, dim)), rng.standard_normal(dim), rng))
+    return split(*labeled(rng.standard_normal((n, dim)), rng.standard_normal(dim), rng))
 
 
 FIRST_SETS = {

@@ -9,6 +9,7 @@ sweep     many cells in one program compared with one after another
 target    time to a value of h on IJCNN1; needs the data in the folder BILEVEL_DATA
 scaling   time and memory against the numbers of rows and features
 device    agreement of solvers on an accelerator with the CPU
+graphs    loops on a GPU, launched kernel by kernel or as a CUDA graph
 gpu       thousands of cells in one program and large batches on an accelerator
 """
 
@@ -35,6 +36,7 @@ PARTS = {
     "target": ("Time to a target", target.measure),
     "scaling": ("Scaling", scaling.measure),
     "device": ("Devices", device.compare_with_cpu),
+    "graphs": ("Loops as graphs", device.measure_loops),
     "gpu": ("GPU", device.measure_throughput),
 }
 

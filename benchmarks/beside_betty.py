@@ -103,9 +103,9 @@ def build(task):
         for name in ("train", "validation")
     )
     start = {name: task[name] for name in ("first", "bias", "last")}
-    losses = {"inner_batch_loss": inner_loss, "outer_batch_loss": outer_loss}
-    given = None, None, train, validation, start, np.zeros(ROWS, np.float32)
-    return bilevel.BilevelProblem.from_losses(*given, **losses, dtype="float32")
+    losses = bilevel.BatchLoss(inner_loss), bilevel.BatchLoss(outer_loss)
+    given = train, validation, start, np.zeros(ROWS, np.float32)
+    return bilevel.BilevelProblem.from_losses(*losses, *given, dtype="float32")
 
 
 def with_bilevel(task, power):

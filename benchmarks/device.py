@@ -1,4 +1,6 @@
-"""Solvers on an accelerator: agreement with the CPU, many cells in one program, large batches of long rows."""
+"""Solvers on an accelerator: agreement with the CPU, loops as graphs, many cells in one program, large batches."""
+
+import time
 
 import jax
 import numpy as np
@@ -14,6 +16,8 @@ PEAK_FLOPS = {"NVIDIA H200": 67e12}  # float32 without tensor cores, according t
 EPOCHS = 60
 CELLS = ((25, 10), (100, 10), (200, 10))
 BATCHES = (64, 512, 4096, 16384)
+PUBLISHED = ("SRBA", "SABA", "SOBA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")  # compared in the paper
+ROUNDS, ROUND_SECONDS = 3, 0.2
 
 
 def compare_with_cpu(quick):
@@ -35,7 +39,7 @@ def problems():
     labels, labels_val = rng.integers(0, 3, 1000), rng.integers(0, 3, 700)
     return {
         "quadratic": lambda: bilevel.problems.quadratic(1000, 700, 20, 5, dtype="float64"),
-        "logistic": lambda: bilevel.problems.logistic_selection(X, y, X_val, y_val, dtype="float64"),
+        "logistic": lambda: bilevel.problems.penalty_selection(X, y, X_val, y_val, dtype="float64"),
         "cleaning": lambda: bilevel.problems.data_cleaning(X, labels, X_val, labels_val, dtype="float64"),
     }
 
@@ -55,6 +59,48 @@ def final_point(problem_of, solver, device):
     with jax.default_device(device):
         result = bilevel.run(problem_of(), solver, max_steps=40)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.point)]), result
+
+
+def measure_loops(quick):
+    """Return µs per step of each solver with its loop launched kernel by kernel, and as a CUDA graph."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return NONE
+    compiled = [name for name, cls in bilevel.SOLVERS.items() if issubclass(cls, Solver) and name != "AutoSRBA"]
+    rows = []
+    for label, build in shapes.PROBLEMS.items():
+        problem = build()
+        for name in compiled[:2] if quick else compiled if label == "IJCNN1" else PUBLISHED:
+            kernels, graph = loop_micros(problem, name)
+            rows.append([label, name, number(kernels), number(graph), number(kernels / graph)])
+            print(f"  {rows[-1]}", flush=True)
+    header = ["problem", "solver", "kernel by kernel, µs", "graph, µs", "kernel by kernel / graph"]
+    return f"On {device.device_kind}, best of {ROUNDS} rounds in turns.\n\n" + table(header, rows)
+
+
+def loop_micros(problem, name):
+    """Return the best µs per step with the loop launched kernel by kernel, and as a graph."""
+    cls = bilevel.SOLVERS[name]
+    default = cls.faster_without_cuda_graph
+    run = bilevel.Run(problem, cls(step_size=1e-3, outer_ratio=1.0), exact=False)
+
+    def seconds_of(n_steps, *, without_graph):
+        cls.faster_without_cuda_graph = without_graph  # read when the loop is called
+        run.restart()
+        began = time.perf_counter()
+        run.advance(n_steps)
+        return time.perf_counter() - began
+
+    try:
+        for without_graph in (True, False):
+            seconds_of(1, without_graph=without_graph)  # compiles
+        n_steps = 64
+        while seconds_of(n_steps, without_graph=True) < ROUND_SECONDS and n_steps < 2**14:
+            n_steps *= 2
+        rounds = [[seconds_of(n_steps, without_graph=way) for way in (True, False)] for _ in range(ROUNDS)]
+    finally:
+        cls.faster_without_cuda_graph = default
+    return 1e6 * np.min(rounds, axis=0) / n_steps
 
 
 def measure_throughput(quick):

@@ -16,16 +16,17 @@ from pathlib import Path
 
 import numpy as np
 from markdown import number, table
-from rich.console import Console
 
 import bilevel
-from bilevel.bench.config import SWEEP, build_problem, find_config, load_config
+from bilevel._core.files import replacing
+from bilevel.bench.config import SWEEP, Budget, build_problem, load_config
 from bilevel.bench.distribution import Where
 from bilevel.bench.execute import drop_duplicates, execute
-from bilevel.bench.live import watch
+from bilevel.bench.live import Watcher
 from bilevel.bench.select import final_values, make_sections
-from bilevel.bench.store import Store
+from bilevel.bench.store import Store, list_metrics
 from bilevel.engine.metrics import METRICS
+from bilevel.solvers import HostSolver
 
 PROBLEMS = {"equal_quadratic": "quadratics, h - h*", "equal_ijcnn1": "IJCNN1, h", "equal_cleaning": "cleaning, h"}
 QUICK = {
@@ -50,8 +51,9 @@ Each cell has the median over {seeds} seeds, at the best setting of the solver, 
 exact: the inner problem is solved again at the last x. Solvers are sorted by their mean rank. The last column counts
 the diverged runs of all settings and seeds on each problem. `AutoSRBA` has a single setting. It first fits z by at
 least 76 n calls, which is most of these budgets or all of them; it is meant for longer runs. With
-`preconditioner="diagonal"` x moves from the start. A step of `Exact`, `HOAG` or `DTFBO` may exceed the budget; their
-result is the last point within the budget, which may be the start.
+`preconditioner="diagonal"` x moves from the start. A step of
+{host} may exceed the budget; their result is the last point within the
+budget, which may be the start.{missing}
 
 {results}
 
@@ -62,6 +64,9 @@ selection. The grid is the product of the step sizes and ratios below; other par
 batches of 64. Solvers whose step has another meaning (`F2SAp` and `AdaBiO` move x by a length; for `STFBO` and `DTFBO`
 it is a bound) have the same grid. Solvers that adapt their steps have one setting. Longer series or inner loops, which
 reduce the bias of some methods, were not tried: these are results of {n_settings} settings.
+
+Settings that were tuned on other codes may not carry over: in the authors' codes of `StocBiO`, `MRBO` and `VRBO` v is
+about 1/η times as large as in the papers and here, and in that of `PZOBO` the estimate is divided by the size of x.
 
 {grids}
 
@@ -84,34 +89,24 @@ def shrink(experiment):
         first[setting.solver, setting.columns].append(setting)
     settings = tuple(setting for some in first.values() for setting in some[:2])
     little = {"problem": problem, "problem_arguments": tuple(sorted(arguments.items())), "settings": settings}
-    return replace(experiment, **little, seeds=(0, 1), max_calls=10_000)
+    return replace(experiment, **little, seeds=(0, 1), budget=Budget(calls=10_000))
 
 
 def run(experiment, store, only, where):
     """Run the missing tasks and return the number of failed tasks."""
     known = [name for name in only or experiment.solvers if name in experiment.solvers]
-    with watch(experiment.metric, Console(stderr=True)) as watcher:
-        config = find_config(experiment.name)
-        return execute(experiment, store, watcher, only=known, phases=[SWEEP], where=where, config=config)
-
-
-class Slim(Store):
-    """A store that reads only the columns of the page, without some solvers."""
-
-    without = ()
-
-    def read(self, phase=None):
-        rows = super().read(phase)
-        dropped = [name for name in rows if name.startswith("calls_") or (name in METRICS and name not in SELECTING)]
-        rows = rows[~rows["solver"].isin(self.without)].drop(columns=[*dropped, *VERSIONS])
-        return rows.dropna(axis="columns", how="all")
+    return execute(experiment, store, Watcher(), only=known, phases=[SWEEP], where=where)
 
 
 def compact(folder, without=()):
-    """Write all results, except those of some solvers, to one file with the columns of the page."""
-    store, kept = Slim(folder), folder / KEPT
-    store.without = without
-    store.keep(kept)
+    """Write the final rows, except those of some solvers, to one file with the columns of the page."""
+    rows, kept = Store(folder).read(), folder / KEPT
+    dropped = [name for name in rows if name.startswith("calls_") or (name in METRICS and name not in SELECTING)]
+    rows = rows[rows["final"] & ~rows["solver"].isin(without)].drop(columns=[*dropped, *VERSIONS])
+    rows = rows.dropna(axis="columns", how="all").sort_values(["cell", "step"])
+    with np.errstate(over="ignore"), replacing(kept) as file:
+        rows = rows.astype(dict.fromkeys(list_metrics(rows), np.float32))
+        rows.to_parquet(file, index=False, compression="zstd", compression_level=19)
     for path in folder.glob("*.parquet"):
         if path != kept:
             path.unlink()
@@ -185,7 +180,7 @@ def grids(experiments):
         lists = [", ".join(f"{value:g}" for value in sorted(those)) for those in values]
         given = {name: value for name, value in one.problem_arguments if name.startswith("n_")}
         sizes = ", ".join(f"{name} = {value}" for name, value in given.items())
-        rows.append([PROBLEMS[one.name].partition(",")[0], sizes or None, f"{one.max_calls:,}", *lists])
+        rows.append([PROBLEMS[one.name].partition(",")[0], sizes or None, f"{one.budget.calls:,}", *lists])
     return table(["problem", "rows", "oracle calls", "step sizes", "ratios"], rows)
 
 
@@ -197,8 +192,13 @@ def write(experiments, store, path):
         one.name: {name_of(other): outcome(other, one) for other in sections[one.name].contenders}
         for one in experiments
     }
+    host = [f"`{name}`" for name, cls in bilevel.SOLVERS.items() if issubclass(cls, HostSolver)]
+    partial = [name for name in bilevel.SOLVERS if any(name not in one.solvers for one in experiments)]
+    listed = ", ".join(f"`{name}`" for name in partial)
     text = TEXT.format(
         seeds=len(experiments[0].seeds),
+        host=f"{', '.join(host[:-1])} or {host[-1]}",
+        missing=listed and f"\nA solver ranks last without the constants that it needs: {listed}.",
         results=results(outcomes),
         n_settings=len([one for one in experiments[0].settings if one.solver == "SRBA" and one.columns == (TUNED,)]),
         grids=grids(experiments),

@@ -51,14 +51,20 @@ def build(layers, width, batch, remat=False, **options):
 
     rows = rng.normal(size=(2 * batch, width))
     start = {"inner_var": rng.normal(size=(layers, width, width)) / width**0.5, "outer_var": np.array(-5.0)}
-    return bilevel.BilevelProblem.from_losses(inner_loss, outer_loss, rows, rows, **start, **options, dtype="float32")
+    return bilevel.BilevelProblem.from_losses(
+        *(inner_loss, outer_loss, rows, rows),
+        **start,
+        differentiation=bilevel.Differentiation(**options),
+        dtype="float32",
+    )
 
 
 def prepare(batch, problem):
     """Return the memory of the compiled steps, and a function that takes some."""
     steps = steps_of(problem, bilevel.SOBA(0.01, 1.0, batch))
     page, state = steps.draw(0, 64), steps.init()
-    program = advance.lower(steps.solver, steps.oracles, state, page, np.int32(0), np.int32(STEPS)).compile()
+    program, leaves = advance.find(steps.solver, steps.oracles, state, page, np.int32(0), np.int32(STEPS))
+    program = program.lower(leaves).compile()
     memory = program.memory_analysis().temp_size_in_bytes
     return memory, lambda: jax.block_until_ready(steps.take(state, page, 0, STEPS))
 

@@ -16,7 +16,8 @@ import numpy as np
 from markdown import table
 from processes import Turns, answer_turns
 
-SOLVERS = ("SRBA", "SABA", "SOBA")
+SOLVERS = ("SRBA", "SABA", "SOBA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
+STEPS = 256  # the number of steps per round is a multiple of it
 SECONDS = 0.2  # per solver and round
 HERE = Path(__file__).resolve()
 
@@ -47,8 +48,10 @@ def problems(bilevel):
     rows = features[:cut], signs[:cut], features[cut:], signs[cut:]
     pictures = images[:images_cut], digits[:images_cut], images[images_cut:], digits[images_cut:]
     start = {"inner_var": np.zeros(22), "outer_var": np.zeros(22), "dtype": "float32"}
+    names = {"penalty_selection", "logistic_selection"} & set(dir(bilevel.problems))  # the second in early ones
+    select = getattr(bilevel.problems, names.pop())
     return {
-        "IJCNN1": (without_exact_solver(bilevel.problems.logistic_selection(*rows, **start)), 0.05),
+        "IJCNN1": (without_exact_solver(select(*rows, **start)), 0.05),
         "quadratics": (without_exact_solver(bilevel.problems.quadratic(dtype="float32")), 0.01),
         "cleaning": (without_exact_solver(bilevel.problems.data_cleaning(*pictures, dtype="float32")), 0.01),
     }
@@ -63,9 +66,9 @@ class Contender:
     """One solver on one problem."""
 
     def __init__(self, problem, solver):
-        self.problem, self.solver, self.steps = problem, solver, 4096
+        self.problem, self.solver, self.steps = problem, solver, STEPS
         self.micros()
-        self.steps = 4096 * max(1, round(SECONDS / (4096e-6 * self.micros())))
+        self.steps = STEPS * max(1, round(SECONDS / (STEPS * 1e-6 * self.micros())))
 
     def micros(self):
         """Return the time per step by the clock of a run."""

@@ -55,7 +55,7 @@ def point(n, p):
     """Return seconds per epoch, seconds per full-batch pass, and peak megabytes, including building."""
     before = peak_with_jax()
     data = shapes.signed_rows(n // 2, n - n // 2, p)
-    problem = bilevel.problems.logistic_selection(*data, **shapes.logistic_start(p), dtype="float32")
+    problem = bilevel.problems.penalty_selection(*data, **shapes.logistic_start(p), dtype="float32")
     del data
     problem = shapes.without_exact_solver(problem)
     return seconds_per_epoch(problem), seconds_per_pass(problem), (peak_bytes() - before) / 1e6

@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 def logistic_problem(n_train=49_990, n_val=91_701, dim=22, dtype="float32"):
     """Return penalty selection in the shape of IJCNN1."""
     rows = signed_rows(n_train, n_val, dim)
-    return without_exact_solver(bilevel.problems.logistic_selection(*rows, **logistic_start(dim), dtype=dtype))
+    return without_exact_solver(bilevel.problems.penalty_selection(*rows, **logistic_start(dim), dtype=dtype))
 
 
 def logistic_like(dtype="float32", **sizes):

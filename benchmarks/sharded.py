@@ -29,7 +29,7 @@ def build(n, features, devices):
         return rows, np.where(rows[:, 0] + rng.logistic(size=n) > 0, 1, -1)
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        problem = bilevel.problems.logistic_selection(*level(), *level(), dtype="float32")
+        problem = bilevel.problems.penalty_selection(*level(), *level(), dtype="float32")
     return problem.sharded(devices, own_rows=True)
 
 

@@ -1,6 +1,6 @@
 """SRBA on rows of a file that never fit into memory: time per pass compared with plain reads, time per step, memory.
 
-    python benchmarks/streaming.py [--rows 100000000] [--features 22] [--folder .] [--window 4000000] [--keep]
+    python benchmarks/streaming.py [--rows 100000000] [--features 22] [--folder .] [--keep]
 
 Logistic penalty selection in float32. Standard normal training rows and labels from a logistic model are first written
 to two files in ``--folder``, which are deleted at the end unless ``--keep`` is given. A pass computes ∇z G, the
@@ -100,13 +100,13 @@ def print_memory(when, most):
     return max(most, own)
 
 
-def build(paths, n, features, window):
+def build(paths, n, features):
     X = np.memmap(paths[0], np.float32, "r", shape=(n, features))
     y = np.memmap(paths[1], np.int8, "r", shape=(n,))
     X_val, y_val = make_rows(np.random.default_rng(2), min(N_VALIDATION, n), features)
-    train = bilevel.HostData(X, shuffle=False, window=window)
+    train = bilevel.HostData(X, shuffle=False)
     start = {"inner_var": np.zeros(features), "outer_var": np.full(features, -9.0)}
-    return bilevel.problems.logistic_selection(train, y, X_val, y_val, dtype="float32", **start)
+    return bilevel.problems.penalty_selection(train, y, X_val, y_val, dtype="float32", **start)
 
 
 def time_passes(problem, paths, repeats, gigabytes):
@@ -148,7 +148,6 @@ def parsed():
     parser.add_argument("--rows", type=lambda text: int(float(text)), default=100_000_000)
     parser.add_argument("--features", type=int, default=22)
     parser.add_argument("--folder", type=Path, default=Path())
-    parser.add_argument("--window", type=int, default=4_000_000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
@@ -163,16 +162,11 @@ def main():
     try:
         print(f"JAX {jax.__version__}, {os.cpu_count()} cores; {n:,} rows, {gigabytes:.1f} GB")
         most = print_memory("before", most)
-        problem = build(paths, n, options.features, None)
+        problem = build(paths, n, options.features)
         time_passes(problem, paths, options.repeats, gigabytes)
         most = print_memory("after the passes", most)
         solver = bilevel.SRBA(0.5, 1.0, options.batch, period=options.steps // 4, outer_optimizer="adam")
-        print("\nSRBA, batches from all rows")
-        time_draws(problem, paths, options.batch)
-        time_steps(problem, paths, solver, options.steps)
-        most, problem = print_memory("after the run", most), None
-        print(f"\nSRBA, batches from a window of {options.window:,} rows")
-        problem = build(paths, n, options.features, options.window)
+        print("\nSRBA")
         time_draws(problem, paths, options.batch)
         time_steps(problem, paths, solver, options.steps)
         most = print_memory("after the run", most)

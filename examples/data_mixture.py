@@ -124,19 +124,17 @@ def build(sources, seed=0):
     def test_loss(point):
         return jnp.mean(entropies(point.inner_var, *sources.test))
 
-    return bilevel.BilevelProblem.from_losses(
-        None,
-        None,
+    problem = bilevel.BilevelProblem.from_losses(
+        bilevel.BatchLoss(inner_loss),
+        bilevel.BatchLoss(outer_loss),
         (rows, labels, of_source),
         sources.validation,
         weights_of(sources, seed),
         np.zeros(size, np.float32),
-        inner_batch_loss=inner_loss,
-        outer_batch_loss=outer_loss,
         metrics={"test_loss": test_loss},
         dtype="float32",
-        name="mixture",
     )
+    return replace(problem, name="mixture")
 
 
 def fit(problem, steps, mixture=None):

@@ -13,7 +13,7 @@ the validation rows in training; the selection rule is the same for all runs, an
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import jax
@@ -131,19 +131,17 @@ def build(data, kept=None, labels=None, seed=0, by_loss=False):
     labels = noisy if labels is None else labels
     kept = np.arange(len(images)) if kept is None else kept
     metrics = {"validation_error": errors(*data.validation), "test_error": errors(*data.test)}
-    return bilevel.BilevelProblem.from_losses(
-        None,
-        None,
+    problem = bilevel.BilevelProblem.from_losses(
+        bilevel.BatchLoss(bent_loss if by_loss else weighted_loss),
+        bilevel.BatchLoss(outer_loss),
         (images[kept], labels[kept], np.arange(len(kept), dtype=np.int32)),
         data.validation,
         weights_of(images.shape[1], seed),
         {"level": np.float32(2), "log_slope": np.float32(0)} if by_loss else {"logit": np.zeros(len(kept), np.float32)},
-        inner_batch_loss=bent_loss if by_loss else weighted_loss,
-        outer_batch_loss=outer_loss,
         metrics=metrics,
         dtype="float32",
-        name="label noise",
     )
+    return replace(problem, name="label noise")
 
 
 def inner_optimizer(steps):

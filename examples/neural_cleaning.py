@@ -10,6 +10,7 @@ by the weights.
 """
 
 import argparse
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -57,7 +58,7 @@ def build(corruption):
         scores = jax.vmap(eqx.combine(point.inner_var, architecture))(X_test.astype(np.float32))
         return jnp.mean(jnp.argmax(scores, axis=1) != y_test)
 
-    return bilevel.BilevelProblem.from_losses(
+    problem = bilevel.BilevelProblem.from_losses(
         inner_loss,
         outer_loss,
         (X, y, np.arange(N_TRAIN, dtype=np.int32)),
@@ -66,8 +67,8 @@ def build(corruption):
         {"logit": np.zeros(N_TRAIN)},
         metrics={"test_error": test_error, "auc": lambda point: roc_auc_score(~wrong, point.outer_var["logit"])},
         dtype="float32",
-        name="neural cleaning",
     )
+    return replace(problem, name="neural cleaning")
 
 
 def main():

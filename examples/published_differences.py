@@ -88,7 +88,7 @@ class ZeroMRBO(bilevel.MRBO):
         z = move(state.point.inner_var, estimate.inner_var, self.step_size)
         point = state.point._replace(inner_var=z, v=here.v)
         point = move_outer(oracles, point, estimate.outer_var, self.step_size / self.outer_ratio)
-        return StormState(point, state.point, estimate.inner_var, estimate.outer_var)
+        return StormState(point, state.point, estimate.inner_var, estimate.outer_var, state.moves)
 
     def calls(self, oracles, draw, refresh):
         return bilevel.MRBO.calls(self, oracles, draw, refresh and not self.previous_at_zero)

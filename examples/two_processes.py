@@ -35,7 +35,7 @@ def work(address, n_processes, process, whole):
     # By default the first process would listen at every address of this machine.
     jax.distributed.initialize(address, n_processes, process, coordinator_bind_address=address)
     part = slice(None) if whole else slice(process, None, n_processes)
-    problem = bilevel.problems.logistic_selection(*breast_cancer(part), dtype="float64")
+    problem = bilevel.problems.penalty_selection(*breast_cancer(part), dtype="float64")
     return bilevel.run(problem.sharded(own_rows=not whole), SOLVER, max_steps=STEPS)
 
 

@@ -16,6 +16,7 @@ with the lowest validation loss is selected.
 
 import argparse
 import time
+from dataclasses import replace
 from statistics import median
 
 import flax.linen as nn
@@ -81,7 +82,7 @@ def build(parts, seed=0):
     """Return the problem with its metric."""
     train, validation, test = parts
     weights = Network().init(jax.random.key(seed), jnp.zeros((N_IMAGES, 64), np.float32))["params"]
-    return bilevel.BilevelProblem.from_losses(
+    problem = bilevel.BilevelProblem.from_losses(
         inner_loss,
         outer_loss,
         train,
@@ -90,8 +91,8 @@ def build(parts, seed=0):
         jax.tree.map(lambda leaf: np.log(START), weights),
         metrics={"test_error": lambda point: error_of(point.inner_var, test)},
         dtype="float32",
-        name="weight decay",
     )
+    return replace(problem, name="weight decay")
 
 
 def optimizer(steps):
