@@ -21,7 +21,7 @@ def diabetes(**kwargs):
 
     X, y = load_diabetes(return_X_y=True)
     X, y = X / X.std(0), (y - y.mean()) / y.std()
-    return problems.ridge_selection(X[::2], y[::2], X[1::2], y[1::2], dtype="float32", **kwargs)
+    return problems.penalty_selection(X[::2], y[::2], X[1::2], y[1::2], loss="squared", dtype="float32", **kwargs)
 
 
 def digits(per):
@@ -29,7 +29,7 @@ def digits(per):
 
     X, y = load_digits(return_X_y=True)
     X = (X - X.mean(0)) / np.maximum(X.std(0), 1)
-    return problems.softmax_selection(X[::2], y[::2], X[1::2], y[1::2], per=per, dtype="float32")
+    return problems.penalty_selection(X[::2], y[::2], X[1::2], y[1::2], loss="softmax", per=per, dtype="float32")
 
 
 PROBLEMS = {

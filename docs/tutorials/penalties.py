@@ -87,10 +87,10 @@ result.plot("value")
 # %% [markdown]
 # ## The ready problem
 #
-# `bilevel.problems.logistic_selection` is the same problem in closed form. Here it starts at the same point.
+# `bilevel.problems.penalty_selection` is the same problem in closed form. Here it starts at the same point.
 
 # %%
-ready = bilevel.problems.logistic_selection(
+ready = bilevel.problems.penalty_selection(
     X[train],
     y[train],
     X[val],
@@ -111,7 +111,7 @@ for name, run in {"own losses": result, "ready": per_feature}.items():
 # `groups` says which features share a penalty; here all do.
 
 # %%
-shared = bilevel.problems.logistic_selection(
+shared = bilevel.problems.penalty_selection(
     X[train],
     y[train],
     X[val],
@@ -170,7 +170,7 @@ train, val, test = np.split(np.arange(6000), [500, 1000])
 
 def select(groups, n_penalties):
     start = {"inner_var": np.zeros(100), "outer_var": np.full(n_penalties, -2.0)}
-    problem = bilevel.problems.logistic_selection(
+    problem = bilevel.problems.penalty_selection(
         X[train], y[train], X[val], y[val], groups=groups, outer_bounds=(-12.0, 12.0), dtype="float64", **start
     )
     return bilevel.run(problem, bilevel.AutoSRBA(), max_steps=5_000)
