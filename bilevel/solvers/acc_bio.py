@@ -15,7 +15,7 @@ Every step is a full-batch pass. With α = 1/L_y the step of z, γ = α/r = 1/L_
 
 x and x̃ start at y, which is the x of a run. "bg" is the form for bounded gradients of F in z. Choices made here: both
 loops start from the last z and v, and without momentum.
-If h is convex but not strongly, add ε ||x||²/(2 R) to F, with R a bound of ||x*||, and give ε/R as μ_x.
+If h is convex but not strongly, add ε ||x||²/(2 R) to F, with R a bound of ||x*||², and give ε/R as μ_x.
 Cost (N + 1) n for gradients and the product with x, M n, 2m. Memory 3p + 2d. Adaptive: nothing.
 """
 
