@@ -26,7 +26,7 @@ def build(data):
 def learn(problem, data, steps):
     """Return ten learned images."""
     _, step_size, outer_ratio = SETTINGS[data]
-    solver = bilevel.SRBA(step_size, outer_ratio, batch_size=10, outer_batch_size=64)
+    solver = bilevel.SRBA(step_size, outer_ratio, batch_size=64)
     return bilevel.run(problem, solver, max_steps=steps, eval_every=steps).point.outer_var
 
 

@@ -54,6 +54,8 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
         _check_batches(problem, solver)
         inner, outer = solver.batches()
         oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
+        if oracles.full_inner and solver.sampling == "iid":  # would draw with replacement
+            oracles = replace(oracles, inner_samples=oracles.inner_samples.with_batches(inner, "blocks"))
         if isinstance(solver, HostSolver):
             oracles = oracles.astype(dtype)
         if oracles.is_on_host:
@@ -63,6 +65,8 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
 
 def configure(problem: BilevelProblem, solver: SolverBase) -> SolverBase:
     """Return the solver with its defaults filled in, after checking its bounds and transformations."""
+    if problem.oracles.full_inner and isinstance(solver, Solver):
+        solver = replace(solver, batch_size=problem.n_inner, outer_batch_size=solver.batches()[1])
     solver = solver.configure(problem)
     if isinstance(solver, Solver):
         solver.moves.check(type(solver).__name__, problem.start)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -15,7 +15,7 @@ from bilevel._core import threefry, trees
 from bilevel._core.types import Array, Count, InnerPass, OuterPass, Point, PyTree, Rows
 from bilevel.oracles.host_samples import HostSamples, Reader
 from bilevel.oracles.outer_terms import OuterTerm
-from bilevel.oracles.samples import Samples
+from bilevel.oracles.samples import STATIC, Samples
 
 _INNER_STREAM, _OUTER_STREAM = 0, 1
 _LOSS_STREAM = 3  # solvers draw lengths and coins from stream 2
@@ -33,12 +33,14 @@ class Oracles(ABC):
     inner_samples, outer_samples : the data of each level, which also draw, take and count rows
     outer_bounds : (lower, upper) pytrees like the outer variable, or None
     outer_term : R, which is added to the objective and is not part of F and its derivatives; or None
+    full_inner : whether each batch of a run has all inner rows, so that batch sizes are those of the outer level
     """
 
     inner_samples: Samples
     outer_samples: Samples
     outer_bounds: tuple[PyTree, PyTree] | None = None
     outer_term: OuterTerm | None = None
+    full_inner: bool = field(default=False, metadata=STATIC)
 
     has_row_diagonals: ClassVar[bool] = False  # True if `_row_diagonals` and the two methods after it are implemented
     wide_bounds: ClassVar[tuple[float, float] | None] = None  # of x, beyond which the model barely changes

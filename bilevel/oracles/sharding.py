@@ -233,7 +233,8 @@ def _split(oracles: Oracles, mesh: Mesh, n_owners: int, sizes: tuple[int, int]) 
     with arithmetic(inner.dtype):
         inner = _place(levels[0], mesh, n_owners, sizes[0])
         outer = inner if oracles.shares_rows else _place(levels[1], mesh, n_owners, sizes[1])
-        return ShardedOracles(inner, outer, rule.outer_bounds, rule.outer_term, rule=rule, mesh=mesh)
+        given = rule.outer_bounds, rule.outer_term, rule.full_inner
+        return ShardedOracles(inner, outer, *given, rule=rule, mesh=mesh)
 
 
 def _place(samples: Samples, mesh: Mesh, n_owners: int, n: int) -> Shard:

@@ -38,8 +38,8 @@ def distillation(
 ) -> BilevelProblem:
     """Build dataset distillation: ten learned images, one of each digit, and real images on the outer level.
 
-    Real pixels are from 0 to 1, learned ones are free. Runs start at real images. Solvers need ``batch_size <= 10`` and
-    may have a larger ``outer_batch_size``. The metric ``test_error`` is that on at most 10 000 other real images.
+    Real pixels are from 0 to 1, learned ones are free. Runs start at real images. Each batch has all learned images, so
+    ``batch_size`` is a number of real ones. The metric ``test_error`` is that on at most 10 000 other real images.
 
     Parameters
     ----------
@@ -62,7 +62,8 @@ def distillation(
     with arithmetic(dtype):
         metrics = {"test_error": Partial(error_rate, trees.put(X_test), trees.put(labels[test]))}
     bounds = partial(CleaningBounds, 2 * C, _bound_changes)
-    return replace(problem, name="distillation", metrics=metrics, certificate_bounds=bounds)
+    oracles = replace(problem.oracles, full_inner=True)
+    return replace(problem, oracles=oracles, name="distillation", metrics=metrics, certificate_bounds=bounds)
 
 
 def _inner_loss(z: Array, x: Array, classes: Array) -> Array:

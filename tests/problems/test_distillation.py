@@ -2,7 +2,9 @@
 
 import os
 import sys
+from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -11,19 +13,21 @@ from scipy.special import logsumexp, softmax
 import bilevel
 from bilevel import datasets, problems
 from bilevel._core.compilation import arithmetic
+from bilevel._core.types import Calls
 from tests import cases
 from tests.scripts import load_example
 
 CLASSES = np.arange(10)
 
 
-def made(monkeypatch, pixels=4, dtype="float64", **arguments):
-    """Return a problem on 40 of 60 images of few pixels, which belong to other classes than their neighbors."""
-    images = np.random.default_rng(0).integers(0, 17, (60, pixels, 1))
-    known = datasets.Dataset("digits", images, np.resize(CLASSES, 60).astype(np.int8), None, None, (*range(10),), "")
+def made(monkeypatch, pixels=4, dtype="float64", images=60, n_train=40, **arguments):
+    """Return a problem on some of 60 images of few pixels, which belong to other classes than their neighbors."""
+    labels = np.resize(CLASSES, images).astype(np.int8)
+    pictures = np.random.default_rng(0).integers(0, 17, (images, pixels, 1))
+    known = datasets.Dataset("digits", pictures, labels, None, None, (*range(10),), "")
     module = sys.modules[problems.distillation.__module__]
     monkeypatch.setattr(module, "load", {"digits": known}.get)
-    return problems.distillation(n_train=40, dtype=dtype, **arguments)
+    return problems.distillation(n_train=n_train, dtype=dtype, **arguments)
 
 
 def real_rows(problem):
@@ -93,6 +97,55 @@ def test_no_bound_of_the_certificate_is_exceeded(monkeypatch, dtype):
             assert np.linalg.norm(point.v - solution.v) <= certificate.v_distance_bound
             ratios.append(certificate.error_bound / np.linalg.norm(found - solution.hypergrad))
     assert min(ratios) >= 1 and np.median(ratios) < 40
+
+
+def one_direction(outer):
+    """Return the cost of one direction on all learned images and some real ones."""
+    return Calls(inner_grad=10, hvp=10, cross=10, outer_grad=outer, outer_grad_outer=outer)
+
+
+@pytest.mark.parametrize("sampling", ["blocks", "iid", "reshuffle", "full"])
+def test_each_batch_has_all_learned_images(monkeypatch, sampling):
+    problem = made(monkeypatch)
+    x, start = problem.start.outer_var, np.random.default_rng(3).standard_normal((10, 4))
+    problem = replace(problem, start=problem.start._replace(inner_var=start))
+    expected = start - 0.1 * (entropy(start, x, CLASSES)[1] + 0.4 * start)
+    alone, sharded = (
+        bilevel.run(one, bilevel.SOBA(0.1, 1.0, 5, sampling=sampling), max_steps=1, exact=False)
+        for one in (problem, problem.sharded(jax.devices()[:1]))
+    )
+    for run in (alone, sharded):
+        np.testing.assert_allclose(run.point.inner_var, expected, rtol=1e-10)
+    outer = 40 if sampling == "full" else 5
+    assert alone.calls == sharded.calls == one_direction(outer)
+
+
+@pytest.mark.parametrize("name", ["SRBA", "SABA", "NeumannAID", "AutoSRBA"])
+def test_costs_contain_all_learned_images_and_the_default_batch_of_real_ones(monkeypatch, name):
+    problem = made(monkeypatch, images=1700, n_train=1600, dtype="float32")  # too many for full batches by default
+    solver = {
+        "SRBA": bilevel.SRBA(period=5),
+        "SABA": bilevel.SABA(0.01),
+        "NeumannAID": bilevel.NeumannAID(0.01, n_inner_steps=2, n_neumann=3),
+        "AutoSRBA": bilevel.AutoSRBA(preconditioner="norm", period=5),
+    }[name]
+    calls = bilevel.run(problem, solver, max_steps=4, exact=False).calls
+    inner, outer = {
+        "SRBA": (10 + 3 * 20, 1600 + 3 * 128),
+        "SABA": (40, 4 * 64),
+        "NeumannAID": (80, 4 * 64),
+        "AutoSRBA": (10 + 3 * 20, 1600 + 3 * 128),
+    }[name]
+    assert (calls.inner_grad, calls.outer_grad) == (inner, outer)
+
+
+def test_only_the_real_images_limit_the_batch_size(monkeypatch):
+    problem = made(monkeypatch)
+    with pytest.raises(ValueError, match=r"`SOBA\(outer_batch_size=64\)` exceeds.*10 inner and 40 outer"):
+        bilevel.run(problem, bilevel.SOBA(), max_steps=1)
+    run = bilevel.run(problem, bilevel.SOBA(batch_size=64, outer_batch_size=40), max_steps=1, exact=False)
+    assert run.solver == bilevel.SOBA(batch_size=10, outer_batch_size=40)
+    assert run.calls == one_direction(40)
 
 
 @pytest.mark.parametrize("n_train", [3, 60])
