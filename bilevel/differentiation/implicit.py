@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.flatten_util import ravel_pytree
 
 from bilevel._core import trees
 from bilevel._core.types import Array, PyTree, is_number
-from bilevel.differentiation.linear import LARGEST_MATRIX, METHODS, SPARE, Multiply, is_solution
+from bilevel.differentiation.linear import LARGEST_MATRIX, Multiply, solve_linear
 from bilevel.problems.checks import check_choice, check_positive, check_sizes
 
 ON_FAILURE = ("nan", "raise", "flag")
@@ -43,7 +44,7 @@ def implicit(
 
     The solver itself is never differentiated, so it may contain loops of unknown length, or call code without
     derivatives. The returned function works under ``jit``, ``vmap``, ``grad``, ``jvp``, ``grad`` of ``grad`` and inside
-    ``scan``.
+    ``scan``. Values that ``residual`` or ``fixed_point`` use from an enclosing function are differentiated too.
 
     Parameters
     ----------
@@ -52,16 +53,17 @@ def implicit(
     fixed_point : ``fixed_point(z, *arguments)``, a tree like z that equals z at the solution; instead of `residual`
     linear_solver : "dense" for a matrix, "cg" for a symmetric and definite ∂r/∂z such as a Hessian, "gmres" or
         "bicgstab" for any other, "neumann" for the series of a contracting `fixed_point`. By default "dense" for z of
-        at most 256 numbers; for others "gmres" with `fixed_point`, and "cg" with `residual`, followed by "gmres" if
-        that fails
-    tolerance : relative residual of the linear system above which derivatives are NaN; the square root of the unit of
-        rounding by default. Iterative methods aim at a hundredth of it
-    max_products : largest number of products with ∂r/∂z in a solve
+        at most 256 numbers; for others "gmres" with `fixed_point`, and with `residual` "cg" if ∂r/∂z seems to be
+        symmetric, followed by "gmres" if that fails
+    tolerance : relative residual of the linear system above which derivatives are NaN; by default the square root of
+        the machine epsilon. Iterative methods aim at a much smaller one
+    max_products : largest number of products with ∂r/∂z in a solve, which is repeated at most twice to refine it
     has_aux : the solver returns ``(z, aux)``, and derivatives of aux are 0
     on_failure : what happens if z does not solve the equations, or the linear system is not solved. Derivatives are NaN
         in either case. "nan" does nothing else; "raise" raises RuntimeError if z is wrong and no transformation but
         ``grad`` is active; "flag" returns ``(z, is_solved)``, or ``(z, aux, is_solved)``
-    residual_tolerance : z is accepted if ||r|| <= this (1 + ||(∂r/∂z) z||)
+    residual_tolerance : z is accepted if ||r|| is at most this times the larger one of ||(∂r/∂z) z|| and the norm of r
+        at z = 0, so that scaling the equations changes nothing
 
     Returns
     -------
@@ -93,124 +95,49 @@ def implicit(
         raise ValueError("`linear_solver='neumann'`: requires `fixed_point`, whose iteration gives the series.")
     check_positive(residual_tolerance=residual_tolerance, **({} if tolerance is None else {"tolerance": tolerance}))
     [limit] = check_sizes(max_products=max_products)
-    rule = _Rule(residual, fixed_point, linear_solver, tolerance, limit, float(residual_tolerance))
+    equations = _Equations(residual, fixed_point, linear_solver, tolerance, limit, float(residual_tolerance))
 
     @functools.wraps(solver)
     def solved(*arguments: Any, **options: Any) -> Any:
-        found, aux = rule.solve(solver if has_aux else _without_aux(solver), arguments, options)
+        arguments = jax.tree.map(_as_array, arguments)
+        constants, options = jax.tree.map(_without_tangent, (arguments, options))
+        found = solver(*constants, **options)
+        if has_aux and not (isinstance(found, tuple) and len(found) == 2):
+            raise ValueError(f"`has_aux=True`: the solver must return a pair (z, aux), not {type(found).__name__}.")
+        z, aux = jax.tree.map(_without_tangent, found if has_aux else (found, None))
+        z = jax.tree.map(_check_solution, z)
+        result = (equations.differentiate(z, arguments), aux) if has_aux else equations.differentiate(z, arguments)
         if on_failure == "nan":
-            return (found, aux) if has_aux else found
-        ok = rule.is_solved(*jax.lax.stop_gradient((found, *jax.tree.map(_as_array, arguments))))
+            return result
+        ok = equations.are_solved(z, *constants)
         if on_failure == "flag":
-            return (found, aux, ok) if has_aux else (found, ok)
+            return (*result, ok) if has_aux else (result, ok)
         if not isinstance(ok, jax.core.Tracer) and not ok:
             raise RuntimeError(
-                "`implicit`: the solver's result does not solve the equations, so it has no derivative by them; give "
-                "the solver more steps, check `residual` or `fixed_point`, or raise `residual_tolerance`."
+                "`implicit`: the solver's result does not solve the equations, so it has no derivatives; give the "
+                "solver more steps, check `residual` or `fixed_point`, or raise `residual_tolerance`."
             )
-        return (found, aux) if has_aux else found
+        return result
 
     return solved
-
-
-def _without_aux(solver: Callable[..., PyTree]) -> Callable[..., tuple[PyTree, None]]:
-    return lambda *arguments, **options: (solver(*arguments, **options), None)
 
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
+def _is_traced(leaf: Any) -> bool:
+    """Return True for arrays that may have a derivative, and for those that JAX has traced."""
+    return isinstance(leaf, jax.core.Tracer) or (_is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
 def _as_array(leaf: Any) -> Any:
-    """Return a number with a fraction as an array, so that it has a derivative, and anything else as it is."""
+    """Return a float as an array, so that it has a derivative, and anything else as it is."""
     return jnp.asarray(leaf) if is_number(leaf) and not isinstance(leaf, int) else leaf
 
 
-class _Rule(NamedTuple):
-    """The rule of differentiation, with the settings of `implicit`."""
-
-    residual: Callable[..., PyTree] | None
-    fixed_point: Callable[..., PyTree] | None
-    linear_solver: str | None
-    tolerance: float | None
-    max_products: int
-    residual_tolerance: float
-
-    def solve(self, solver: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Return z and aux of a solver, to which this rule is attached."""
-        leaves, structure = jax.tree.flatten((jax.tree.map(_as_array, arguments), options))
-        places = [place for place, leaf in enumerate(leaves) if _is_array(leaf)]
-        n_arguments = len(jax.tree.leaves(arguments))
-
-        def rebuild(arrays: Any) -> Any:
-            filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
-            return jax.tree.unflatten(structure, filled.values())
-
-        @jax.custom_jvp
-        def root(*arrays: Array) -> Any:
-            arguments, options = rebuild(arrays)
-            found, aux = solver(*arguments, **options)
-            return jax.tree.map(_check_solution, found), aux
-
-        @partial(root.defjvp, symbolic_zeros=True)
-        def differentiate(primals: Any, tangents: Any) -> Any:
-            z, aux = root(*primals)
-            moving = [i for i, t in enumerate(tangents) if places[i] < n_arguments and not isinstance(t, SymbolicZero)]
-
-            def equations(z: PyTree, moved: Any) -> PyTree:
-                arrays = [*primals]
-                for i, array in zip(moving, moved, strict=True):
-                    arrays[i] = array
-                return self.equations(z, *rebuild(arrays)[0])
-
-            moved = [primals[i] for i in moving]
-            right = jax.jvp(lambda moved: equations(z, moved), (moved,), ([tangents[i] for i in moving],))[1]
-            value, multiply = jax.linearize(lambda z: equations(z, moved), z)
-            tangent = trees.scale(-1, self.solve_linear(multiply, right))
-            tangent = trees.scale(jnp.where(self.is_small(value, multiply(z)), 1.0, jnp.nan), tangent)
-            tangent = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), tangent, z)
-            return (z, aux), (tangent, jax.tree.map(_no_tangent, aux))
-
-        return root(*(leaves[place] for place in places))
-
-    def equations(self, z: PyTree, *arguments: Any) -> PyTree:
-        """Return what is 0 at the solution, as a tree like z."""
-        if self.residual is not None:
-            name, found = "residual", self.residual(z, *arguments)
-        else:
-            assert self.fixed_point is not None
-            name, found = "fixed_point", self.fixed_point(z, *arguments)
-        shapes = [jax.tree.map(jnp.shape, tree) for tree in (found, z)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"`{name}` must return a tree like z, of shapes {shapes[1]}; it returned {shapes[0]}.")
-        return found if self.residual is not None else trees.subtract(z, found)
-
-    def is_solved(self, z: PyTree, *arguments: Any) -> Array:
-        """Return whether z solves the equations up to the tolerance."""
-        return self.is_small(*jax.jvp(lambda z: self.equations(z, *arguments), (z,), (z,)))
-
-    def is_small(self, value: PyTree, scale: PyTree) -> Array:
-        """Return whether the residual is small, compared with (∂r/∂z) z."""
-        value, scale = jax.lax.stop_gradient((value, scale))
-        return jnp.sqrt(trees.norm_sq(value)) <= self.residual_tolerance * (1 + jnp.sqrt(trees.norm_sq(scale)))
-
-    def solve_linear(self, multiply: Multiply, right: PyTree) -> PyTree:
-        """Return the solution of a linear system, NaN if its residual is not small."""
-        leaves = jax.tree.leaves(right)
-        dtype = jnp.result_type(*leaves)
-        name = self.linear_solver or self._default(sum(leaf.size for leaf in leaves))
-        tolerance = float(jnp.finfo(dtype).eps) ** 0.5 if self.tolerance is None else self.tolerance
-
-        def solve(multiply: Multiply, right: PyTree) -> PyTree:
-            found = METHODS[name](multiply, right, tolerance / SPARE, self.max_products)
-            return trees.scale(jnp.where(is_solution(multiply, found, right, tolerance), 1.0, jnp.nan), found)
-
-        return jax.lax.custom_linear_solve(multiply, right, solve, solve, symmetric=name == "cg")
-
-    def _default(self, size: int) -> str:
-        if size <= LARGEST_MATRIX:
-            return "dense"
-        return "cg or gmres" if self.fixed_point is None else "gmres"
+def _without_tangent(leaf: Any) -> Any:
+    return jax.lax.stop_gradient(leaf) if _is_array(leaf) else leaf
 
 
 def _check_solution(leaf: Any) -> Array:
@@ -221,8 +148,105 @@ def _check_solution(leaf: Any) -> Array:
     return array
 
 
-def _no_tangent(leaf: Any) -> Any:
-    array = jnp.asarray(leaf)
-    if jnp.issubdtype(array.dtype, jnp.inexact):
-        return jnp.zeros_like(array)
-    return np.zeros(array.shape, jax.dtypes.float0)
+class _Equations(NamedTuple):
+    """The equations r(z, θ) = 0, and how linear systems with ∂r/∂z are solved; the fields are those of `implicit`."""
+
+    residual: Callable[..., PyTree] | None
+    fixed_point: Callable[..., PyTree] | None
+    linear_solver: str | None
+    tolerance: float | None
+    max_products: int
+    residual_tolerance: float
+
+    def evaluate(self, z: PyTree, *arguments: Any) -> PyTree:
+        """Return r, a tree of the shapes and dtypes of z."""
+        if self.residual is not None:
+            name, found = "residual", self.residual(z, *arguments)
+        else:
+            assert self.fixed_point is not None
+            name, found = "fixed_point", self.fixed_point(z, *arguments)
+        shapes = [jax.tree.map(jnp.shape, tree) for tree in (found, z)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"`{name}` must return a tree like z, of shapes {shapes[1]}; it returned {shapes[0]}.")
+        found = _cast_like(found, z)
+        return found if self.residual is not None else trees.subtract(z, found)
+
+    def are_solved(self, z: PyTree, *arguments: Any) -> Array:
+        """Return whether z solves the equations up to the tolerance."""
+        residual, product = jax.jvp(lambda z: self.evaluate(z, *arguments), (z,), (z,))
+        return self._is_small(residual, product, self.evaluate(trees.zeros_like(z), *arguments))
+
+    def _is_small(self, residual: PyTree, product: PyTree, at_zero: PyTree) -> Array:
+        """Return whether r is small compared with (∂r/∂z) z or with r at z = 0."""
+        sizes = [trees.norm(jax.lax.stop_gradient(tree)) for tree in (residual, product, at_zero)]
+        size, *scales = (jnp.where(jnp.isfinite(one), one, jnp.inf) for one in sizes)
+        scale = functools.reduce(jnp.maximum, [jnp.where(jnp.isinf(one), 0, one) for one in scales])
+        return jnp.isfinite(size) & (size <= self.residual_tolerance * scale)
+
+    def differentiate(self, z: PyTree, arguments: tuple[Any, ...]) -> PyTree:
+        """Return z with derivatives with respect to the arrays among the arguments, and those that r closes over."""
+        leaves, structure = jax.tree.flatten(arguments)
+        # Other arrays, such as indices, stay concrete where they are.
+        places = [place for place, leaf in enumerate(leaves) if _is_traced(leaf)]
+
+        def equations(z: PyTree, arrays: list[Array]) -> PyTree:
+            filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
+            return self.evaluate(z, *jax.tree.unflatten(structure, filled.values()))
+
+        arrays = [leaves[place] for place in places]
+        closed, enclosed = jax.closure_convert(equations, z, arrays)
+        n_arrays = len(arrays)
+
+        @jax.custom_jvp
+        def attach(z: PyTree, inputs: list[Array]) -> PyTree:
+            return z
+
+        @partial(attach.defjvp, symbolic_zeros=True)
+        def differentiate(primals: Any, tangents: Any) -> Any:
+            inputs, z = primals[1], attach(*primals)
+            moving = [place for place, tangent in enumerate(tangents[1]) if not isinstance(tangent, SymbolicZero)]
+
+            def along(z: PyTree, moved: list[Array]) -> PyTree:
+                filled = list((dict(enumerate(inputs)) | dict(zip(moving, moved, strict=True))).values())
+                return closed(z, filled[:n_arrays], *filled[n_arrays:])
+
+            moved, directions = [inputs[place] for place in moving], [tangents[1][place] for place in moving]
+            right = jax.jvp(lambda moved: along(z, moved), (moved,), (directions,))[1]
+            tangent = trees.scale(-1, self._solve(lambda z: along(z, moved), z, right))
+            return z, tangent
+
+        return attach(z, [*arrays, *enclosed])
+
+    def _solve(self, equations: Callable[[PyTree], PyTree], z: PyTree, right: PyTree) -> PyTree:
+        """Solve the linear system of the derivative; NaN if it is not solved or z does not solve the equations."""
+        # One vector, for leaves of different precision, and since JAX transposes only systems whose right-hand side
+        # depends on the tangents in all leaves. Low precision is not enough for iterative methods.
+        dtype = functools.reduce(np.promote_types, (leaf.dtype for leaf in jax.tree.leaves(z)), np.dtype(np.float32))
+        flat, tree_of = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(dtype), z))
+
+        def system(vector: Array) -> Array:
+            return _concatenate(equations(_cast_like(tree_of(vector), z)), dtype)
+
+        residual, multiply = jax.linearize(system, flat)
+        ok = self._is_small(residual, multiply(flat), system(jnp.zeros_like(flat)))
+        name = self.linear_solver or self._default_solver(flat.size)
+        tolerance = float(jnp.finfo(dtype).eps) ** 0.5 if self.tolerance is None else self.tolerance
+
+        def solve(multiply: Multiply, right: Array) -> Array:
+            return solve_linear(name, multiply, right, tolerance, self.max_products)
+
+        found = jax.lax.custom_linear_solve(multiply, _concatenate(right, dtype), solve, solve, symmetric=name == "cg")
+        return _cast_like(tree_of(jnp.where(ok, 1, jnp.nan).astype(dtype) * found), z)
+
+    def _default_solver(self, size: int) -> str:
+        if size <= LARGEST_MATRIX:
+            return "dense"
+        return "cg or gmres" if self.fixed_point is None else "gmres"
+
+
+def _cast_like(tree: PyTree, template: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), tree, template)
+
+
+def _concatenate(tree: PyTree, dtype: np.dtype) -> Array:
+    return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in jax.tree.leaves(tree)])

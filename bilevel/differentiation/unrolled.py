@@ -25,9 +25,9 @@ def unrolled(update: Callable[..., PyTree], n_steps: int, *, last_steps: int | N
     ----------
     update : ``update(state, hyper, batch, step) -> state``, a training step of your own. The state is a pytree, such as
         weights and the state of an optax optimizer, and so is ``hyper``; ``step`` counts from 0
-    n_steps : T
-    last_steps : number of last steps that are differentiated, as if the state before them did not depend on the
-        hyperparameters; None means all. The gradient is biased, and takes less time
+    n_steps : T, the number of calls of ``update``
+    last_steps : number of last steps that are differentiated, as if the state before them depended neither on the
+        hyperparameters nor on the initial state; None means all. The gradient is biased, and takes less time
 
     Returns
     -------
@@ -50,26 +50,26 @@ def unrolled(update: Callable[..., PyTree], n_steps: int, *, last_steps: int | N
     True
     """
     [n_steps] = check_sizes(n_steps=n_steps)
-    counted = n_steps if last_steps is None else min(check_sizes(last_steps=last_steps)[0], n_steps)
+    n_differentiated = n_steps if last_steps is None else min(check_sizes(last_steps=last_steps)[0], n_steps)
 
     def train(state: PyTree, hyper: PyTree, batches: Any = None) -> PyTree:
         given = None if callable(batches) else batches
         _check_batches(given, n_steps)
         steps = jnp.arange(n_steps, dtype=jnp.int32)
 
-        def once(hyper: PyTree, state: PyTree, entry: tuple[PyTree, Array]) -> tuple[PyTree, None]:
+        def one_step(hyper: PyTree, state: PyTree, entry: tuple[PyTree, Array]) -> tuple[PyTree, None]:
             batch, step = entry
             new = update(state, hyper, batches(step) if callable(batches) else batch, step)
             return _like(new, state), None
 
-        def go(hyper: PyTree, state: PyTree, first: int, stop: int) -> PyTree:
+        def run_steps(hyper: PyTree, state: PyTree, first: int, stop: int) -> PyTree:
             entries = jax.tree.map(lambda leaf: leaf[first:stop], (given, steps))
-            return _in_segments(partial(once, hyper), state, entries, stop - first)
+            return _in_segments(partial(one_step, hyper), state, entries, stop - first)
 
         state, hyper = jax.tree.map(jnp.asarray, (state, hyper))
-        if counted < n_steps:
-            state = jax.lax.stop_gradient(go(jax.lax.stop_gradient(hyper), state, 0, n_steps - counted))
-        return go(hyper, state, n_steps - counted, n_steps)
+        if n_differentiated < n_steps:
+            state = jax.lax.stop_gradient(run_steps(jax.lax.stop_gradient(hyper), state, 0, n_steps - n_differentiated))
+        return run_steps(hyper, state, n_steps - n_differentiated, n_steps)
 
     return train
 
@@ -94,17 +94,25 @@ def unrolled_gradient(
         hyperparameters, all of which are then carried forward together
     """
     check_choice("mode", mode, ("reverse", "forward"))
+    for leaf in jax.tree.leaves(hyper):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            dtype = jnp.result_type(leaf).name
+            raise ValueError(
+                f"`hyper` has a leaf of {dtype}, which has no gradient; use floats, or put it into `state`."
+            )
 
     def value(hyper: PyTree) -> tuple[Array, Array]:
-        found = jnp.asarray(loss(train(state, hyper, batches), hyper))
-        return found, found
+        found = loss(train(state, hyper, batches), hyper)
+        if not isinstance(found, jax.Array | float) or jnp.shape(found):
+            raise ValueError(f"`loss` must return one number; it returned {jax.tree.map(jnp.shape, found)}.")
+        return jnp.asarray(found), jnp.asarray(found)
 
     derivative = jax.grad if mode == "reverse" else jax.jacfwd
     gradient, found = derivative(value, has_aux=True)(hyper)
     return found, gradient
 
 
-def _in_segments(once: Callable[..., Any], state: PyTree, entries: PyTree, n_steps: int) -> PyTree:
+def _in_segments(step: Callable[..., Any], state: PyTree, entries: PyTree, n_steps: int) -> PyTree:
     """Scan in segments, of which reverse mode keeps only the first states."""
     length = math.isqrt(n_steps)
     n_whole = n_steps // length
@@ -114,7 +122,7 @@ def _in_segments(once: Callable[..., Any], state: PyTree, entries: PyTree, n_ste
 
     @partial(jax.checkpoint, prevent_cse=False)  # a loop already prevents it
     def segment(state: PyTree, entries: PyTree) -> tuple[PyTree, None]:
-        return jax.lax.scan(once, state, entries)
+        return jax.lax.scan(step, state, entries)
 
     state, _ = jax.lax.scan(segment, state, jax.tree.map(cut, entries))
     rest = jax.tree.map(lambda leaf: leaf[n_whole * length :], entries)

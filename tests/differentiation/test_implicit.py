@@ -9,6 +9,7 @@ from jax.test_util import check_grads
 import bilevel
 from bilevel._core.compilation import arithmetic
 from bilevel.differentiation.implicit import LINEAR_SOLVERS
+from bilevel.differentiation.linear import solve_linear
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((12, 4)), RNG.standard_normal(12)
@@ -27,11 +28,12 @@ def ridge_gradient(w, penalties, X, y):
 
 
 def ridge(penalties, X, y):
-    """Solve by a loop, which has no derivative in reverse mode."""
     return jnp.linalg.solve(X.T @ X + jnp.diag(penalties), X.T @ y)
 
 
 def ridge_by_steps(penalties, X, y, start=None, n_steps=4000):
+    """Solve by a loop, which has no derivative in reverse mode."""
+
     def step(_, w):
         return w - 0.02 * ridge_gradient(w, penalties, X, y)
 
@@ -173,6 +175,39 @@ def test_keyword_arguments_are_for_the_solver_alone():
     assert_close(jax.vmap(jax.grad(loss), in_axes=(None, 0))(PENALTIES, starts), jnp.stack([found[0]] * 2))
 
 
+def test_values_of_an_enclosing_function_are_differentiated():
+    def slope_of(solver):
+        def loss(scale, penalties):
+            solved = solver(scale)
+            return jnp.sum(jnp.sin(solved(penalties)))
+
+        return jax.grad(loss, argnums=(0, 1))
+
+    def by_rule(scale):
+        return bilevel.implicit(
+            lambda penalties: ridge_by_steps(penalties, scale * X, Y),
+            residual=lambda w, penalties: ridge_gradient(w, penalties, scale * X, Y),
+        )
+
+    def in_closed_form(scale):
+        return lambda penalties: ridge(penalties, scale * X, Y)
+
+    scales = jnp.array([0.7, 0.9])
+    for transform in (lambda f: jax.vmap(f, in_axes=(0, None)), lambda f: jax.jit(lambda s, p: f(s[0], p))):
+        found, expected = (transform(slope_of(solver))(scales, PENALTIES) for solver in (by_rule, in_closed_form))
+        assert_close(found, expected)
+    found, expected = (jax.grad(lambda s, f=f: slope_of(f)(s, PENALTIES)[0])(0.8) for f in (by_rule, in_closed_form))
+    assert_close(found, expected, rtol=1e-8)
+
+
+def test_a_solver_in_numpy_is_differentiated():
+    solved = bilevel.implicit(
+        lambda penalties: np.linalg.solve(X.T @ X + np.diag(penalties), X.T @ Y),
+        residual=lambda w, penalties: ridge_gradient(w, penalties, X, Y),
+    )
+    assert_close(jax.grad(loss_of(solved))(PENALTIES), jax.grad(lambda p: loss_of(ridge)(p, X, Y))(PENALTIES))
+
+
 def test_the_solver_runs_once_for_a_gradient():
     runs = []
 
@@ -242,6 +277,82 @@ def test_a_linear_system_without_a_solution_gives_nan():
         assert np.isnan(slope), method
 
 
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e100])
+def test_what_counts_as_a_solution_does_not_depend_on_the_scale_of_the_equations(scale):
+    def residual(w, penalties):
+        return scale * ridge_gradient(w, penalties, 1e-2 * X, Y)
+
+    for solver, expected in ((lambda p: jnp.zeros(4), False), (lambda p: ridge(p, 1e-2 * X, Y), True)):
+        flagged = bilevel.implicit(solver, residual=residual, on_failure="flag")
+        assert bool(flagged(PENALTIES)[1]) is expected
+        slope = jax.grad(lambda p, flagged=flagged: jnp.sum(flagged(p)[0]))(PENALTIES)
+        assert bool(np.isfinite(slope).all()) is expected
+
+
+@pytest.mark.parametrize("n_steps", [12, 40, 400])
+def test_a_solver_that_diverges_has_no_derivatives(n_steps):
+    with arithmetic(np.float32):
+        curvatures = np.array([1, 10, 100], np.float32)
+
+        def solver(theta):  # ends at 1e18, 1e63, which is infinite, or NaN
+            return jax.lax.fori_loop(0, n_steps, lambda _, z: z - 0.5 * (curvatures * z - theta), theta)
+
+        flagged = bilevel.implicit(solver, residual=lambda z, theta: curvatures * z - theta, on_failure="flag")
+        theta = np.ones(3, np.float32)
+        assert not flagged(theta)[1]
+        assert np.all(np.isnan(jax.grad(lambda theta: jnp.sum(flagged(theta)[0]))(theta)))
+
+
+@pytest.mark.parametrize("method", ["cg", "gmres", "bicgstab", "dense"])
+def test_systems_of_large_condition_are_refined_in_single_precision(method):
+    rotation = np.linalg.qr(RNG.standard_normal((20, 20)))[0]
+    matrix = rotation @ np.diag(np.logspace(-4, 0, 20)) @ rotation.T
+    exact = np.linalg.solve(matrix.T, np.ones(20))
+    with arithmetic(np.float32):
+        low = np.asarray(matrix, np.float32)
+        solved = bilevel.implicit(
+            lambda theta: np.asarray(np.linalg.solve(matrix, theta), np.float32),
+            residual=lambda z, theta: low @ z - theta,
+            linear_solver=method,
+        )
+        theta = np.ones(20, np.float32)
+        found = jax.grad(lambda theta: jnp.sum(solved(theta)))(theta)
+    assert np.linalg.norm(np.asarray(found) - exact) < 0.02 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("dtypes", [(jnp.bfloat16, jnp.bfloat16), (np.float32, np.float64)])
+def test_leaves_of_low_and_of_different_precision_are_solved_for_together(dtypes):
+    def residual(z, theta):
+        first, second = z
+        return (3 * first - theta).astype(dtypes[0]), 2.0 * second - jnp.asarray(first, dtypes[1])
+
+    def solver(theta):
+        first = (theta / 3).astype(dtypes[0])
+        return first, (jnp.asarray(first, dtypes[1]) / 2).astype(dtypes[1])
+
+    solved = bilevel.implicit(solver, residual=residual, residual_tolerance=0.05)
+    with jax.numpy_dtype_promotion("standard"):
+        theta = jnp.asarray(1.5, dtypes[0])
+        (first, second), z = jax.jacobian(solved)(theta), solved(theta)
+    assert [leaf.dtype for leaf in z] == list(map(np.dtype, dtypes))
+    np.testing.assert_allclose([float(first), float(second)], [1 / 3, 1 / 6], rtol=1e-2)
+
+
+def test_conjugate_gradients_are_tried_only_on_systems_that_seem_to_be_symmetric():
+    size, products = 300, []
+    matrix = np.eye(size) + RNG.standard_normal((size, size)) / (4 * np.sqrt(size))
+
+    def multiply(vector):
+        jax.debug.callback(lambda: products.append(1))
+        return matrix @ vector
+
+    right = jnp.asarray(RNG.standard_normal(size))
+    found = solve_linear("cg or gmres", multiply, right, 1e-8, 1000)
+    jax.effects_barrier()
+    assert_close(found, np.linalg.solve(matrix, right), rtol=1e-7)
+    assert len(products) < 200, "conjugate gradients would have taken all 1000"
+
+
 def test_single_precision_is_kept():
     with arithmetic(np.float32):
         arguments = [np.asarray(one, np.float32) for one in ARGUMENTS]
@@ -272,6 +383,8 @@ def test_what_the_functions_return_is_checked():
         bilevel.implicit(ridge, residual=3)
     with pytest.raises(ValueError, match="`solver` must return real numbers, got int"):
         bilevel.implicit(lambda theta: jnp.arange(3), residual=lambda z, theta: z)(1.0)
+    with pytest.raises(ValueError, match=r"must return a pair \(z, aux\), not"):
+        bilevel.implicit(ridge, residual=ridge_gradient, has_aux=True)(*ARGUMENTS)
     short = bilevel.implicit(ridge, residual=lambda w, *arguments: ridge_gradient(w, *arguments)[:2])
     with pytest.raises(ValueError, match=r"`residual` must return a tree like z, of shapes \(4,\)"):
         jax.grad(loss_of(short))(*ARGUMENTS)

@@ -198,3 +198,8 @@ def test_wrong_input_is_refused_by_name():
         bilevel.unrolled(lambda state, *_: state[0], T)(STATE, HYPER, BATCHES)
     with pytest.raises(ValueError, match="`mode='adjoint'`: must be one of 'reverse', 'forward'"):
         bilevel.unrolled_gradient(final_loss, train, STATE, HYPER, BATCHES, mode="adjoint")
+    for mode in ("reverse", "forward"):
+        with pytest.raises(ValueError, match=r"`loss` must return one number; it returned \(3,\)"):
+            bilevel.unrolled_gradient(lambda state, hyper: state[0], train, STATE, HYPER, BATCHES, mode=mode)
+        with pytest.raises(ValueError, match="`hyper` has a leaf of int64, which has no gradient"):
+            bilevel.unrolled_gradient(final_loss, train, STATE, jnp.arange(3), BATCHES, mode=mode)
