@@ -204,7 +204,7 @@ def lyapunov(problem: BilevelProblem, point: Point, steps: StepSizes) -> Lyapuno
         raise ValueError("`problem` has no exact solution, so h and z* are unknown; say `strongly_convex=True`.")
     point = trees.to_numpy(point, np.float64)
     solution = problem.exact_solver(point.outer_var, None)
-    with arithmetic(np.float64):
+    with arithmetic(np.float64, problem):
         gaps = _gaps(problem.oracles.in_float64(), trees.cast(point, np.float64), solution.inner_var, solution.v)
     phi_z, phi_v = (float(gap) for gap in gaps)
     total = solution.value + steps.psi_z * phi_z + steps.psi_v * phi_v

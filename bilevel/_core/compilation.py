@@ -3,8 +3,9 @@
 A function under `jax.jit` keeps its programs, with the losses they were compiled for, as long as the function exists.
 The programs of one run take some hundred memory maps, of which Linux allows a process 65 530, so a loop over problems
 would end in a crash of XLA. `Compiled` therefore gives each kind of arguments a jitted function of its own, which
-belongs to the problems that it was called for. If none of them exists any more, it is freed before the next one is
-compiled: a problem of equal structure that follows at once still finds it.
+belongs to the problems that it was called for, named by `arithmetic`. After all of them are deleted, it is freed before
+the next one is compiled, so a problem of equal structure that follows at once still finds it. Programs without a
+problem, such as casts of arrays, are freed when they are too many.
 """
 
 import functools
@@ -31,7 +32,8 @@ T = TypeVar("T")
 def arithmetic(dtype: DTypeLike, owner: Any = None) -> Iterator[None]:
     """Compute in ``dtype``: with 64-bit types if it is float64, and without TF32 products on a GPU.
 
-    Compiled programs that are used in this context belong to ``owner``, if one is given here or in an outer context.
+    Compiled programs that are used in this context belong to ``owner`` (a problem, or an object that lives as long),
+    if one is given here or in an outer context.
     """
     token = _owner.set(_owner.get() if owner is None else owner)
     try:

@@ -353,8 +353,8 @@ class Certifier:
     """Certificates of the points of one problem; `certified` is False if nothing is proved about the problem."""
 
     def __init__(self, problem: "BilevelProblem") -> None:
-        make = problem.certificate_bounds
-        with arithmetic(np.float64):
+        self._problem, make = problem, problem.certificate_bounds
+        with arithmetic(np.float64, problem):
             self.oracles = problem.oracles.in_float64()
             self._bounds_at = None if make is None else make(problem)
         self.certified = self._bounds_at is not None
@@ -367,7 +367,7 @@ class Certifier:
             return Certificate(inf, inf, inf, inf, self.why)
         if any(as_array("point", leaf).dtype.kind not in "fiu" for leaf in jax.tree.leaves(point)):
             raise ValueError("`point` must contain real numbers; give a point such as `result.point`.")
-        with arithmetic(np.float64), np.errstate(all="ignore"):
+        with arithmetic(np.float64, self._problem), np.errstate(all="ignore"):
             point = trees.to_numpy(point, np.float64)
             direction = trees.to_numpy(derivative(self.oracles, "direction", point))
             norm = float(np.sqrt(stationarity(self.oracles, point.outer_var, direction.outer_var)))
@@ -382,7 +382,7 @@ class Certifier:
         """Return the numbers of the proof at a point, given D there, in NumPy and float64."""
         assert self._bounds_at is not None, "check `certified`"
         try:
-            with arithmetic(np.float64):
+            with arithmetic(np.float64, self._problem):
                 return self._bounds_at(point, direction)
         except np.linalg.LinAlgError:
             return NOTHING  # numbers that are not finite, or too far apart for float64

@@ -208,7 +208,7 @@ class IterativeExactSolver:
     def __call__(self, outer_var: PyTree, guess: ExactSolution | None = None) -> ExactSolution:
         x, near = check_outer(outer_var), self._start if guess is None else guess
         z, v, tolerance = trees.flat(near.inner_var), trees.flat(near.v), max(TOLERANCE, self.accuracy)
-        with arithmetic(np.float64):
+        with arithmetic(np.float64, self):  # which the problem refers to
             start = trees.cast(Point(near.inner_var, x, near.v), np.float64)
             found = newton(partial(self._gradient, start), partial(self._system, start), z, self.accuracy)
             point = _with(start, inner_var=found.z)

@@ -92,7 +92,7 @@ def hypergradient(
         raise ValueError(f"`damping={damping!r}`: must be a finite number of at least 0, or None.")
     point = _check_point(problem, problem.start if point is None else point)
     is_convex, added = problem.exact_solver is not None, float(damping or 0.0)
-    with arithmetic(np.float64):
+    with arithmetic(np.float64, problem):
         oracles = problem.oracles.in_float64()
         if is_convex and trees.flat(point.inner_var).size <= min(DIRECT_SIZE, limit):
             v, products = _solve_directly(oracles, point, added)
@@ -191,7 +191,7 @@ def check_derivatives(problem: "BilevelProblem", seed: int, tolerance: float | N
     oracles, start = problem.oracles, problem.start
     [largest] = check_positive(tolerance=_default_tolerance(oracles, start) if tolerance is None else tolerance)
     rng = make_rng(seed)
-    with arithmetic(np.float64):
+    with arithmetic(np.float64, problem):
         exact = oracles.astype(np.float64)
         point = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(np.shape(leaf)), start)
         point = point._replace(outer_var=exact.project(point.outer_var))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel import _process
+from bilevel import _process, theory
 from bilevel._core import compilation
 from bilevel._core.compilation import Compiled, compiled
 from tests import cases
@@ -26,7 +27,7 @@ def few(monkeypatch):
     monkeypatch.setattr(compilation, "MAX_PROGRAMS", 3)
 
 
-def own_problem(number, n_features=3):
+def own_problem(number, n_features=3, strongly_convex=False):
     """Return a problem with losses of its own."""
     X = np.random.default_rng(number).standard_normal((30, n_features))
 
@@ -36,7 +37,8 @@ def own_problem(number, n_features=3):
     def inner(z, x, row):
         return (row @ z - 0.5) ** 2 + jnp.exp(x[0]) * (z @ z)
 
-    return bilevel.BilevelProblem.from_losses(inner, outer, X, X, np.zeros(n_features), np.zeros(1), dtype="float32")
+    start, kind = (np.zeros(n_features), np.zeros(1)), {"strongly_convex": strongly_convex, "dtype": "float32"}
+    return bilevel.BilevelProblem.from_losses(inner, outer, X, X, *start, **kind)
 
 
 def n_programs_after(function, sizes):
@@ -79,23 +81,45 @@ def no_programs(monkeypatch):
     monkeypatch.setattr(compilation, "_programs", type(compilation._programs)())
 
 
+SOBA = bilevel.SOBA(0.05, 1.0, 8)
+USES = {
+    "SOBA": lambda problem: bilevel.run(problem, SOBA, max_steps=5),
+    "AutoSRBA": lambda problem: bilevel.run(problem, bilevel.AutoSRBA(), max_steps=5),
+    "HOAG": lambda problem: bilevel.run(problem, bilevel.HOAG(), max_steps=5),
+    "hypergradient": bilevel.hypergradient,
+    "check": lambda problem: problem.check(),
+    "exact_solver": lambda problem: problem.exact_solver(np.zeros(1)),
+    "exact evaluations": lambda problem: bilevel.run(problem, SOBA, max_steps=5).history,
+    "lyapunov": lambda problem: theory.lyapunov(problem, problem.start, SimpleNamespace(psi_z=1.0, psi_v=1.0)),
+}
+CONVEX = {"exact_solver", "exact evaluations", "lyapunov"}
+
+
 @pytest.mark.usefixtures("no_programs")
-@pytest.mark.parametrize("solver", [bilevel.SOBA(0.05, 1.0, 8), bilevel.AutoSRBA(), bilevel.HOAG()], ids=repr)
-def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(solver):
+@pytest.mark.parametrize("use", USES)
+def test_a_loop_over_problems_frees_their_programs_and_keeps_those_of_the_user(use):
     traces = []
     users = jax.jit(lambda x: traces.append(1) or 2 * x)
     users(1.0)
     losses, counts = [], []
     for number in range(3):
-        problem = own_problem(number)
+        problem = own_problem(number, strongly_convex=use in CONVEX)
         losses.append(weakref.ref(problem.oracles.inner_loss))
-        bilevel.run(problem, solver, max_steps=5)
+        USES[use](problem)
         counts.append(len(compilation._programs))
     users(2.0)
     assert traces == [1]
     assert counts == [counts[0]] * 3
     gc.collect()
     assert [loss() is None for loss in losses] == [True] * 2 + [False]
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_programs_of_certificates_belong_to_their_problem():
+    problem = cases.logistic_selection()
+    problem.certifier()(problem.start)
+    of_oracles = [kind for kind in compilation._programs if "Oracles" in str(kind)]
+    assert of_oracles and all(compilation._programs[kind].owners[0]() is problem for kind in of_oracles)
 
 
 @pytest.mark.usefixtures("no_programs")
