@@ -2,7 +2,7 @@
 
     git worktree add ../before REVISION
     python benchmarks/revisions.py ../before [--rounds 20]
-    python benchmarks/revisions.py . --plain      # this revision with and without fused loops
+    python benchmarks/revisions.py . --plain      # this revision without and with fused loops: the table of the README
 
 Each revision has one process for the whole measurement. They take turns, one round at a time, so that a slow phase of
 the machine affects both. Full-batch passes and draws are included, evaluations are not.
@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from markdown import table
+from markdown import number, table
 from processes import Turns, answer_turns
 
 SOLVERS = ("SRBA", "SABA", "SOBA", "StocBiO", "AmIGO", "MRBO", "VRBO", "F2SA")
@@ -82,18 +82,26 @@ class Contender:
 
 
 def compare(other, rounds, fused):
-    """Print a table of best and median times and the ratio of both."""
+    """Print best and median times and their ratios, and if the other side is plain also the table of the README."""
     words = HERE, "--worker"
     before = Turns([*words, *([] if fused else ["--plain"])], PYTHONPATH=str(other))
     now = Turns(words, PYTHONPATH=str(HERE.parents[1]))
     pairs = [(before.take(), now.take()) for _ in range(rounds)]
     before.end(), now.end()
-    rows = []
+    rows, best = [], {}
+    sides = ("before", "now") if fused else ("plain", "fused")
     for name in pairs[0][0]:
         old, new = (np.array([pair[side][name] for pair in pairs]) for side in (0, 1))
         ratios = new.min() / old.min(), np.median(new / old)
         rows.append([name, *(f"{time:.2f}" for time in (old.min(), new.min())), *(f"{ratio:.3f}" for ratio in ratios)])
-    print(table(["problem, solver", "before, best µs", "now, best µs", "now / before, best", "median of ratios"], rows))
+        for side, times in zip(sides, (old, new), strict=True):
+            best.setdefault(f"{name.split()[0]}, {side}", []).append(number(times.min()))
+    first, second = sides
+    columns = [f"{first}, best µs", f"{second}, best µs", f"{second} / {first}, best", "median of ratios"]
+    print(table(["problem, solver", *columns], rows))
+    if not fused:
+        print()
+        print(table(["µs per step", *SOLVERS], [[name, *times] for name, times in best.items()]))
 
 
 if __name__ == "__main__":

@@ -248,9 +248,10 @@ def test_certificates_of_the_family_of_the_page_hold_at_many_points(shrinkage, m
 
 
 def test_the_stated_number_of_solvers_is_correct():
-    count = len(bilevel.SOLVERS) - 1  # AutoSRBA is of this library
-    assert f"{count} solvers from papers" in (ROOT / "README.md").read_text()
-    assert f"one of {count} algorithms" in (ROOT / "docs/index.md").read_text()
+    count = len(set(bilevel.SOLVERS) - {"AutoSRBA"})  # which is of this library
+    readme, index = (re.sub("<!--.*?-->", "", (ROOT / name).read_text()) for name in ("README.md", "docs/index.md"))
+    assert f"{count} solvers from papers" in readme
+    assert f"one of {count} algorithms" in index
 
 
 def test_the_example_of_the_page_on_the_theory_runs(capsys):
@@ -345,10 +346,39 @@ def test_the_readme_has_only_absolute_links_whose_targets_exist():
     assert len(paths) > 5 and [path for path in paths if not (ROOT / path).is_file()] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+INSERTED = load(ROOT / "docs" / "inserted.py", "inserted")
+
+
+@pytest.mark.parametrize("page", INSERTED.PAGES)
 def test_numbers_that_a_page_takes_from_a_report_are_those_of_the_report(page):
-    inserted = load(ROOT / "docs" / "inserted.py", "inserted")
     text = (ROOT / page).read_text()
-    assert page in inserted.PAGES and "<!-- inserted: " in text
-    assert inserted.insert(text) == text
-    assert inserted.insert(text.replace("22.6", "22.7")) == text  # of SABA in the table of steps
+    emptied = re.sub(r"(<!-- inserted: \w+ -->\n?)[^<]*?(\n?<!-- end -->)", r"\1?\2", text)
+    assert emptied != text
+    assert INSERTED.insert(emptied) == text
+
+
+def test_every_inserted_text_is_on_a_listed_page():
+    pages = {
+        path.relative_to(ROOT).as_posix(): set(re.findall(r"<!-- inserted: (\w+) -->", path.read_text()))
+        for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    }
+    assert {page for page, names in pages.items() if names} == set(INSERTED.PAGES)
+    assert set.union(*pages.values()) == set(INSERTED.TEXTS)
+
+
+def test_cells_and_sentences_of_a_report_are_found_by_name(tmp_path, monkeypatch):
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "a.md").write_text(
+        "## Times\n\nIt took\n12 s.\n\n"
+        "| set | model | s |\n| --- | --- | --- |\n| one | A | 1,200 s |\n| one | B | 3 s |\n\n"
+        "| set | s |\n| --- | --- |\n| one | 5 |\n\n**Errors**\n\n| set | e |\n| --- | --- |\n| \\|x\\| | 0.1 |\n"
+    )
+    monkeypatch.setattr(INSERTED, "ROOT", tmp_path)
+    assert INSERTED.cells("a.md", "Times", "s", "one / B", "one / A") == ["3 s", "1,200 s"]
+    assert INSERTED.cells("a.md", "Times", "s", "one", which=1) == ["5"]
+    assert INSERTED.column("a.md", "Times", "s") == [1200, 3]
+    assert INSERTED.read_table("a.md", "Errors") == [{"set": r"\|x\|", "e": "0.1"}]
+    assert INSERTED.quote("a.md", r"It took (\d+) s") == ("12",)
+    for wrong in (lambda: INSERTED.cells("a.md", "Times", "s", "one"), lambda: INSERTED.quote("a.md", "(absent)")):
+        with pytest.raises(ValueError, match="unpack"):  # not one row or one sentence
+            wrong()
