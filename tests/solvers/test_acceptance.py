@@ -32,11 +32,10 @@ CASES = {
     "iDARTS, Q = 2": (bilevel.NeumannAID(0.5, 0.5, n_neumann=2, **IDARTS), {1000: 65}),
     "iDARTS, Q = 60": (bilevel.NeumannAID(0.5, 0.5, n_neumann=60, **IDARTS), {1000: 3e-2}),
     "V-PBGD": (bilevel.VPBGD(0.5, 0.5, **PENALTY), {5000: 0.45}),
-    "MEHA, c = 100, gamma = 1": (bilevel.MEHA(0.3, 0.6, c_0=100.0, c_power=0, gamma=1.0, **MOREAU), {10_000: 2.5}),
-    "MEHA, c = 100, gamma = 10": (bilevel.MEHA(0.3, 0.6, c_0=100.0, c_power=0, gamma=10.0, **MOREAU), {10_000: 0.09}),
+    "MEHA, c = 100, gamma = 1": (bilevel.MEHA(0.3, 0.6, c_0=100.0, c_power=0, gamma=1.0, **MOREAU), {100_000: 2.5}),
+    "MEHA, c = 100, gamma = 10": (bilevel.MEHA(0.3, 0.6, c_0=100.0, c_power=0, gamma=10.0, **MOREAU), {100_000: 0.09}),
     "MEHA, gamma = 1": (bilevel.MEHA(0.3, 0.6, gamma=1.0, **MOREAU), {100_000: 0.46}),
     "MEHA, gamma = 10": (bilevel.MEHA(0.3, 0.6, gamma=10.0, **MOREAU), {100_000: 0.015}),
-    "MAID": (bilevel.MAID(), {10: 4.4, 20: 0.36, 40: 1e-3, 80: 1.5e-8}),
     "AccBO": (
         bilevel.AccBO(0.1, 20.0, accepted.BATCH, n_neumann=60, neumann_step=0.5),
         {500: 88, 2000: 2.3, 8000: 0.6},
@@ -49,6 +48,7 @@ CASES = {
         {2000: 2e-2, 20_000: 3e-2},
     ),
 }
+MAID = {10: (4.4, 328), 20: (0.36, 571), 40: (1e-3, 4031), 80: (1.5e-8, 18_617)}  # and gradients of G, in passes
 BIASES = {1.0: 0.80, 10.0: 0.38, 100.0: 0.060, 1e3: 6.3e-3, 1e4: 6.4e-4}
 
 
@@ -84,12 +84,41 @@ def test_runs_reach_the_recorded_order_of_magnitude(name):
     steps, values = result.history["step"], result.history["hypergrad_norm_sq"]
     for step, value in recorded.items():
         until = values[steps <= step]
-        # Small errors of z decide which trial steps of MAID are accepted: in NumPy, gradient steps of z and Nesterov's
-        # led to values that differed by up to a factor of 20 after 80 steps, on quadratics drawn like this one.
-        converged = 1e-5 if name == "MAID" else 1e-15
         # One value of a run that does not converge is a matter of chance.
-        compare(f"{name}, {step} steps", np.median(until[-10:]) if noisy else until[-1], value, converged)
-    assert result.status == "converged" or steps[-1] == max(recorded)
+        compare(f"{name}, {step} steps", np.median(until[-10:]) if noisy else until[-1], value)
+    assert steps[-1] == max(recorded)
+
+
+@pytest.mark.slow
+def test_maid_reaches_the_recorded_values_with_fewer_inner_gradients():
+    problem = accepted.problem()
+    history = bilevel.run(problem, bilevel.MAID(), max_steps=max(MAID), eval_every=10).history
+    for step, (value, gradients) in MAID.items():
+        row = np.flatnonzero(history["step"] <= step)[-1]
+        found, passes = history["hypergrad_norm_sq"][row], history["calls_inner_grad"][row] / problem.n_inner
+        # After 80 steps, small errors of z decide which trial steps are accepted, and a run may have ended because no
+        # decrease can be proved in float64. A lower value is then not an error.
+        if step < 80 or found > value:
+            compare(f"MAID, {step} steps", found, value)
+        else:
+            print(f"MAID, {step} steps: {value:.3g} recorded, {found:.2g} found")
+        print(f"  {gradients} gradients recorded, {passes:.0f} found")
+        # z is solved by L-BFGS here. In the transcription it was probably solved by first-order steps.
+        assert gradients / 10 <= passes <= gradients
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("penalty", "steps"), [(100.0, 5000), (1000.0, 20_000)])
+def test_v_pbgd_converges_slowly_with_a_large_penalty(penalty, steps):
+    problem = accepted.problem()
+    exact, settings = problem.exact_solver, PENALTY | {"penalty": penalty}
+    result = bilevel.run(problem, bilevel.VPBGD(0.5, 0.5, **settings), max_steps=steps, eval_every=steps)
+    # w is z after T gradient steps of size 1, so that z - w is this matrix times z - z*.
+    weight = np.eye(8) - np.linalg.matrix_power(np.eye(8) - exact.inner.a_inner, settings["n_inner_steps"])
+    end = np.sum(exact(stationary(exact, gap_penalty(exact, weight), penalty).x).hypergrad ** 2)
+    excess = result.history["hypergrad_norm_sq"][-1] / end - 1
+    print(f"V-PBGD, gamma = {penalty:g}: {100 * excess:.2g} % above the limit {end:.3g} after {steps} steps")
+    assert excess < 0.01 if penalty == 100 else excess > 0.05
 
 
 @pytest.mark.slow
