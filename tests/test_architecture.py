@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bilevel
+from bilevel.solvers import Solver
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bilevel"
@@ -24,8 +25,13 @@ PAPER = sorted((ROOT / "paper").rglob("*.py"))  # only in a clone; not counted a
 # Without the modules that define an algorithm, of which there may be any number.
 MOST_MODULES = 85
 MOST_LINES = 17_500
+MOST_MODULES_IN_TOTAL = 98  # with the capabilities below
 # Capabilities that were added later have limits of their own: the lines of these modules and packages together.
 MOST_LINES_OF = {("differentiation",): 1_300, ("problems/distillation.py",): 500}
+MOST_LINES_OF_BENCHMARKS = 6_000
+MOST_BYTES_OF_REPORTS = 3_000_000
+# The methods of `Solver` that a solver may override. All others are required, private or final.
+OPTIONAL_HOOKS = {"configure", "draw", "init_calls", "monitor", "refresh", "refreshes"}
 LONGEST_MODULE = 800  # above that, a module holds two concepts
 MEDIAN_FUNCTION = 8  # lines of code; the median must be smaller
 MOST_PARAMETERS = 12  # of a public function or method
@@ -76,12 +82,33 @@ def defines_an_algorithm(path):
 def test_the_package_is_small():
     counted = [path for path in MODULES if not defines_an_algorithm(path)]
     assert len(MODULES) - len(counted) >= len(bilevel.SOLVERS)
-    assert len(counted) <= MOST_MODULES
-    lines, limits = Counter(), MOST_LINES_OF | {("",): MOST_LINES}
+    assert len(counted) <= MOST_MODULES_IN_TOTAL
+    lines, modules, limits = Counter(), Counter(), MOST_LINES_OF | {("",): MOST_LINES}
     for path in counted:
         name = path.relative_to(PACKAGE).as_posix()
-        lines[next(group for group in limits if name.startswith(group))] += len(read(path).splitlines())
+        group = next(group for group in limits if name.startswith(group))
+        lines[group] += len(read(path).splitlines())
+        modules[group] += 1
+    assert modules[("",)] <= MOST_MODULES
     assert {group: count for group, count in lines.items() if count > limits[group]} == {}
+
+
+def test_benchmarks_and_reports_are_small():
+    lines = sum(len(read(path).splitlines()) for path in (ROOT / "benchmarks").rglob("*.py"))
+    assert lines <= MOST_LINES_OF_BENCHMARKS
+    sizes = {path: path.stat().st_size for path in (ROOT / "reports").rglob("*") if path.is_file()}
+    assert sum(sizes.values()) <= MOST_BYTES_OF_REPORTS
+
+
+def test_a_solver_may_override_six_methods():
+    found = set()
+    for name in dir(Solver):
+        member = inspect.getattr_static(Solver, name)
+        method = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(method) and not name.startswith("_") and not getattr(method, "__final__", False):
+            found.add(name)
+    assert found - Solver.__abstractmethods__ == OPTIONAL_HOOKS
+    assert len(OPTIONAL_HOOKS) <= 6
 
 
 def test_no_module_is_long():
@@ -241,6 +268,16 @@ def test_the_modules_of_the_engine_import_each_other_in_one_direction():
     while leaves := {name for name, imports in edges.items() if not imports & set(edges)}:
         edges = {name: imports for name, imports in edges.items() if name not in leaves}
     assert edges == {}, "these modules import each other"
+
+
+def test_the_engine_imports_no_concrete_solver():
+    shared = {"bilevel.solvers", *(f"bilevel.solvers.{name}" for name in ("base", "fields", "host", "moves"))}
+    for path in sorted((PACKAGE / "engine").glob("*.py")):
+        for node in ast.walk(ast.parse(read(path))):
+            aliases = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else aliases
+            of_solvers = {module for module in modules if module.startswith("bilevel.solvers")}
+            assert of_solvers <= shared and not set(bilevel.SOLVERS) & set(aliases), names(path)
 
 
 def test_importing_the_library_imports_no_extra_and_no_scipy():

@@ -167,7 +167,7 @@ class Driver:
         n_runs = steps.n_seeds * steps.n_settings
         self.rows: list[list[dict[str, Any]]] = [[] for _ in range(n_runs)]  # of each run
         self.points: dict[int, Point] = {}  # of each run at its last row
-        self.ended = {status: np.full(n_runs, False) for status in Status}  # which runs have a reason to end so
+        self._ended = {status: np.full(n_runs, False) for status in Status}  # which runs have a reason to end so
         self.budget, self.best, self.recorder = Budget(max_steps=0), NO_BEST, Recorder()
         self.evaluates_first = False  # even if no evaluation is due
         self.certifier: Certifier | None = None
@@ -181,14 +181,14 @@ class Driver:
         self._compiled_metrics = {} if exact else {name: m for name, m in own if _is_traceable(m, steps.start)}
         self._host_metrics = {name: m for name, m in own if name not in self._compiled_metrics}
 
-    def status(self, run: int = 0) -> Status | None:
-        """Return how a run has ended, or None if it can continue. No other place decides this."""
-        return next((status for status, runs in self.ended.items() if runs[run]), None)
+    def status(self, run: int = 0) -> Status:
+        """Return how a run ends if it takes no further step. No other place decides this."""
+        return next((status for status, runs in self._ended.items() if runs[run]), Status.out_of_budget)
 
     @property
     def running(self) -> np.ndarray:
         """Which runs can continue."""
-        return ~np.any(list(self.ended.values()), axis=0)
+        return ~np.any(list(self._ended.values()), axis=0)
 
     def drive(self, budget: Budget) -> None:
         """Take steps until all runs have ended."""
@@ -204,16 +204,14 @@ class Driver:
             raise ValueError(f"`EarlyStopping(metric={stopping.metric!r})`: the history has {there}.")
         while (running := self.running).any():
             if self.stopped is not None and self.stopped():
-                self.evaluate(running)
-                self.ended[Status.interrupted][:] = True
-                return
+                return self.interrupt()
             _, step, calls, seconds = self.steps.position
             is_over = step >= last or seconds >= max_seconds
             lasts = np.full(len(self.rows), step) if is_over else self.steps.last_steps(max_calls)
             ending = running & (lasts <= step)
             if ending.any():
                 self._observe(ending)
-                self.ended[Status.out_of_budget] |= ending
+                self._ended[Status.out_of_budget] |= ending
                 continue
             due_step, due_calls = budget.next_evaluation(self.epoch, step, int(calls[0].sum()))
             reached = self.steps.last_steps(np.nextafter(due_calls, 0))[0] + 1  # these calls, by the first run
@@ -221,7 +219,7 @@ class Driver:
             if self.stopped is not None or max_seconds < math.inf:
                 seconds = min(_LOOK_SECONDS, max_seconds - self.steps.position.seconds)
                 stop = min(stop, step + max(1, int(self.steps.steps_per_second * seconds)))
-            self.steps.advance(int(stop))
+            self.advance(int(stop))
             before, (_, step, calls, _) = calls, self.steps.position
             is_due = step >= due_step or calls[0].sum() >= due_calls
             if is_due or not self.steps.finite or np.array_equal(calls, before):  # no calls: the solver has ended
@@ -230,17 +228,22 @@ class Driver:
             if self.report is not None and self.running.any():
                 self._report(self.report)
 
+    def advance(self, stop: int) -> None:
+        """Take steps towards ``stop``, and record if the iterates became non-finite."""
+        self.steps.advance(stop)
+        self._ended[Status.diverged] |= not self.steps.finite
+
     def _observe(self, runs: np.ndarray) -> None:
         """Evaluate these runs, and compare them with tolerances and with the criteria of solver and early stopping."""
         self.evaluate(runs)
         stopping = self.budget.early_stopping
         limits = {"hypergrad_norm_sq": self.budget.tolerance, "certified_norm_sq": self.budget.certified_tolerance}
-        for run in np.flatnonzero(runs & ~self.ended[Status.diverged]).tolist():
+        for run in np.flatnonzero(runs & ~self._ended[Status.diverged]).tolist():
             row = self.rows[run][-1]
             by_solver = self.steps.solver.monitor.end(row) is not None
             by_tolerance = any(limit is not None and row[name] <= limit for name, limit in limits.items())
-            self.ended[Status.converged][run] = by_solver or by_tolerance
-            self.ended[Status.stopped_early][run] = stopping is not None and stopping.is_over(self.rows[run])
+            self._ended[Status.converged][run] = by_solver or by_tolerance
+            self._ended[Status.stopped_early][run] = stopping is not None and stopping.is_over(self.rows[run])
 
     def evaluate(self, runs: np.ndarray) -> None:
         """Add a row to each of these runs, unless its last row is of this step, and record which runs are finite."""
@@ -254,8 +257,7 @@ class Driver:
             finite = np.all([np.isfinite(part).all(axis=tuple(range(1, part.ndim))) for part in parts], axis=0)
             for run in np.flatnonzero(new & (finite | self.steps.alone)).tolist():
                 self._add_row(run, found, jax.tree.map(lambda leaf, run=run: leaf[run], points))
-            self.ended[Status.diverged] |= new & ~finite
-        self.ended[Status.diverged] |= runs & (not self.steps.finite)
+            self._ended[Status.diverged] |= new & ~finite
         self.recorder.catch_up(self.rows[0])
 
     def _add_row(self, run: int, found: Evaluation, point: Point) -> None:
@@ -282,9 +284,14 @@ class Driver:
         costs: dict[str, Any] = {"step": step} | ({"seconds": seconds} if self.steps.alone else {})
         return costs | {"calls": total} | {f"calls_{kind}": n for kind, n in kinds} | {"epochs": total / self.epoch}
 
+    def interrupt(self) -> None:
+        """Evaluate a run, and record that it was stopped from the keyboard."""
+        self.evaluate(np.ones(1, bool))
+        self._ended[Status.interrupted][:] = True
+
     def fail(self) -> None:
         """Record that a step or an evaluation raised, in a row without metrics."""
-        self.ended[Status.failed][:] = True
+        self._ended[Status.failed][:] = True
         if not self.rows[0] or self.rows[0][-1]["step"] != self.steps.position.step:
             self.rows[0].append(self._costs(0))
 
@@ -319,7 +326,7 @@ class Driver:
 
     def add_exact(self, run: int) -> list[dict[str, Any]]:
         """Return the rows of a run, the last one with its exact metrics."""
-        sound = not self.ended[Status.diverged][run]
+        sound = not self._ended[Status.diverged][run]
         for row in self.rows[run][-1:]:
             row |= self._exact(self.points[run], sound=sound)
         if sound:
@@ -390,6 +397,6 @@ def sweep(
             runs = range(len(driver.rows))
             memory = sum(leaf.nbytes // len(runs) for leaf in jax.tree.leaves(driver.steps.position.state))
             rows = [driver.add_exact(run) if exact else driver.rows[run] for run in runs]
-            cells = [CellResult(rows[run], driver.status(run) or Status.out_of_budget, memory) for run in runs]
+            cells = [CellResult(rows[run], driver.status(run), memory) for run in runs]
             results += [cells[i : i + len(solvers)] for i in range(0, len(cells), len(solvers))]
     return results

@@ -203,8 +203,8 @@ def load(
     solver = made_by(**parameters) if solver is None else solver
     moves = describe_transformations(solver, problem.start)
     if others := [key for key, found in about["transformations"].items() if not _agree(found, moves[key])]:
-        told = f"was made with another transformation, or one with other settings, in `{others[0]}`"
-        raise ValueError(f"`{path}` {told}; pass the solver that it was made with.")
+        made = f"was made with another transformation, or one with other settings, in `{others[0]}`"
+        raise ValueError(f"`{path}` {made}; pass the solver that it was made with.")
     columns, best = [column.tolist() for column in groups["history"]], NO_BEST
     rows = [dict(zip(about["columns"], values, strict=True)) for values in zip(*columns, strict=True)]
     if groups["best"]:
@@ -227,8 +227,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
         except Exception as error:
             raise ValueError(f"`{path}` is not a saved run, or is damaged: {error}") from error
     if known != _FORMAT:
-        told = f"`{path}` has format {known}, of another version of bilevel; this one reads format {_FORMAT}"
-        raise ValueError(f"{told}. Resume it with the version that wrote it, or run again from the start.")
+        format_differs = f"`{path}` has format {known}, of another version of bilevel; this one reads format {_FORMAT}"
+        raise ValueError(f"{format_differs}. Resume it with the version that wrote it, or run again from the start.")
     if set(about["arrays"]) != set(arrays):
         raise ValueError(f"`{path}` is damaged: arrays are missing.")
     names = {group: [n for n in about["arrays"] if n.startswith(f"{group}_")] for group in ("state", "history", "best")}

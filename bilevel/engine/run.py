@@ -27,7 +27,7 @@ from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.certificate import Certifier
 from bilevel.problems.checks import check_flag
-from bilevel.solvers import AutoSRBA
+from bilevel.solvers import DEFAULT_SOLVER
 from bilevel.solvers.base import Solver, SolverBase
 
 
@@ -126,7 +126,6 @@ class Run:
     @property
     def diverged(self) -> bool:
         """True if the iterates became non-finite; the run is then at its last finite point, and stays there."""
-        self._driver.ended[Status.diverged] |= not self._steps.finite
         return self._driver.status() is Status.diverged
 
     def restart(self) -> None:
@@ -144,7 +143,7 @@ class Run:
         stop = self.step + int(n_steps)
         with arithmetic(self._steps.dtype, self.problem), counting_interrupts(self._steps.oracles, limit=1):
             while self.step < stop and not self.diverged:
-                self._steps.advance(stop)
+                self._driver.advance(stop)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the point, with the clock stopped, and return the new row of the history."""
@@ -157,8 +156,7 @@ class Run:
         driver, rows, monitor = self._driver, self._driver.rows[0], self.solver.monitor
         if driver.status() is not Status.failed:
             self.evaluate()
-        status = driver.status() or Status.out_of_budget
-        if status not in (Status.diverged, Status.failed):
+        if (status := driver.status()) not in (Status.diverged, Status.failed):
             sentences = [monitor.warning(rows[-1], self.problem.dtype)]
             if status is not Status.interrupted:
                 with arithmetic(self._steps.dtype, self.problem):
@@ -213,14 +211,14 @@ class Run:
                 except KeyboardInterrupt:
                     if presses.forced() or n_processes > 1:
                         raise
-                    driver.evaluate(np.ones(1, bool))
-                    driver.ended[Status.interrupted][:] = True
+                    driver.interrupt()
                 except Exception as error:
                     if presses.forced() or (failure := find_failure(self._steps, error)) is None:
                         raise
                     driver.fail()
                     raise StepError(*failure, self.step, error, self.result()) from error
-                driver.ended[Status.interrupted] |= presses.any()
+                if presses.any():
+                    driver.interrupt()
 
     def _finish(self, writer: CheckpointWriter) -> RunResult:
         result = self.result()
@@ -270,7 +268,7 @@ def run(
     checkpoint : folder to write the run to at its end, or a :class:`bilevel.Checkpoints` to write it also while it
         continues; `bilevel.resume` reads the last file
     """
-    solver = AutoSRBA() if solver is None else solver
+    solver = DEFAULT_SOLVER() if solver is None else solver
     writer = CheckpointWriter(checkpoint)
     _check_input(problem, solver, seed, exact=exact, progress=progress)
     if max_steps is None and max_calls is None and max_seconds is None:
@@ -361,8 +359,8 @@ def _check_agreement(problem: BilevelProblem, /, solver: SolverBase | None = Non
         for name in first | there:
             mine, theirs = (known.get(name, "not given") for known in (first, there))
             if mine != theirs:
-                told = f"`{name}` is {mine} in process 0 and {theirs} in process {process}"
-                raise ValueError(f"{told}: the processes of one run must be started alike.")
+                differs = f"`{name}` is {mine} in process 0 and {theirs} in process {process}"
+                raise ValueError(f"{differs}: the processes of one run must be started alike.")
 
 
 def _check_limits(problem: BilevelProblem, budget: Budget, log: Log | None, *, exact: bool) -> Certifier | None:

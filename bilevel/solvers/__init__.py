@@ -53,3 +53,5 @@ from bilevel.solvers.meha import MEHA as MEHA
 from bilevel.solvers.acc_bo import AccBO as AccBO
 from bilevel.solvers.maid import MAID as MAID
 # isort: on
+
+DEFAULT_SOLVER = AutoSRBA  # of `bilevel.run`

@@ -137,10 +137,12 @@ class SolverBase(ABC, Generic[State]):
             if complaint := about["rule"](value):
                 raise ValueError(f"`{type(self).__name__}({field.name}={value!r})`: {complaint}")
 
+    @typing.final
     def cast(self, dtype: DTypeLike) -> Self:
         """Return the solver with its floats as arrays of ``dtype``, so that 0.1, 1 and np.float64 share a trace."""
         return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), self)
 
+    @typing.final
     def parameters(self) -> dict[str, Any]:
         """Return the hyperparameters by name, as Python numbers and strings."""
 
@@ -188,10 +190,12 @@ class Solver(SolverBase[State], Generic[State, Draw]):
                 )
 
     @property
+    @typing.final
     def moves(self) -> Moves:
         """How the parameters of this solver move its variables."""
         return Moves.of(self)
 
+    @typing.final
     def batches(self) -> tuple[int, int]:
         return self.batch_size, self.batch_size if self.outer_batch_size is None else self.outer_batch_size
 
