@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from bilevel._core import trees
 from tests import cases
-from tests.solvers.transcribed import KIND_NAMES, TRANSCRIBED, TRANSCRIPTIONS, start_of
+from tests.solvers.transcribed import HOST_TRANSCRIPTIONS, KIND_NAMES, TRANSCRIBED, TRANSCRIPTIONS, start_of
 
 COMMON = {"step_size": 0.2, "outer_ratio": 2.0, "batch_size": cases.BATCH}
 # The loop lengths of the shared cases, so that their compiled programs are reused.
@@ -183,3 +183,5 @@ def test_the_tables_of_saba_equal_those_of_the_transcription():
 
 def test_every_solver_has_a_transcription():
     assert set(TRANSCRIPTIONS) == {type(solver).__name__ for solver in SETTINGS.values()} == set(TRANSCRIBED)
+    # AutoSRBA has transcriptions of its parts, and Exact calls the exact solver of the problem.
+    assert set(TRANSCRIPTIONS) | set(HOST_TRANSCRIPTIONS) == set(bilevel.SOLVERS) - {"AutoSRBA", "Exact"}

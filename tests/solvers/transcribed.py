@@ -1,10 +1,14 @@
-"""The NumPy transcription of each compiled solver: the module of the same name in tests/transcription."""
+"""The NumPy transcription of each solver: the module of the same name in tests/transcription."""
 
 from importlib import import_module
 
 import numpy as np
 
 from tests import cases
+from tests.transcription.d_tfbo import d_tfbo
+from tests.transcription.hoag import hoag
+from tests.transcription.maid import maid
+from tests.transcription.shine import shine
 
 
 def transcription(cls):
@@ -15,6 +19,8 @@ def transcription(cls):
 # The parts of AutoSRBA have separate transcriptions, in tests/solvers/auto.
 TRANSCRIBED = {name: solver for name, solver in cases.SOLVERS.items() if name != "AutoSRBA"}
 TRANSCRIPTIONS = {name: transcription(type(solver)) for name, solver in TRANSCRIBED.items()}
+# Of solvers that are stepped from Python; test_deterministic.py and test_maid.py compare them.
+HOST_TRANSCRIPTIONS = {"DTFBO": d_tfbo, "HOAG": hoag, "MAID": maid, "SHINE": shine}
 
 KIND_NAMES = {
     "inner_grad": "gz",
