@@ -10,7 +10,7 @@ import pytest
 import bilevel
 from tests import cases
 from tests.solvers.transcribed import start_of
-from tests.transcription.bio_bred import asbio_bred, bio_bred, entropic_step, sbio_bred, soft_step
+from tests.transcription.bio_bred import asbio_bred, bio_bred, diagonal_step, entropic_step, sbio_bred, soft_step
 from tests.transcription.directions import directions
 from tests.transcription.handover import DrawnRows, single
 from tests.transcription.neumann import hyp1
@@ -77,28 +77,39 @@ def test_wior_bo_is_pnpbo_with_sampled_directions_on_reshuffled_batches():
 
 # BiO-BreD, SBiO-BreD and ASBiO-BreD. Steps of z and of x:
 Z_STEP, X_STEP, STRENGTH = 0.2, 0.1, 0.4
+CONSTANT, LOWER, UPPER = 1.0, -0.1, 0.6  # of the diagonal metric, and of the box
+DIAGONAL = optax.rmsprop(X_STEP, decay=0.99, eps=CONSTANT, eps_in_sqrt=False)
 STEPS_OF_X = {
-    "l1": (bilevel.L1(STRENGTH), np.array([-0.2, 0.3, 0.1]), soft_step(X_STEP, STRENGTH)),
-    "simplex": (bilevel.Simplex(), np.array([0.2, 0.5, 0.3]), entropic_step(X_STEP)),
+    "l1": (np.array([-0.2, 0.3, 0.1]), lambda: soft_step(X_STEP, STRENGTH)),
+    "simplex": (np.array([0.2, 0.5, 0.3]), lambda: entropic_step(X_STEP)),
+    "diagonal": (np.array([0.2, 0.5, 0.3]), lambda: diagonal_step(X_STEP, CONSTANT, LOWER, UPPER)),
 }
 COMMON = {"step_size": Z_STEP, "outer_ratio": Z_STEP / X_STEP}
 SERIES = {"n_neumann": Q, "neumann_step": 0.3}
 
 
-@pytest.mark.parametrize("kind", ["l1", pytest.param("simplex", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["l1", *(pytest.param(one, marks=pytest.mark.slow) for one in ("simplex", "diagonal"))]
+)
 @pytest.mark.parametrize("name", ["BiO-BreD", pytest.param("SBiO-BreD", marks=pytest.mark.slow), "ASBiO-BreD"])
-def test_bregman_methods_are_settings_with_an_outer_term(name, kind):
-    term, x, outer_step = STEPS_OF_X[kind]
+def test_bregman_methods_are_settings(name, kind):
+    x, outer_step = STEPS_OF_X[kind]
     problem = cases.quadratic()
     plain = cases.in_numpy("quadratic", problem)
-    problem = replace(problem, start=problem.start._replace(outer_var=x)).with_outer_term(term)
+    problem, common = replace(problem, start=problem.start._replace(outer_var=x)), COMMON
+    if kind == "diagonal":
+        bounds = np.full(3, LOWER), np.full(3, UPPER)
+        problem = replace(problem, oracles=replace(problem.oracles, outer_bounds=bounds))
+        common = COMMON | {"outer_optimizer": DIAGONAL}
+    else:
+        problem = problem.with_outer_term(bilevel.L1(STRENGTH) if kind == "l1" else bilevel.Simplex())
     solver = {
-        "BiO-BreD": bilevel.ITD(**COMMON, n_inner_steps=3, sampling="full"),
-        "SBiO-BreD": bilevel.SUSTAIN(**COMMON, **SERIES, batch_size=cases.BATCH, estimator="sgd"),
-        "ASBiO-BreD": bilevel.SUSTAIN(**COMMON, **SERIES, batch_size=cases.BATCH, estimator="spider", period=6),
+        "BiO-BreD": bilevel.ITD(**common, n_inner_steps=3, sampling="full"),
+        "SBiO-BreD": bilevel.SUSTAIN(**common, **SERIES, batch_size=cases.BATCH, estimator="sgd"),
+        "ASBiO-BreD": bilevel.SUSTAIN(**common, **SERIES, batch_size=cases.BATCH, estimator="spider", period=6),
     }[name]
     run = cases.trajectory(problem, solver, STEPS)
-    rows, common = DrawnRows(run), {"inner_step": Z_STEP, "outer_step": outer_step}
+    rows, common = DrawnRows(run), {"inner_step": Z_STEP, "outer_step": outer_step()}
     if name == "BiO-BreD":
         draws = [SimpleNamespace(inner_loop=3 * [None], outer=None)] * STEPS
         expected = bio_bred(plain, problem.start.inner_var, x, draws, **common)
@@ -109,3 +120,5 @@ def test_bregman_methods_are_settings_with_an_outer_term(name, kind):
         expected = method(plain, problem.start.inner_var, x, draws, **common, **SERIES)
     assert_same_path(run, expected)
     assert np.any(expected[-1]["outer_var"] == 0) == (kind == "l1"), "the soft threshold must be active"
+    path = np.array([step["outer_var"] for step in expected])
+    assert np.isin(path, (LOWER, UPPER)).any() == (kind == "diagonal"), "a bound must be active"

@@ -37,6 +37,18 @@ def entropic_step(size: float) -> OuterStep:
     return step
 
 
+def diagonal_step(size: float, constant: float, lower: float, upper: float) -> OuterStep:
+    """psi = y'Hy/2 with H = sqrt(average of w^2) + constant, R = 0, and x in a box."""
+    average: Any = 0.0
+
+    def step(x: Array, w: Array) -> Array:
+        nonlocal average
+        average = 0.99 * average + 0.01 * w**2
+        return np.clip(x - size * w / (np.sqrt(average) + constant), lower, upper)
+
+    return step
+
+
 def bio_bred(
     problem: Problem, z: Array, x: Array, draws: Sequence[Any], *, inner_step: float, outer_step: OuterStep
 ) -> list[dict[str, Any]]:
