@@ -78,6 +78,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --offline --quiet .github
 
 # The variable leaves out the theme's notice about its successor, which is no finding about these pages.
 docs: install  ## the site, into site/; tutorials are run, and any warning is an error

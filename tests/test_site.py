@@ -1,13 +1,18 @@
 """The site: pages, docstrings, external resources, and the citation file."""
 
+import hashlib
 import inspect
 import re
+import shutil
+import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import griffe
+import jinja2
 import pytest
 import yaml
 from mkdocs.exceptions import PluginError
@@ -287,6 +292,32 @@ def test_the_citation_has_the_version_and_the_paper():
     (paper,) = citation["references"]
     assert [author["family-names"] for author in paper["authors"]] == ["Dagréou", "Moreau", "Vaiter", "Ablin"]
     assert "2302.08766" in paper["identifiers"][0]["value"]
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert (citation["repository-code"], citation["url"]) == (urls["Source"], urls["Documentation"])
+
+
+def test_the_conda_recipe_of_a_release_has_the_hash_of_its_sdist_and_what_the_package_states(tmp_path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    (fill,) = [step["run"] for step in release["jobs"]["build"]["steps"] if "sha256sum" in step.get("run", "")]
+    for folder in ("dist", "conda"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "dist" / "bilevel-0.1.0.tar.gz").write_bytes(b"the sdist")
+    shutil.copy(ROOT / "conda" / "meta.yaml", tmp_path / "conda")
+    subprocess.run(["/bin/sh", "-ec", fill], cwd=tmp_path, check=True)
+    recipe = yaml.safe_load(jinja2.Template((tmp_path / "meta.yaml").read_text()).render(PYTHON="python"))
+    assert recipe["package"] == {"name": project["name"], "version": VERSION}
+    assert recipe["source"]["sha256"] == hashlib.sha256(b"the sdist").hexdigest()
+    assert recipe["source"]["url"].endswith(f"/releases/download/{VERSION}/bilevel-{VERSION}.tar.gz")
+    needed = {name: "".join(bounds) for name, *bounds in map(str.split, recipe["requirements"]["run"])}
+    stated = dict(re.match(r"([a-z]+)(.*)", one).groups() for one in project["dependencies"])
+    assert needed == {"python": project["requires-python"], **stated}
+    least = project["requires-python"].removeprefix(">=")
+    assert f"python {least}" in recipe["requirements"]["host"] and f"python {least}" in recipe["test"]["requires"]
+    about = recipe["about"]
+    assert (about["home"], about["summary"]) == (project["urls"]["Homepage"], project["description"])
+    assert about["license"] == project["license"] and (ROOT / about["license_file"]).is_file()
+    assert recipe["extra"]["recipe-maintainers"] and recipe["build"]["noarch"] == "python"
 
 
 def test_the_changelog_has_the_version():

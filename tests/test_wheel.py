@@ -9,7 +9,6 @@ import re
 import sys
 import tarfile
 import time
-import tomllib
 import zipfile
 
 import numpy as np
@@ -260,11 +259,3 @@ print(np.abs(found.gradient - [(h(step) - h(-step)) / 2e-4 for step in steps]).m
     (tmp_path / "last.py").write_text(own_losses + hypergradient + compare)
     *_, error, residual = wheel.call(minimal / "python", "last.py", cwd=tmp_path, **in_haste(minimal)).split()
     assert float(error) < 1e-6 and float(residual) < 1e-6  # rows are in float32
-
-
-def test_the_conda_recipe_has_the_dependencies_of_the_package():
-    project = tomllib.loads((wheel.ROOT / "pyproject.toml").read_text())["project"]
-    recipe = (wheel.ROOT / "conda" / "meta.yaml").read_text()
-    needed = re.findall(r"^    - ([a-z]+) (\S+)$", recipe.partition("  run:")[2].partition("test:")[0], re.MULTILINE)
-    stated = [re.match(r"([a-z]+)(.*)", one).groups() for one in project["dependencies"]]
-    assert sorted(needed) == sorted([("python", project["requires-python"]), *stated])
