@@ -133,7 +133,7 @@ def execute(
         narrowed = experiment.narrow(only, seeds)
         cells = drop_duplicates(narrowed.cells(*size), problem)
         store.keep_config(experiment)
-        sweep = _Phase(SWEEP, cells, store, watcher)
+        sweep = _Phase(SWEEP, cells, store, watcher, experiment.metric)
         _warn_of_changes(cells, sweep.missing, store)
         store.keep_plan(experiment.name, SWEEP, cells, within=experiment.cells(*size))
         if SWEEP in phases:
@@ -145,7 +145,7 @@ def execute(
         if not experiment.budget.seconds or failures or TIMING not in phases:
             return failures
         selected = list_settings(select(table[table["cell"].isin({cell.id for cell in cells})], experiment.metric))
-        timing = _Phase(TIMING, narrowed.timing_cells(selected, *size), store, watcher)
+        timing = _Phase(TIMING, narrowed.timing_cells(selected, *size), store, watcher, experiment.metric)
         store.keep_plan(experiment.name, TIMING, timing.cells)
         # One cell at a time, so that nothing else runs on the machine.
         timing.run(_attempt(Task((cell,)), partial(time_cell, cell), watcher) for cell in timing.missing)
@@ -156,8 +156,8 @@ def execute(
 class _Phase:
     """The sweep or the timing: stores the rows of its tasks as they end, and reports to the watcher."""
 
-    def __init__(self, name: str, cells: Sequence[Cell], store: Store, watcher: Watcher) -> None:
-        self.name, self.cells, self.store, self.watcher = name, cells, store, watcher
+    def __init__(self, name: str, cells: Sequence[Cell], store: Store, watcher: Watcher, metric: str) -> None:
+        self.name, self.cells, self.store, self.watcher, self.metric = name, cells, store, watcher, metric
         self.missing = store.unfinished(cells)
         self.failed: list[Task] = []
         self._unwritten: list[tuple[Task, StoreRows]] = []  # could not be written, for example on a full disk
@@ -188,7 +188,7 @@ class _Phase:
                 self.store.write(rows)
             except OSError as error:
                 return str(error)
-            self.watcher.advance(len(task.cells), task.title)
+            self.watcher.advance(len(task.cells), task.title, describe_values(rows, self.metric))
             del self._unwritten[0]
         return None
 
@@ -241,6 +241,15 @@ def _attempt(task: Task, run: Callable[[], StoreRows], watcher: Watcher | None =
         return task, run(), None
     except Exception as error:
         return task, [], f"{type(error).__name__}: {error}"
+
+
+def describe_values(rows: StoreRows, metric: str) -> str:
+    """Return the range of the metric at the end of the cells of a task, and how many of them diverged."""
+    ended = [row for row in rows if row["final"] and row["status"] != Status.diverged]
+    values = [row[metric] for row in ended if math.isfinite(row.get(metric, math.nan))] or [math.nan]
+    n_diverged = sum(row["final"] for row in rows) - len(ended)
+    span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in (min(values), max(values))))
+    return f"{metric} {span}" + (f", {n_diverged} diverged" if n_diverged else "")
 
 
 # From cells to tasks to rows.

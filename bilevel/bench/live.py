@@ -27,12 +27,12 @@ class Watcher:
         """Begin a task in this process."""
         self._print(f"{self._phase}: {title}: compiling, running")
 
-    def advance(self, n_cells: int, title: str) -> None:
-        """Count the cells of a task that was stored."""
+    def advance(self, n_cells: int, title: str, values: str) -> None:
+        """Count the cells of a task that was stored, and print their values."""
         self._done += n_cells
         left = (time.monotonic() - self._began) / (self._done - self._first) * (self._total - self._done)
         place = f"{self._done} of {self._total} cells, about {describe_time(left)} left"
-        self._print(f"{self._phase}: {title}: done; {place}")
+        self._print(f"{self._phase}: {title}: done, {values}; {place}")
 
     def failed(self, title: str, error: str) -> None:
         """Remember and print a task that failed."""

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import math
 import os
+import re
 import signal
 import threading
 
@@ -14,6 +16,7 @@ from bilevel.bench import execute as module
 from bilevel.bench.config import ConfigError
 from bilevel.bench.distribution import Where
 from bilevel.bench.execute import execute
+from bilevel.bench.live import Watcher
 from bilevel.bench.page import assign_looks, draw_figure, write_report
 from bilevel.bench.select import make_sections
 from bilevel.bench.store import Store
@@ -105,6 +108,30 @@ def test_a_failed_task_is_reported_and_only_that_task_is_repeated(tmp_path, stor
     assert store.finished() == {cell.id for cell in tiny.cells(experiment)}
 
 
+def test_the_log_names_the_values_of_the_cells_that_have_just_ended(tmp_path, store, pretence, capsys):
+    experiment = tiny.experiment(tmp_path, tiny.SRBA.replace("0.05, 0.02", "0.4, 0.3") + tiny.SOBA, tiny.SECONDS)
+    assert execute(experiment, store, Watcher()) == 0
+    line = r"^(\w+): (\w+) on quadratic, seed (\d): done, value_gap ([\d.]+)(?: to ([\d.]+))?;"
+    printed = re.findall(line, capsys.readouterr().err, flags=re.MULTILINE)
+    finals = store.read().query("final").groupby(["phase", "solver", "seed"])["value_gap"]
+    expected = {key: (gaps.min(), gaps.max()) for key, gaps in finals}
+    found = {(phase, solver, int(seed)): (float(a), float(b or a)) for phase, solver, seed, a, b in printed}
+    assert found == expected and len({gaps for gaps in found.values()}) == 4
+
+
+def test_cells_that_diverged_are_counted_and_their_values_left_out():
+    def rows(*ends):
+        common = {"final": False, "status": "out_of_budget", "h": 9.0}
+        return [row for end in ends for row in (common, common | {"final": True} | end)]
+
+    gone = {"h": 1e9, "status": "diverged"}
+    assert module.describe_values(rows({"h": 0.25}, gone, {"h": 0.125}, {"h": math.nan}), "h") == (
+        "h 0.125 to 0.25, 1 diverged"
+    )
+    assert module.describe_values(rows(gone, gone), "h") == "h nan, 2 diverged"
+    assert module.describe_values(rows({}), "h") == "h 9"
+
+
 class Thief(tiny.Watcher):
     """Deletes files of a store, oldest first, each time a certain number of tasks of a phase have ended."""
 
@@ -112,8 +139,8 @@ class Thief(tiny.Watcher):
         super().__init__()
         self.store, self.phase, self.after = store, phase, after
 
-    def advance(self, n_cells, title):
-        super().advance(n_cells, title)
+    def advance(self, n_cells, title, values):
+        super().advance(n_cells, title, values)
         if self.begun[-1][0] == self.phase and len(self.advanced) % self.after == 0:
             min(self.store.folder.glob("[!_.]*.parquet"), key=lambda path: path.stat().st_mtime_ns).unlink()
 

@@ -114,8 +114,8 @@ class Watcher:
     def start(self, title):
         self.started.append(title)
 
-    def advance(self, n_cells, title):
-        self.advanced.append((n_cells, title))
+    def advance(self, n_cells, title, values):
+        self.advanced.append((n_cells, title, values))
 
     def failed(self, title, error):
         self.failures.append((title, error))
