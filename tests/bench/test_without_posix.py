@@ -38,15 +38,42 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_a_benchmark_with_two_jobs_and_a_saved_run_need_no_posix(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
-    (tmp_path / "script.py").write_text(SCRIPT)
-    config = tiny.write(tmp_path, tiny.HEAD + tiny.BUDGET + tiny.SOBA)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, tmp_path / "script.py", config, tmp_path]
+FIT = """
+import os, signal, sys
+import numpy as np
+from sklearn.model_selection import cross_val_score
+from bilevel.estimators import BilevelLogisticRegression, BilevelRidge, DataCleaningClassifier
+
+if __name__ == "__main__":
+    assert not hasattr(signal, "pthread_sigmask") and not hasattr(os, "fork") and sys.modules["fcntl"] is None
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((120, 6))
+    target = X[:, 0] - X[:, 1] + 0.1 * rng.standard_normal(120)
+    ridge = BilevelRidge(groups=[0, 0, 1, 1, 1, 1], random_state=0)
+    assert cross_val_score(ridge, X, target, cv=3, n_jobs=2).min() > 0.9
+    for estimator in (BilevelLogisticRegression, DataCleaningClassifier):
+        assert estimator(random_state=0).fit(X, target > 0).score(X, target > 0) > 0.9
+"""
+
+
+def run_without_posix(folder, script, *arguments):
+    (folder / "sitecustomize.py").write_text(WITHOUT)
+    (folder / "script.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    command = [sys.executable, folder / "script.py", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_estimators_are_fitted_in_two_jobs_without_posix(tmp_path):
+    run_without_posix(tmp_path, FIT)
+
+
+@pytest.mark.slow
+def test_a_benchmark_with_two_jobs_and_a_saved_run_need_no_posix(tmp_path):
+    config = tiny.write(tmp_path, tiny.HEAD + tiny.BUDGET + tiny.SOBA)
+    run_without_posix(tmp_path, SCRIPT, config, tmp_path)
 
 
 def test_a_stop_is_repeated_without_signals_for_threads(monkeypatch):
