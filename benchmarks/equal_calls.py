@@ -19,7 +19,7 @@ from markdown import number, table
 
 import bilevel
 from bilevel._core.files import replacing
-from bilevel.bench.config import SWEEP, Budget, build_problem, load_config
+from bilevel.bench.config import SWEEP, CellBudget, build_problem, load_config
 from bilevel.bench.distribution import Where
 from bilevel.bench.execute import drop_duplicates, execute
 from bilevel.bench.live import Watcher
@@ -89,7 +89,7 @@ def shrink(experiment):
         first[setting.solver, setting.columns].append(setting)
     settings = tuple(setting for some in first.values() for setting in some[:2])
     little = {"problem": problem, "problem_arguments": tuple(sorted(arguments.items())), "settings": settings}
-    return replace(experiment, **little, seeds=(0, 1), budget=Budget(calls=10_000))
+    return replace(experiment, **little, seeds=(0, 1), budget=CellBudget(calls=10_000))
 
 
 def run(experiment, store, only, where):

@@ -13,7 +13,7 @@ import numpy as np
 
 import bilevel
 from bilevel._core.types import Calls
-from bilevel.problems.linear import logistic
+from bilevel.problems.penalized_linear import logistic
 
 BATCH = 64
 RIDGE = 0.2  # regularization of cleaning

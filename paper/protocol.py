@@ -9,7 +9,7 @@ import numpy as np
 
 from bilevel._core.files import replacing
 from bilevel._core.types import Calls
-from bilevel.bench.config import SWEEP, TIMING, Budget, Experiment, GridSetting, load_config
+from bilevel.bench.config import SWEEP, TIMING, CellBudget, Experiment, GridSetting, load_config
 from bilevel.bench.distribution import Where
 from bilevel.bench.execute import execute
 from bilevel.bench.live import Watcher
@@ -86,7 +86,7 @@ def shrink(experiment: Experiment, little: dict[str, Any]) -> Experiment:
         for column in {PUBLISHED, UNTUNED}.intersection(setting.columns):
             chosen.setdefault((setting.solver, column), setting)
     arguments = tuple(sorted((dict(experiment.problem_arguments) | little).items()))
-    budget, settings = Budget(epochs=1.0, seconds=0.1), tuple(chosen.values())
+    budget, settings = CellBudget(epochs=1.0, seconds=0.1), tuple(chosen.values())
     return replace(experiment, seeds=(0, 1), problem_arguments=arguments, settings=settings, budget=budget)
 
 

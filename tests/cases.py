@@ -14,7 +14,7 @@ from bilevel._core.types import Calls, Rows
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.engine.steps import PAGE_LENGTH
 from bilevel.oracles import AutodiffOracles
-from bilevel.problems.linear import logistic
+from bilevel.problems.penalized_linear import logistic
 from bilevel.solvers import Solver
 from tests.transcription import problems as numpy_problems
 

@@ -223,7 +223,7 @@ class Cell:
         return [f"{name} {digest_source(name)}" for name in (self.solver, self.problem) if ":" in name]
 
 
-class Budget(Struct, frozen=True, forbid_unknown_fields=True):
+class CellBudget(Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of a run, as in the table [budget] of a config."""
 
     calls: Annotated[Annotated[int, Meta(ge=1, le=2**63 - 1)] | None, Meta(description="an integer above 0")] = None
@@ -245,7 +245,7 @@ class Experiment:
 
     name: str
     metric: str  # selects the settings, by its value at the end of the sweep; not a metric of test rows
-    budget: Budget
+    budget: CellBudget
     seeds: tuple[int, ...]  # of the batches
     new_problem_per_seed: bool  # each seed is also the seed of the problem's data
     problem: str  # a name in ``bilevel.problems.PROBLEMS``, or ``module:function``
@@ -485,10 +485,10 @@ def _parse(file: FileTable) -> Experiment:
     )
 
 
-def parse_budget(values: dict[str, Any]) -> Budget:
+def parse_budget(values: dict[str, Any]) -> CellBudget:
     """Return the limits in the table [budget]."""
     with at("[budget]"):
-        budget: Budget = _convert(values, Budget)
+        budget: CellBudget = _convert(values, CellBudget)
         if (budget.calls is None) == (budget.epochs is None):
             raise ValueError("give exactly one of `calls` and `epochs`.")
         if budget.timing_epochs is not None and not budget.seconds:

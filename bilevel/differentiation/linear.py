@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.sparse import linalg
 
 from bilevel._core import trees
-from bilevel._core.linear import conjugate_gradients
+from bilevel._core.conjugate_gradients import conjugate_gradients
 from bilevel._core.types import Array, Count, Scalar
 
 Multiply: TypeAlias = Callable[[Array], Array]  # the product of a matrix with a vector

@@ -189,22 +189,22 @@ def largest_on_circle(terms: np.ndarray, points: int = 4096) -> float:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """The metric of a positive definite M = L L'; ``inverse_root`` is L⁻¹, or its diagonal if M is diagonal."""
+class WeightedNorm:
+    """The norm √(w'Mw) of a positive definite M = L L'; ``inverse_root`` is L⁻¹, or its diagonal if M is diagonal."""
 
     inverse_root: np.ndarray
     least: float
 
     @classmethod
-    def dense(cls, matrix: np.ndarray) -> "Metric":
-        """Return the metric of a matrix; raise LinAlgError if it may be singular in float64."""
+    def dense(cls, matrix: np.ndarray) -> "WeightedNorm":
+        """Return the norm of a matrix M; raise LinAlgError if it may be singular in float64."""
         eigenvalues = np.linalg.eigvalsh(matrix)
         if not eigenvalues[0] > 1e-10 * eigenvalues[-1]:  # then M⁻¹ has about six correct digits
             raise np.linalg.LinAlgError("not positive definite")
         return cls(np.linalg.inv(np.linalg.cholesky(matrix)), float(eigenvalues[0]))
 
     @classmethod
-    def diagonal(cls, values: np.ndarray) -> "Metric":
+    def diagonal(cls, values: np.ndarray) -> "WeightedNorm":
         return cls(1 / np.sqrt(values), float(values.min()))
 
     def dual_norm(self, residual: np.ndarray) -> float:
@@ -213,7 +213,7 @@ class Metric:
         return float(np.linalg.norm(root * residual if root.ndim == 1 else root @ residual))
 
     def operator_norm(self, matrix: np.ndarray) -> float:
-        """Return the norm of w -> matrix w, from the metric to the Euclidean one."""
+        """Return the norm of w -> matrix w, from this norm to the Euclidean one."""
         return float(np.linalg.norm(matrix @ self.inverse_root.T, 2))
 
     def largest(self, matrix: np.ndarray) -> float:
@@ -243,7 +243,7 @@ class Bounds(NamedTuple):
     b: float
     c: float
     e: float
-    metric: Metric = Metric(np.ones(1), 1.0)
+    metric: WeightedNorm = WeightedNorm(np.ones(1), 1.0)
 
     @property
     def epsilon(self) -> float:
@@ -318,7 +318,9 @@ def second_moment(rows: Array, weights: Array) -> Array:
     return (rows * weights) @ rows.T
 
 
-def ball(metric: Metric, residual: float, least_hessian: Callable[[float], np.ndarray]) -> tuple[float, float] | None:
+def ball(
+    metric: WeightedNorm, residual: float, least_hessian: Callable[[float], np.ndarray]
+) -> tuple[float, float] | None:
     """Return δ and μ with ||z - z*|| <= δ and H >= μ M within δ of z, or None if no such pair is found.
 
     Let f(t) be the smallest eigenvalue of M⁻¹ times ``least_hessian(t)``, a lower bound of H within t of z. On the

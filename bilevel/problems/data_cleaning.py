@@ -34,7 +34,7 @@ from bilevel.problems.base import BilevelProblem, documented, lay_out
 from bilevel.problems.certificate import Bounds, Found, Moments, Region, Values
 from bilevel.problems.checks import check_positive, check_tables, make_rng
 from bilevel.problems.exact import IterativeExactSolver
-from bilevel.problems.linear import SIGMOID, sigmoid, sigmoid_and_slope
+from bilevel.problems.penalized_linear import SIGMOID, sigmoid, sigmoid_and_slope
 from bilevel.problems.softmax import Labeled, SoftmaxOracles
 
 LOGITS = (-8.0, 8.0)  # bounds of the logit of a weight, beyond which the weight is practically 0 or 1

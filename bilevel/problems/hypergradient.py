@@ -22,7 +22,7 @@ import numpy as np
 
 from bilevel._core import trees
 from bilevel._core.compilation import Compiled, arithmetic
-from bilevel._core.linear import Conjugate, conjugate_gradients
+from bilevel._core.conjugate_gradients import Conjugate, conjugate_gradients
 from bilevel._core.types import Array, Point, PyTree, Scalar, is_number
 from bilevel.oracles import Oracles
 from bilevel.problems.checks import check_positive, check_sizes, check_variable, make_rng

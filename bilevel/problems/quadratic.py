@@ -28,7 +28,7 @@ from bilevel._core.types import Array, InnerPass, OuterPass, Point, Rows
 from bilevel.oracles import Oracles, Samples, join
 from bilevel.oracles.samples import STATIC
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import Bounds, Found, Metric, Region, Values, box_around
+from bilevel.problems.certificate import Bounds, Found, Region, Values, WeightedNorm, box_around
 from bilevel.problems.checks import check_memory, check_outer, check_positive, check_reals, check_sizes, make_rng
 from bilevel.problems.exact import ExactSolution, System, cholesky, newton, solve_adjoint
 
@@ -330,7 +330,7 @@ class QuadraticBounds:
     def __init__(self, problem: BilevelProblem) -> None:
         oracles = problem.oracles
         inner, outer = Means.of(oracles.inner_samples.leaves), Means.of(oracles.outer_samples.leaves)
-        self._metric = Metric.dense(inner.a_inner)
+        self._metric = WeightedNorm.dense(inner.a_inner)
         self._b = self._metric.operator_norm(self._metric.inverse_root @ outer.a_inner)
         self._c, self._e = self._metric.operator_norm(outer.b), self._metric.operator_norm(inner.b)
 

@@ -1,9 +1,9 @@
 """Selection of the penalties of linear and softmax models, on a validation set or by cross-validation.
 
-One fit is that of :mod:`bilevel.problems.linear` or :mod:`bilevel.problems.softmax`. Cross-validation has K models,
-each fitted to the rows of all folds except one. Both of its levels read the same rows d_i, so that one batch serves
-both. With f_i the fold of row i, and slopes l' and curvatures l'' of its loss in model k, the parts of the direction
-that belong to model k are
+One fit is that of :mod:`bilevel.problems.penalized_linear` or :mod:`bilevel.problems.softmax`. Cross-validation has K
+models, each fitted to the rows of all folds except one. Both of its levels read the same rows d_i, so that one batch
+serves both. With f_i the fold of row i, and slopes l' and curvatures l'' of its loss in model k, the parts of the
+direction that belong to model k are
 
     D_z = mean_i d_i (l' if k ≠ f_i, else 0) + exp(x) z_k
     D_v = mean_i d_i (l'' d_i'v_k if k ≠ f_i, else l') + exp(x) v_k
@@ -34,7 +34,7 @@ from bilevel.problems.base import BilevelProblem, documented, lay_out
 from bilevel.problems.certificate import ConstantsRule
 from bilevel.problems.checks import check_choice, check_folds, check_groups, check_table, check_tables, make_rng
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
-from bilevel.problems.linear import (
+from bilevel.problems.penalized_linear import (
     LOG_PENALTIES,
     LogisticOracles,
     PenaltyBounds,
@@ -50,7 +50,7 @@ _EVERY_WIDTH = 2**62  # a limit that no row reaches: oracles of linear models ne
 _TO_ROUNDING = partial(IterativeExactSolver, accuracy=1e-15)  # Newton steps on few numbers cost little
 
 
-class Loss(NamedTuple):
+class ModelFamily(NamedTuple):
     """What a loss of one row determines."""
 
     read: Callable[..., tuple[Any, int | None]]  # name, rows, labels -> data of the oracles, number of classes or None
@@ -61,9 +61,9 @@ class Loss(NamedTuple):
 
 
 LOSSES = {
-    "logistic": Loss(read_signed, LogisticOracles, _EVERY_WIDTH, _TO_ROUNDING, logistic_constants),
-    "squared": Loss(read_targets, RidgeOracles, _EVERY_WIDTH, RidgeExactSolver),
-    "softmax": Loss(read_labeled, SoftmaxSelectionOracles, 0, IterativeExactSolver),
+    "logistic": ModelFamily(read_signed, LogisticOracles, _EVERY_WIDTH, _TO_ROUNDING, logistic_constants),
+    "squared": ModelFamily(read_targets, RidgeOracles, _EVERY_WIDTH, RidgeExactSolver),
+    "softmax": ModelFamily(read_labeled, SoftmaxSelectionOracles, 0, IterativeExactSolver),
 }
 
 

@@ -13,9 +13,9 @@ its Hessian is the covariance S = diag(p) - pp', and its third derivative κ(t, 
     |κ(t, u, w)| <= k ||u|| ||w||      with k = min(√2³/(6√3) ||t - mean t||, C range(t)): a symmetric form is largest
                 where its arguments agree, and there it is the third cumulant of a variable of range up to √2 ||u||
 
-Certificates. As in linear models (:mod:`bilevel.problems.linear`), two metrics are tried and the smaller error is kept;
-c and e are the same. A row acts through one score per class. In M = P, μ = 1 and δ = ||D_z||', and the length of a row
-is that of d̃ = d / √exp(x) with one penalty per feature and d / √exp(min x) with one per class, so that
+Certificates. As in linear models (:mod:`bilevel.problems.penalized_linear`), two metrics are tried and the smaller
+error is kept; c and e are the same. A row acts through one score per class. In M = P, μ = 1 and δ = ||D_z||', and the
+length of a row is that of d̃ = d / √exp(x) with one penalty per feature and d / √exp(min x) with one per class, so that
 ||wd||_2 <= ||d̃|| ||w||. With C and k within ||d̃|| δ of the scores,
 
     a = λ_max(mean k d̃d̃')     b = λ_max(mean C d̃d̃') on outer rows
@@ -42,7 +42,7 @@ from bilevel.oracles import RowwiseOracles
 from bilevel.oracles.samples import STATIC
 from bilevel.problems import certificate
 from bilevel.problems.checks import check_classes
-from bilevel.problems.linear import SIGMOID, PenalizedOracles, as_floats
+from bilevel.problems.penalized_linear import SIGMOID, PenalizedOracles, as_floats
 
 AXES = ("class", "feature")  # of z
 

@@ -26,7 +26,7 @@ Cost (T + Q + 3) b, one b more with a warm v. Memory 4p + d. Adaptive: the steps
 from typing import Any, NamedTuple
 
 from bilevel._core import trees
-from bilevel._core.linear import conjugate_gradients
+from bilevel._core.conjugate_gradients import conjugate_gradients
 from bilevel._core.types import Array, Calls, Point, PyTree
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver

@@ -88,7 +88,7 @@ def test_small_products_of_one_run_are_sums_with_the_same_results(batch):
 
 
 def test_passes_of_one_run_read_the_blocks_of_its_steps(monkeypatch):
-    monkeypatch.setattr("bilevel.problems.linear.may_be_fused", lambda: True)
+    monkeypatch.setattr("bilevel.problems.penalized_linear.may_be_fused", lambda: True)
     with arithmetic("float64"):
         problem = bilevel.problems.penalty_selection(*cases.logistic_data(100, 90, dim=32), dtype="float64")
         plain = problem.oracles.with_batches(32, "blocks")

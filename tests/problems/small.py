@@ -6,7 +6,7 @@ import numpy as np
 
 from bilevel import problems
 from bilevel.oracles import AutodiffOracles
-from bilevel.problems.linear import logistic
+from bilevel.problems.penalized_linear import logistic
 from tests.cases import N_INNER, N_OUTER, logistic_data
 
 FEATURES, CLASSES, FOLDS = 4, 3, 3

@@ -13,7 +13,7 @@ from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point
 from bilevel.problems.certificate import Bounds, Certifier
 from bilevel.problems.exact import derivative
-from bilevel.problems.linear import logistic_curvature
+from bilevel.problems.penalized_linear import logistic_curvature
 from bilevel.problems.softmax import curvature_bounds, hessian_products, probabilities, third_derivative_bounds
 from paper.worst_case import worst_case
 from tests import cases

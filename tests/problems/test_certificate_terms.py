@@ -9,7 +9,7 @@ from scipy.linalg import eigh
 from bilevel import problems
 from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point
-from bilevel.problems.certificate import Bounds, Certifier, Metric, ball
+from bilevel.problems.certificate import Bounds, Certifier, WeightedNorm, ball
 from bilevel.problems.quadratic import Factors, QuadraticBounds
 from paper.worst_case import worst_case
 from tests import cases
@@ -288,7 +288,7 @@ def test_the_worst_case_attains_its_bound_where_its_chain_is_curved_most():
 @pytest.mark.parametrize("residual", [0.01, 0.1, 0.2])
 def test_the_ball_holds_the_solution_and_the_curvature(residual):
     """H falls like 1 - t: the gradient is residual at 0 and vanishes at 1 - √(1 - 2 residual)."""
-    delta, mu = ball(Metric.dense(np.eye(1)), residual, lambda t: np.array([[1 - t]]))
+    delta, mu = ball(WeightedNorm.dense(np.eye(1)), residual, lambda t: np.array([[1 - t]]))
     assert 1 - np.sqrt(1 - 2 * residual) <= delta <= 1.5 * residual
     assert mu <= 1 - delta
 
@@ -296,7 +296,7 @@ def test_the_ball_holds_the_solution_and_the_curvature(residual):
 @pytest.mark.parametrize("residual", [0.26, 0.45, 0.6])
 def test_no_ball_is_found_where_the_curvature_falls_too_soon(residual):
     """t (1 - t) stays below the residual; with 0.6 there need not even be a solution."""
-    assert ball(Metric.dense(np.eye(1)), residual, lambda t: np.array([[max(1 - t, 0)]])) is None
+    assert ball(WeightedNorm.dense(np.eye(1)), residual, lambda t: np.array([[max(1 - t, 0)]])) is None
 
 
 def test_lengths_in_a_metric_are_those_of_their_definition():
@@ -304,12 +304,12 @@ def test_lengths_in_a_metric_are_those_of_their_definition():
     factors, groups = rng.standard_normal(3), np.array([0, 1, 0])
     sums, other, r = np.eye(2)[:, groups] * factors, rng.standard_normal((3, 3)), rng.standard_normal(3)
     dense, other = other @ other.T + np.eye(3), other + other.T
-    for matrix, metric in ((dense, Metric.dense(dense)), (np.diag([1.0, 4.0, 0.3]), None)):
-        metric = Metric.diagonal(np.diag(matrix)) if metric is None else metric
+    for matrix, metric in ((dense, WeightedNorm.dense(dense)), (np.diag([1.0, 4.0, 0.3]), None)):
+        metric = WeightedNorm.diagonal(np.diag(matrix)) if metric is None else metric
         inverse = np.linalg.inv(matrix)
         np.testing.assert_allclose(metric.dual_norm(r) ** 2, r @ inverse @ r)
         np.testing.assert_allclose(metric.grouped_norm(factors, groups) ** 2, eigh(sums @ inverse @ sums.T)[0][-1])
         np.testing.assert_allclose(metric.least, eigh(matrix)[0][0])
-    metric = Metric.dense(dense)
+    metric = WeightedNorm.dense(dense)
     np.testing.assert_allclose([metric.smallest(other), metric.largest(other)], eigh(other, dense)[0][[0, -1]])
     np.testing.assert_allclose(metric.operator_norm(sums) ** 2, eigh(sums @ np.linalg.inv(dense) @ sums.T)[0][-1])

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevel.problems.linear import logistic, sigmoid
+from bilevel.problems.penalized_linear import logistic, sigmoid
 
 MARGINS = np.linspace(-40, 40, 161, dtype=np.float32)
 

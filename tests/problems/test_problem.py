@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bilevel
-from bilevel.problems.linear import logistic
+from bilevel.problems.penalized_linear import logistic
 from tests import cases
 
 X, Y, X_VAL, Y_VAL = cases.logistic_data(dim=6)

@@ -6,7 +6,7 @@ import pytest
 
 import bilevel
 from bilevel._core.compilation import arithmetic
-from bilevel._core.linear import conjugate_gradients
+from bilevel._core.conjugate_gradients import conjugate_gradients
 from tests import cases
 from tests.transcription.aid_cg import solve_by_cg
 

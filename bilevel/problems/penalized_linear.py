@@ -41,7 +41,7 @@ from bilevel.oracles.base import estimate
 from bilevel.oracles.samples import STATIC, Samples
 from bilevel.problems import certificate
 from bilevel.problems.base import BilevelProblem
-from bilevel.problems.certificate import Bounds, Found, Metric, Moments, Region, Values
+from bilevel.problems.certificate import Bounds, Found, Moments, Region, Values, WeightedNorm
 from bilevel.problems.checks import check_data, check_outer, check_signs
 from bilevel.problems.exact import ExactSolution, System, newton, solve_adjoint
 
@@ -116,7 +116,7 @@ class PenaltyBounds:
 
     def __call__(self, point: Point, direction: Point) -> Bounds:
         penalties = np.exp(point.outer_var)[self._groups]
-        plain = Metric.diagonal(penalties)
+        plain = WeightedNorm.diagonal(penalties)
         found = self._bounds(plain, point, direction, plain.dual_norm(direction.inner_var.ravel()), 1.0)
         try:
             local = self._local(point, direction, penalties) if self._is_dense else found
@@ -128,12 +128,12 @@ class PenaltyBounds:
         def least_hessian(inverse_root: np.ndarray, radius: float) -> np.ndarray:
             return self._curvatures("least", point, _measure(inverse_root, point), radius)[0] + np.diag(penalties)
 
-        metric = Metric.dense(least_hessian(np.eye(penalties.size), 0.0))
+        metric = WeightedNorm.dense(least_hessian(np.eye(penalties.size), 0.0))
         within = partial(least_hessian, metric.inverse_root)
         found = certificate.ball(metric, metric.dual_norm(direction.inner_var.ravel()), within)
         return certificate.NOTHING if found is None else self._bounds(metric, point, direction, *found)
 
-    def _bounds(self, metric: Metric, point: Point, direction: Point, delta: float, mu: float) -> Bounds:
+    def _bounds(self, metric: WeightedNorm, point: Point, direction: Point, delta: float, mu: float) -> Bounds:
         measure = _measure(metric.inverse_root, point)
         # With a metric for each class, rows have no common L⁻¹d, and the matrices are those of plain rows.
         largest = metric.largest if measure.ndim == 3 else certificate.largest
