@@ -36,12 +36,25 @@ MISTAKES = {
 }
 
 
-def check(folder, text):
-    """What `mypy --strict` prints about a program, with the sources of the library as an installed package."""
+def check(folder, text, python=None):
+    """Return what `mypy --strict` prints about a program: with the sources, or the packages of another Python."""
     (folder / "program.py").write_text(text)
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-incremental", "program.py"]
-    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    if python is not None:
+        command += ["--python-executable", str(python)]
+    environment = os.environ | ({"MYPYPATH": str(ROOT)} if python is None else {})
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
+
+
+def mistakes_by_pyright(folder, python=None):
+    """Return the lines that pyright reports of a program with mistakes at its end."""
+    lines = [*PROGRAM.splitlines(), *MISTAKES]
+    (folder / "program.py").write_text("\n".join(lines))
+    paths = {"extraPaths": [str(ROOT)]} if python is None else {}
+    (folder / "pyrightconfig.json").write_text(json.dumps({**paths, "typeCheckingMode": "standard"}))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", python or sys.executable, "--outputjson", "program.py"]
+    shown = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+    return [lines[one["range"]["start"]["line"]] for one in json.loads(shown)["generalDiagnostics"]]
 
 
 @pytest.mark.slow
@@ -59,15 +72,7 @@ def test_a_type_checker_finds_misspelled_names_and_wrong_arguments(tmp_path):
 
 @pytest.mark.slow
 def test_pyright_finds_the_same_mistakes_and_no_others(tmp_path):
-    lines = [*PROGRAM.splitlines(), *MISTAKES]
-    (tmp_path / "program.py").write_text("\n".join(lines))
-    (tmp_path / "pyrightconfig.json").write_text(
-        json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "standard"})
-    )
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "program.py"]
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
-    found = [one["range"]["start"]["line"] for one in json.loads(shown)["generalDiagnostics"]]
-    assert [lines[line] for line in found] == list(MISTAKES)
+    assert mistakes_by_pyright(tmp_path) == list(MISTAKES)
 
 
 def test_notebooks_complete_the_solvers_and_their_parameters():

@@ -10,12 +10,15 @@ import sys
 import tarfile
 import time
 import zipfile
+from pathlib import Path
 
+import jedi
 import numpy as np
+import parso
 import pytest
 
 import bilevel
-from tests import wheel
+from tests import test_types, wheel
 
 pytestmark = pytest.mark.slow
 
@@ -211,6 +214,28 @@ def with_extra(built, tmp_path_factory):
 def test_the_code_of_the_wheel_is_run(whole, tmp_path):
     shown = wheel.call(whole / "python", "-c", "import bilevel; print(bilevel.__file__)", cwd=tmp_path)
     assert shown.startswith(str(whole.parent))
+
+
+def test_type_checkers_and_editors_see_the_names_of_the_installed_wheel(minimal, tmp_path):
+    python = minimal / "python"
+    assert test_types.check(tmp_path, test_types.PROGRAM, python).startswith("Success")
+    shown = test_types.check(tmp_path, "\n".join(["import bilevel", *test_types.MISTAKES]), python)
+    assert all(message in shown for message in test_types.MISTAKES.values()), shown
+    assert f"Found {len(test_types.MISTAKES)} errors" in shown
+    assert test_types.mistakes_by_pyright(tmp_path, python) == list(test_types.MISTAKES)
+    project = jedi.Project(str(tmp_path), environment_path=str(python), load_unsafe_extensions=False)
+    names = jedi.Script("import bilevel\nbilevel.SR", project=project).complete(2, len("bilevel.SR"))
+    (srba,) = [found for found in names if found.name == "SRBA"]
+    assert str(srba.infer()[0].module_path).startswith(str(minimal.parent))
+    for module in (jedi, parso):  # as in a notebook, whose kernel runs in the environment of the wheel
+        (tmp_path / module.__name__).symlink_to(Path(module.__file__).parent)
+    (tmp_path / "complete.py").write_text(
+        "import bilevel, jedi\n"
+        "(signature,) = jedi.Interpreter('bilevel.SRBA(', [{'bilevel': bilevel}]).get_signatures()\n"
+        "print(*(parameter.name for parameter in signature.params))\n"
+    )
+    completed = wheel.call(python, "complete.py", cwd=tmp_path).split()
+    assert {"step_size", "outer_ratio", "batch_size", "period"} <= set(completed)
 
 
 def test_each_step_of_a_new_user_needs_one_extra_and_about_a_minute_and_prints_the_output_in_the_readme(
