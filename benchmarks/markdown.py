@@ -1,22 +1,24 @@
 """Markdown tables."""
 
+from collections.abc import Iterable, Sequence
 
-def table(columns, rows):
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
     """Return a table of cells that are strings or None, which is shown as a dash."""
     return "\n".join([head(columns), *map(line, rows)])
 
 
-def head(columns):
+def head(columns: Sequence[str]) -> str:
     """Return the first two lines of a table."""
     return f"{line(columns)}\n{line(['---'] * len(columns))}"
 
 
-def line(cells):
+def line(cells: Sequence[str | None]) -> str:
     """Return one line of a table."""
     return "| " + " | ".join("–" if cell is None else cell for cell in cells) + " |"
 
 
-def number(value, digits=3):
+def number(value: float | None, digits: int = 3) -> str | None:
     """Return a number with this many significant digits, without an exponent between 0.001 and a million."""
     if value is None:
         return None

@@ -7,6 +7,8 @@ import inspect
 import re
 import sys
 
+from inserted import format_table
+
 import bilevel
 from bilevel._core.types import Calls
 from bilevel.engine.loop import run_key
@@ -58,9 +60,8 @@ def ask(cls):
 
 
 def make_table(header, rows):
-    """Return a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
+    """Return a table in Markdown, with escaped bars."""
+    return format_table(header, [[cell.replace("|", "\\|") for cell in row] for row in rows])
 
 
 def costs():

@@ -21,13 +21,6 @@ def escape(text: str) -> str:
     return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", re.sub(r"([|\[])", r"\\\1", " ".join(text.split())))
 
 
-def plain_number(value: float | None, digits: int = 3) -> str | None:
-    """Return a number with this many significant digits, without an exponent between 0.001 and a million."""
-    if value is None or not 1e-3 <= abs(value) < 1e6:
-        return None if value is None else f"{value:.{digits - 1}e}"
-    return f"{value:.{max(0, digits - 1 - int(f'{value:e}'.partition('e')[2]))}f}"
-
-
 def format_value(value: float) -> str:
     """Return four significant digits; "–" for NaN and "diverged" for an infinite value."""
     return format_number(value, digits=4)

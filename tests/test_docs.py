@@ -30,9 +30,12 @@ def code_blocks(page):
 
 
 def load(path, name):
+    """Load a script, which may import those next to it."""
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        spec.loader.exec_module(module)
     return module
 
 

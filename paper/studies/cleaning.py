@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevel
+from benchmarks.markdown import number
 from bilevel._core.compilation import arithmetic
 from bilevel.datasets import load
 from bilevel.problems import real_data
@@ -24,7 +25,6 @@ from bilevel.problems.exact import IterativeExactSolver, norm_sq
 from bilevel.problems.softmax import cross_entropies
 from bilevel.solvers.hoag import lbfgs
 from paper.markdown import markdown_table as table
-from paper.markdown import plain_number as number
 from paper.studies.common import draw, study
 from paper.studies.common import tables as write_tables
 

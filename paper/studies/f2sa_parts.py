@@ -15,9 +15,9 @@ from itertools import product
 import numpy as np
 
 import bilevel
+from benchmarks.markdown import number
 from bilevel.problems.exact import norm_sq
 from paper.markdown import markdown_table as table
-from paper.markdown import plain_number as number
 from paper.studies.common import ROOT, draw, epochs, ijcnn1, paper_quadratic, run_cells, small_quadratic, study
 from paper.studies.common import tables as write_tables
 

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 import bilevel
+from benchmarks.markdown import number
 from bilevel._core.compilation import arithmetic
 from bilevel.engine.loop import advance, draw_page, for_one_run, initial_state, run_key
 from bilevel.engine.steps import prepare
 from paper.markdown import markdown_table as table
-from paper.markdown import plain_number as number
 from paper.studies.common import (
     QUADRATIC,
     ROOT,
