@@ -72,7 +72,8 @@ test-solver: install  ## one solver through all shared tests: make test-solver S
 	JAX_ENABLE_X64=1 $(PYTEST) --solver "$(S)" tests/solvers tests/engine tests/oracles
 
 coverage: install  ## line coverage of both sets of tests, by module
-	JAX_ENABLE_X64=1 $(PYTEST) --cov=bilevel --cov-report=term --ignore=$(AS_USERS)
+	JAX_ENABLE_X64=1 $(PYTEST) --cov=bilevel --cov-report=term --cov-report=json:.coverage.json --ignore=$(AS_USERS)
+	$(BIN)/python tests/coverage_floor.py .coverage.json
 
 lint: install
 	$(BIN)/ruff check .
