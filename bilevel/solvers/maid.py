@@ -21,8 +21,10 @@ more, whatever ω is. The certificate (:mod:`bilevel.problems.certificate`) give
 
 and μ, which is 1 before the first certificate. The paper has constants of the whole space instead, adds no rounding
 errors, and has the accuracy 1.1 ε in e(z', x'). With bounds, x' is projected, and ||g|| is the length of the projected
-step, divided by s. The run ends if ε falls below 10⁻¹⁴, or if steps that are short enough to be accepted gain less than
-the rounding errors. The steps that are tried begin at 4 r/||g||² if s is shorter, where r are those errors.
+step, divided by s. With an outer term R, x' is its step, R is added to F in the test, and h + R decreases as proved:
+the paper has no such term, but the two inequalities hold for any x'. The run ends if ε falls below 10⁻¹⁴, or if steps
+that are short enough to be accepted gain less than the rounding errors. The steps that are tried begin at 4 r/||g||² if
+s is shorter, where r are those errors.
 Cost: n per gradient and per value of G, n per product, n for the cross product, m for each gradient of F and for its
 value, per accuracy that is tried; n per gradient and per value of G, m for ∇z F and for F, per trial. Certificates take
 passes over the rows that are not oracle calls. Memory: 2p + d and the 10 pairs of L-BFGS; certificates p² up to p =
@@ -103,7 +105,7 @@ class MAID(HostSolver[MAIDState]):
     `step_size`, `outer_ratio` and `batch_size` have no effect. The problem must have certificates. The run ends by
     itself if no further decrease can be proved in float64. The cost of a step is known only after the step, so a run
     ends with the first step that reaches `max_calls`. The history has the columns `value_bound`, a proved upper bound
-    of h, `outer_step`, the next step of x, and `accuracy`.
+    of h (with an outer term of h + R), `outer_step`, the next step of x, and `accuracy`.
 
     Parameters
     ----------
@@ -120,6 +122,7 @@ class MAID(HostSolver[MAIDState]):
     L1_F: float | None = positive(default=None, optional=True, off=True)
     L1_G: float | None = positive(default=None, optional=True, off=True)
     L2_G: float | None = positive(default=None, optional=True, off=True)
+    takes_outer_term = True
     derivative_groups = INNER, ("inner_grad",), OUTER, OUTER[:2], ("hvp",), ("hvp", "cross")
     complexity = Complexity("converges, no rate", "full batches, certified errors", "C^{1,1}", "C^{2,2}")
     _certifier: ClassVar[Certifier | None] = None  # of a configured solver
@@ -210,17 +213,19 @@ class MAID(HostSolver[MAIDState]):
         return full.point(z, x_new, here.v), h.upper, bounds.mu * bounds.metric.least
 
     def _bound(self, point: Point, direction: Point, value: float, outer_grad: np.ndarray) -> tuple[_Value, Bounds]:
-        """Return h within bounds, from F and ∇z F, and the numbers of the certificate."""
+        """Return h or h + R within bounds, from F and ∇z F, and the numbers of the certificate."""
         assert self._certifier is not None, "call `configure` before the first step"
         oracles, bounds = self._certifier.oracles, self._certifier.bounds(point, direction)
         grad_size, value_size = map(float, _row_sizes(oracles, point))
         of_grad, of_value = (_ROUNDING * np.sqrt(n + outer_grad.size) for n in (oracles.n_inner, oracles.n_outer))
         delta = bounds.delta + of_grad * grad_size / (bounds.mu * np.sqrt(bounds.metric.least))
+        objective = float(oracles.objective(value, point.outer_var))
+        rounding = of_value * value_size + _ROUNDING * trees.flat(point.outer_var).size ** 0.5 * abs(objective - value)
         error, with_rounding = (
             _MARGIN * (bounds.metric.dual_norm(outer_grad) * distance + bounds.b * distance**2 / 2)
             for distance in (bounds.delta, delta)
         )
-        return _Value(value, error, with_rounding - error + of_value * value_size), bounds
+        return _Value(objective, error, with_rounding - error + rounding), bounds
 
 
 class MAIDMonitor(Monitor):

@@ -1,6 +1,7 @@
 """MAID: its steps, the decrease that each of them proves, and how its runs end."""
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 
@@ -50,6 +51,26 @@ def test_steps_accuracies_and_bounds_equal_the_transcription(name):
 def test_each_accepted_step_decreases_h_as_proved(family, certified_descent):
     found = certified_descent.count(family, 60, np.random.default_rng(1))
     assert found.steps >= 60 and found.failures == 0
+
+
+@pytest.mark.parametrize("family", ["quadratics", "logistic"])
+@pytest.mark.parametrize("kind", ["l1", "simplex"])
+@pytest.mark.slow
+def test_each_accepted_step_decreases_h_and_an_outer_term_as_proved(family, kind, certified_descent):
+    rng, pairs, wide = np.random.default_rng(2), [], certified_descent.WIDE
+
+    def objective(exact, z, x):
+        return exact(z, x) + (0 if kind == "simplex" else wide(0.1) * np.abs(x, dtype=wide).sum())
+
+    while len(pairs) < 60:
+        problem, exact = certified_descent.FAMILIES[family](rng)
+        if kind == "simplex":
+            x = rng.dirichlet(np.ones(problem.start.outer_var.size))
+            problem = dataclasses.replace(problem, start=problem.start._replace(outer_var=x))
+        problem = problem.with_outer_term(bilevel.Simplex() if kind == "simplex" else bilevel.L1(0.1))
+        pairs += certified_descent.follow(problem, functools.partial(objective, exact))[0]
+    decreases, proved = np.array(pairs).T
+    assert np.all(decreases >= proved) and np.median(proved) > 0
 
 
 def test_the_check_of_decreases_finds_steps_that_are_not_proved(certified_descent, monkeypatch):

@@ -1,6 +1,7 @@
 """Convex terms of x: steps of each solver, and minimizers compared with those of NumPy and SciPy."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,7 @@ DETERMINISTIC = {
     "HOAG": bilevel.HOAG(),
     "SHINE": bilevel.SHINE(refine=True),
     "DTFBO": bilevel.DTFBO(inner_tolerance=1e-14),
+    "MAID": bilevel.MAID(),
     "SRBA": bilevel.SRBA(0.5, 5.0, sampling="full", period=1),
     "AmIGO": bilevel.AmIGO(0.5, 2.0, sampling="full"),
     "AIDCG": bilevel.AIDCG(0.5, 2.0, sampling="full"),
@@ -119,11 +121,13 @@ def test_solvers_find_the_minimizer(name, kind):
     problem = start_at(x).with_outer_term(term)
     steps = 300 if name in ("HOAG", "SHINE") else 3000
     found = bilevel.run(problem, DETERMINISTIC[name], max_steps=steps, eval_every=steps)
-    np.testing.assert_allclose(found.point.outer_var, best, atol=1e-6)
+    # MAID ends at an h + R that no step improves by more than its rounding errors.
+    np.testing.assert_allclose(found.point.outer_var, best, atol=2e-5 if name == "MAID" else 1e-6)
     if kind == "l1":
         assert 0 < np.sum(best == 0) < 3, "the test requires zeros and other numbers"
         np.testing.assert_array_equal(found.point.outer_var == 0, best == 0)
-    assert found.history["hypergrad_norm_sq"][-1] < 1e-12 < found.history["hypergrad_norm_sq"][0]
+    reached = 1e-10 if name == "MAID" else 1e-12
+    assert found.history["hypergrad_norm_sq"][-1] < reached < found.history["hypergrad_norm_sq"][0]
 
 
 # Metrics
@@ -237,6 +241,13 @@ def test_runs_resume_and_compute_in_float32(tmp_path):
 def test_solvers_that_would_move_x_otherwise_are_refused(solver, option):
     with pytest.raises(ValueError, match=rf"`{type(solver).__name__}{option}`: it would not take the step of x that"):
         bilevel.run(start_at(INSIDE).with_outer_term(L1), solver, max_steps=1)
+
+
+def test_the_page_on_runs_lists_the_solvers_that_take_no_term():
+    page = (Path(bilevel.__file__).parents[1] / "docs" / "runs.md").read_text()
+    sentence = page.partition("Three solvers refuse a term: ")[2].partition(". Settings")[0]
+    refusing = set(cases.SOLVERS) - set(TAKING)
+    assert len(refusing) == 3 and all(f"{name}, whose" in " ".join(sentence.split()) for name in refusing)
 
 
 def test_terms_that_do_not_fit_are_refused():
