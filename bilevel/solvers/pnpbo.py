@@ -12,6 +12,7 @@ each of z, v and x moves along its own estimate d:
                  d = S in the first step                          d = D(u) in the first step
     z ← z - α d_z;   v ← P(v - α d_v);   h ← (1 - ρ) h + ρ d_x;   x ← x - (α/r) h
 
+For zerosarah that is g - g' + (1 - λ) d + λ (g' - Y + M), with Y and M before their update, as in its paper.
 The average h is for unbiased d_x (sgd and saga); otherwise h = d_x. Tables start at 0, so that only page makes
 full-batch passes. Methods with names of their own are settings: SFFBA is zerosarah for all three (the default), MSEBA
 is zerosarah for z and page for v and x, MA-SABA is saga for all, SPABA is page for all. The authors' code has (1 + λ) g

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import bilevel
+from bilevel._core.types import Rows
 from tests import cases
 from tests.solvers.transcribed import start_of
 from tests.transcription.bio_bred import asbio_bred, bio_bred, diagonal_step, entropic_step, sbio_bred, soft_step
@@ -122,3 +123,27 @@ def test_bregman_methods_are_settings(name, kind):
     assert np.any(expected[-1]["outer_var"] == 0) == (kind == "l1"), "the soft threshold must be active"
     path = np.array([step["outer_var"] for step in expected])
     assert np.isin(path, (LOWER, UPPER)).any() == (kind == "diagonal"), "a bound must be active"
+
+
+def test_zerosarah_of_pnpbo_is_that_of_its_paper():
+    """d ← g - g' + (1 - λ) d + λ (g' - Y + M), with Y and M before their update."""
+    share, problem = 0.3, cases.quadratic()
+    run = cases.trajectory(problem, bilevel.PnPBO(0.1, 2.0, cases.BATCH, mixing=share), STEPS)
+
+    def derivatives(point, draw):
+        """Return those of each level on its block, with the parts of D_z first, then D_x and D_v."""
+        found = cases.every_kind(run.oracles, point, Rows(draw.inner, draw.outer))
+        names = ("inner_grad", "cross", "hvp"), ("outer_grad_outer", "outer_grad")
+        return [np.concatenate([found[name] for name in level]) for level in names]
+
+    for last, state, draw in zip(run.states, run.states[1:], run.draws[1:], strict=False):
+        new, old = derivatives(last.point, draw), derivatives(last.previous, draw)
+        tables = [(np.asarray(one.table), np.asarray(one.mean)) for one in last.memory]
+        blocks = draw.inner, draw.outer
+        parts = [
+            g - g_old + share * (g_old - table[block] + mean)
+            for g, g_old, (table, mean), block in zip(new, old, tables, blocks, strict=True)
+        ]
+        total = parts[0] + np.concatenate([np.zeros_like(last.point.inner_var), parts[1]])
+        before, found = (np.concatenate(estimate) for estimate in (last.estimate, state.estimate))
+        np.testing.assert_allclose(found, total + (1 - share) * before, rtol=1e-10, atol=1e-13)
