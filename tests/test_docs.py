@@ -255,6 +255,7 @@ def test_the_stated_number_of_solvers_is_correct():
     readme, index = (re.sub("<!--.*?-->", "", (ROOT / name).read_text()) for name in ("README.md", "docs/index.md"))
     assert f"{count} solvers from papers" in readme
     assert f"one of {count} algorithms" in index
+    assert f"{count} published solvers" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_example_of_the_page_on_the_theory_runs(capsys):
@@ -358,6 +359,8 @@ def test_numbers_that_a_page_takes_from_a_report_are_those_of_the_report(page):
     emptied = re.sub(r"(<!-- inserted: \w+ -->\n?)[^<]*?(\n?<!-- end -->)", r"\1?\2", text)
     assert emptied != text
     assert INSERTED.insert(emptied) == text
+    # Python-Markdown ends a paragraph at a line that begins with a comment.
+    assert not re.search(r"^ *<!-- inserted: \w+ -->.", text, flags=re.MULTILINE)
 
 
 def test_every_inserted_text_is_on_a_listed_page():
