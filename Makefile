@@ -50,8 +50,12 @@ BOTH_MODES := tests/engine/test_run.py tests/solvers/test_contract.py
 BOTH_MODES_SLOW := tests/bench/test_cells.py tests/solvers/test_deterministic.py \
 	$(addprefix tests/engine/test_,by_hand.py checkpoint.py long_training.py sweep.py) \
 	$(addprefix tests/oracles/test_,accumulation.py host_data.py losses_of_batches.py samples.py) \
-	$(addprefix tests/problems/test_,cross_validation.py exact.py hypergradients.py input.py logistic_selection.py) \
+	$(addprefix tests/problems/test_,cross_validation.py hypergradients.py input.py logistic_selection.py) \
 	$(addprefix tests/problems/test_,losses.py problem.py quadratic.py real_data.py)
+# The page on the paper prints commands that run tests of these files, which pass when they are typed as printed.
+PRINTED := $(addprefix tests/problems/test_,constants.py exact.py) \
+	$(addprefix tests/paper/test_,progress.py valleys.py worst_case.py) \
+	$(addprefix tests/theory/test_,descent.py identities.py steps.py)
 
 test: install  ## the suite with 64-bit types on, then what may differ most with JAX as users have it
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow" --ignore=$(AS_USERS)
@@ -61,6 +65,7 @@ test-slow: install  ## every solver through every shared test, and their floors;
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow --ignore=$(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m slow $(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(BOTH_MODES_SLOW)
+	JAX_ENABLE_X64=0 $(PYTEST) $(PRINTED)
 
 # Every solver against its transcription, and what a process finds without extras.
 QUICK := tests/test_optional.py $(addprefix tests/solvers/test_,transcriptions.py contract.py deterministic.py)

@@ -337,6 +337,20 @@ def test_the_report_on_the_theory_names_tests_that_exist():
     assert named <= set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in files)))
 
 
+def test_printed_commands_name_tests_that_exist_and_that_also_run_without_64_bit_types():
+    named = re.findall(r"`pytest (tests/\S+?\.py)::(\w+)`", (ROOT / "docs" / "reproduction.md").read_text())
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (files,) = re.findall(r"^PRINTED := (.*)$", makefile, flags=re.MULTILINE)
+    files = re.sub(r"\$\(addprefix (\S+?),(.*?)\)", expand_prefix, files).split()
+    assert len(named) > 20 and {file for file, _ in named} == set(files)
+    assert "JAX_ENABLE_X64=0 $(PYTEST) $(PRINTED)" in makefile
+    assert all(f"def {test}(" in (ROOT / file).read_text() for file, test in named)
+
+
+def expand_prefix(found):
+    return " ".join(found[1] + name for name in found[2].split())
+
+
 def test_the_readme_has_only_absolute_links_whose_targets_exist():
     """It is also the description on PyPI, where relative links are dead."""
     markdown = pytest.importorskip("readme_renderer.markdown", exc_type=ImportError)
