@@ -28,6 +28,7 @@ _HOME = {
     "Simplex": "oracles.outer_terms",
     "Status": "engine.result",
     "StepError": "engine.stopping",
+    "adapt": "solvers.tasks",
     "benchmark": "bench.execute",
     "fuse_cpu_loops": "_process",
     "hypergradient": "problems.hypergradient",

@@ -79,5 +79,6 @@ from bilevel.solvers import NeumannAID as NeumannAID
 from bilevel.solvers import PnPBO as PnPBO
 from bilevel.solvers import StocBiO as StocBiO
 from bilevel.solvers import SubBiO as SubBiO
+from bilevel.solvers.tasks import adapt as adapt
 
 __version__: str

@@ -27,7 +27,10 @@ MOST_MODULES = 85
 MOST_LINES = 17_500
 MOST_MODULES_IN_TOTAL = 98  # with the capabilities below
 # Capabilities that were added later have limits of their own: the lines of these modules and packages together.
-MOST_LINES_OF = {("differentiation",): 1_300, ("problems/distillation.py",): 500}
+MOST_LINES_OF = {
+    ("differentiation", "oracles/tasks.py", "problems/tasks.py", "solvers/tasks.py"): 1_300,
+    ("problems/distillation.py",): 500,
+}
 MOST_LINES_OF_BENCHMARKS = 6_000
 MOST_BYTES_OF_REPORTS = 3_000_000
 # The methods of `Solver` that a solver may override. All others are required, private or final.
@@ -271,7 +274,7 @@ def test_the_modules_of_the_engine_import_each_other_in_one_direction():
 
 
 def test_the_engine_imports_no_concrete_solver():
-    shared = {"bilevel.solvers", *(f"bilevel.solvers.{name}" for name in ("base", "fields", "host", "moves"))}
+    shared = {"bilevel.solvers", *(f"bilevel.solvers.{name}" for name in ("base", "fields", "host", "moves", "tasks"))}
     for path in sorted((PACKAGE / "engine").glob("*.py")):
         for node in ast.walk(ast.parse(read(path))):
             aliases = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []

@@ -402,3 +402,11 @@ def test_cells_and_sentences_of_a_report_are_found_by_name(tmp_path, monkeypatch
     for wrong in (lambda: INSERTED.cells("a.md", "Times", "s", "one"), lambda: INSERTED.quote("a.md", "(absent)")):
         with pytest.raises(ValueError, match="unpack"):  # not one row or one sentence
             wrong()
+
+
+@pytest.mark.slow
+def test_the_page_on_tasks_works_as_written(capsys):
+    found = {}
+    exec("\n".join(code_blocks("docs/tasks.md")), found)
+    after = dict(re.findall(r"^([15]) (\S+)$", capsys.readouterr().out, flags=re.MULTILINE))
+    assert float(after["5"]) < float(after["1"])

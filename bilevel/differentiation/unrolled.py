@@ -1,6 +1,5 @@
 """Differentiation through a training loop, with memory that grows like the root of its number of steps."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 
 from bilevel._core.types import Array, PyTree
 from bilevel.problems.checks import check_choice, check_sizes
+from bilevel.solvers.itd import scan_in_segments
 
 Train = Callable[..., PyTree]  # (state, hyper, batches) -> state
 
@@ -64,7 +64,7 @@ def unrolled(update: Callable[..., PyTree], n_steps: int, *, last_steps: int | N
 
         def run_steps(hyper: PyTree, state: PyTree, first: int, stop: int) -> PyTree:
             entries = jax.tree.map(lambda leaf: leaf[first:stop], (given, steps))
-            return _in_segments(partial(one_step, hyper), state, entries, stop - first)
+            return scan_in_segments(partial(one_step, hyper), state, entries, stop - first)
 
         state, hyper = jax.tree.map(jnp.asarray, (state, hyper))
         if n_differentiated < n_steps:
@@ -110,23 +110,6 @@ def unrolled_gradient(
     derivative = jax.grad if mode == "reverse" else jax.jacfwd
     gradient, found = derivative(value, has_aux=True)(hyper)
     return found, gradient
-
-
-def _in_segments(step: Callable[..., Any], state: PyTree, entries: PyTree, n_steps: int) -> PyTree:
-    """Scan in segments, of which reverse mode keeps only the first states."""
-    length = math.isqrt(n_steps)
-    n_whole = n_steps // length
-
-    def cut(leaf: Array) -> Array:
-        return leaf[: n_whole * length].reshape(n_whole, length, *leaf.shape[1:])
-
-    @partial(jax.checkpoint, prevent_cse=False)  # a loop already prevents it
-    def segment(state: PyTree, entries: PyTree) -> tuple[PyTree, None]:
-        return jax.lax.scan(step, state, entries)
-
-    state, _ = jax.lax.scan(segment, state, jax.tree.map(cut, entries))
-    rest = jax.tree.map(lambda leaf: leaf[n_whole * length :], entries)
-    return segment(state, rest)[0] if n_whole * length < n_steps else state
 
 
 def _check_batches(batches: PyTree, n_steps: int) -> None:

@@ -16,6 +16,7 @@ from bilevel.engine.metrics import cheap_metrics
 from bilevel.oracles import Oracles
 from bilevel.solvers import SOLVERS
 from bilevel.solvers.base import Solver, SolverBase
+from bilevel.solvers.tasks import evaluation_point, on_tasks
 
 State: TypeAlias = Any
 
@@ -40,12 +41,13 @@ def run_key(seed: int) -> Array:
 @Compiled
 def initial_state(solver: Solver, oracles: Oracles, start: Point) -> State:
     """Return the state before the first step."""
-    return solver.init(oracles, start)
+    return on_tasks(solver, oracles).init(oracles, start)
 
 
 @compiled("length")
 def draw_page(solver: Solver, oracles: Oracles, key: Array, first: Array, length: int) -> Page:
     """Draw the steps first, …, first + length - 1; the draws of a step do not depend on the page it is on."""
+    solver = on_tasks(solver, oracles)
 
     def one(index: Array) -> Page:
         listening = oracles.recording()
@@ -76,16 +78,16 @@ def for_one_run(oracles: Oracles) -> Oracles:
 
 def take_steps(solver: Solver, oracles: Oracles, state: State, page: Page, start: Array, stop: Array) -> State:
     """Return the state after the steps at positions start, …, stop - 1 of the page."""
+    solver = on_tasks(solver, oracles)
 
     def take(method: Callable[..., State], position: Array, state: State) -> State:
         index, here = page.first + position, oracles.with_key(None if page.keys is None else page.keys[position])
         return method(here, state, index, jax.tree.map(lambda leaf: leaf[position], page.draws))
 
-    step, refresh = partial(take, solver.step), partial(take, solver.refresh)
-
+    step = partial(take, solver.step)
     if page.refreshes is None or page.next_refresh is None:
         return jax.lax.fori_loop(start, stop, step, state)
-    refreshes, next_refresh = page.refreshes, page.next_refresh
+    refresh, refreshes, next_refresh = partial(take, solver.refresh), page.refreshes, page.next_refresh
 
     def segment(carry: tuple[Array, State]) -> tuple[Array, State]:
         position, state = carry
@@ -150,10 +152,9 @@ class Programs(NamedTuple):
 
 
 def _evaluate(solver: SolverBase, oracles: Oracles, metrics: dict[str, Any], state: State) -> Evaluation:
-    monitor = solver.monitor
-    point = monitor.evaluation_point(state)
+    point = evaluation_point(solver, oracles, state)
     own = {name: metric(point) for name, metric in metrics.items()}
-    return cheap_metrics(oracles, point) | own | monitor.diagnostics(state)
+    return cheap_metrics(oracles, point) | own | solver.monitor.diagnostics(state)
 
 
 def _point(solver: SolverBase, state: State) -> Point:
@@ -174,12 +175,11 @@ def _draw_seeds(solver: Solver, oracles: Oracles, keys: tuple[Array, ...], first
 def _step_together(axes: int) -> Programs:
     """Return the programs of all settings with one seed, or of all seeds and settings."""
     take = jax.vmap(take_steps, in_axes=(0, None, 0, None, None, None))
-    evaluate, point, draw = _evaluate, _point, draw_page
+    evaluate, point = jax.vmap(_evaluate, in_axes=(0, None, None, 0)), jax.vmap(_point, in_axes=(0, 0))
+    draw = draw_page
     if axes == 2:
         take, draw = jax.vmap(take, in_axes=(None, None, 0, PAGE_AXES, None, None)), _draw_seeds
-    for _ in range(axes):
-        evaluate = jax.vmap(evaluate, in_axes=(None, None, None, 0))
-        point = jax.vmap(point, in_axes=(None, 0))
+        evaluate, point = jax.vmap(evaluate, in_axes=(None, None, None, 0)), jax.vmap(point, in_axes=(None, 0))
     init = Compiled(jax.vmap(initial_state, in_axes=(0, None, None)))
     return Programs(axes, init, draw, Compiled(take, options=options_together), Compiled(evaluate), Compiled(point))
 

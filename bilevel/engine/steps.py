@@ -21,13 +21,14 @@ from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Point, Rows
 from bilevel.engine.loop import ON_HOST, ONE_RUN, Evaluation, Page, Programs, State, for_one_run, run_key
 from bilevel.engine.metrics import check_metrics
-from bilevel.oracles import HostSamples, Oracles
+from bilevel.oracles import HostSamples, Oracles, TaskOracles
 from bilevel.oracles.host_samples import AHEAD, in_thread
 from bilevel.problems import BilevelProblem
 from bilevel.problems.base import NOT_SOLVED
 from bilevel.problems.checks import memory_bytes
 from bilevel.solvers.base import Solver, SolverBase
 from bilevel.solvers.host import HostSolver, OutOfTime, time_limit
+from bilevel.solvers.tasks import check_on_tasks, on_tasks
 
 PAGE_LENGTH, PAGE_BYTES = 4096, 2**28  # steps drawn at once, and the largest size of their draws
 _PART_BYTES = 2**26  # rows of the host are transferred in parts of this size
@@ -56,6 +57,8 @@ def prepare(problem: BilevelProblem, solver: SolverBase) -> Prepared:
         oracles = problem.oracles.with_batches(inner, solver.sampling, outer)
         if oracles.full_inner and solver.sampling == "iid":  # would draw with replacement
             oracles = replace(oracles, inner_samples=oracles.inner_samples.with_batches(inner, "blocks"))
+        if isinstance(oracles, TaskOracles):
+            check_on_tasks(solver, oracles, start)
         if isinstance(solver, HostSolver):
             oracles = oracles.astype(dtype)
         if oracles.is_on_host:
@@ -145,6 +148,7 @@ class Steps(ABC):
     programs: Programs = ONE_RUN
     n_seeds = n_settings = 1
     position: Position
+    settings: Any  # the solver; for several runs, one whose floats have an axis of the settings
     steps_per_second = 0.0
     max_seconds = math.inf  # a step of a `HostSolver` that takes until twice this time is given up
     finite = True  # False if the step after the present position gives an iterate that is not finite
@@ -169,12 +173,12 @@ class Steps(ABC):
 
     def evaluate(self, metrics: dict[str, Any]) -> Evaluation:
         """Return the metrics by name, each an array with an entry per run."""
-        found = self.programs.evaluate(self.solver, self.oracles, metrics, self.position.state)
+        found = self.programs.evaluate(self.settings, self.oracles, metrics, self.position.state)
         return jax.tree.map(lambda column: np.asarray(column, np.float64).reshape(-1), found)
 
     def points(self) -> Point:
         """Return the points at which the states are evaluated, in NumPy, with an axis of the runs in front."""
-        points = trees.to_numpy(self.programs.point(self.solver, self.position.state))
+        points = trees.to_numpy(self.programs.point(self.settings, self.position.state))
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[self.programs.axes :]), points)
 
 
@@ -185,6 +189,7 @@ class HostSteps(Steps):
     solver: HostSolver
 
     def __init__(self, prepared: Prepared) -> None:
+        self.settings = prepared.solver
         super().__init__(prepared)
         self.solver.warm_up(self.oracles, self.start)
 
@@ -234,10 +239,10 @@ class CompiledSteps(Steps):
         keys = tuple(run_key(seed) for seed in seeds)
         self._key: Any = keys if programs.axes == 2 else keys[0]
         prepared = prepared._replace(solver=prepared.solver.cast(prepared.dtype))
-        self._settings: Any = prepared.solver
+        self.settings = prepared.solver
         if settings:
             casts = [setting.cast(prepared.dtype) for setting in settings]
-            self._settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
+            self.settings = jax.tree.map(lambda *leaves: np.stack(leaves), *casts)
         self.programs, self.n_seeds, self.n_settings = programs, len(seeds), max(1, len(settings))
         self._page: _OpenPage | None = None
         self._page_length = _page_length(prepared, self.n_seeds)
@@ -247,9 +252,10 @@ class CompiledSteps(Steps):
         super().__init__(prepared)
 
     def begin(self) -> None:
-        calls = np.tile(np.array(self.solver.init_calls(self.oracles), np.int64), (self.n_seeds, 1))
+        first = on_tasks(self.solver, self.oracles).init_calls(self.oracles)
+        calls = np.tile(np.array(first, np.int64), (self.n_seeds, 1))
         began = time.perf_counter()
-        state = self.programs.init(self._settings, self.oracles, self.start)
+        state = self.programs.init(self.settings, self.oracles, self.start)
         if self.programs.axes == 2:
             state = jax.tree.map(lambda leaf: jnp.stack([leaf] * self.n_seeds), state)
         jax.block_until_ready(state)
@@ -271,14 +277,14 @@ class CompiledSteps(Steps):
         for oracles, *positions in parts:
             previous = state
             program, leaves = self.programs.advance.find(
-                self._settings, oracles, state, page.draws, *map(np.int32, positions)
+                self.settings, oracles, state, page.draws, *map(np.int32, positions)
             )
             state = program(leaves)
             jax.block_until_ready(previous)  # the rows of at most two parts are on the device
         jax.block_until_ready(state)
         elapsed = time.perf_counter() - began
         # In a sweep, runs are checked when they are evaluated, because the others continue.
-        if self.alone and not trees.is_finite(self.programs.point(self.solver, state)):
+        if self.alone and not trees.is_finite(self.programs.point(self.settings, state)):
             self._approach(before, stop)
             return
         self.steps_per_second = (stop - before.step) / elapsed
@@ -314,8 +320,8 @@ class CompiledSteps(Steps):
 
 def _page_length(prepared: Prepared, n_seeds: int) -> int:
     """Return how many steps are drawn at once, or raise ValueError if a single draw is too large."""
-    solver: Any = prepared.solver
-    draw = jax.eval_shape(lambda: solver.draw(prepared.oracles, run_key(0), jnp.zeros((), jnp.int32)))
+    solver, drawing = prepared.solver, on_tasks(prepared.solver, prepared.oracles)
+    draw = jax.eval_shape(lambda: drawing.draw(prepared.oracles, run_key(0), jnp.zeros((), jnp.int32)))
     size = max(1, 4 * sum(leaf.size for leaf in jax.tree.leaves(draw)))
     if size > PAGE_BYTES:
         sizes = [f"{name}={value}" for name, value in solver.parameters().items() if type(value) is int]

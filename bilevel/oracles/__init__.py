@@ -7,6 +7,7 @@ from bilevel.oracles.outer_terms import OuterTerm
 from bilevel.oracles.rowwise import RowwiseOracles
 from bilevel.oracles.samples import SAMPLINGS, Samples
 from bilevel.oracles.sharding import ShardedOracles
+from bilevel.oracles.tasks import TaskOracles
 
 __all__ = ["SAMPLINGS", "AutodiffOracles", "DifferenceOracles", "HostData", "HostSamples", "Oracles", "RowwiseOracles"]
-__all__ += ["OuterTerm", "Samples", "ShardedOracles", "join"]
+__all__ += ["OuterTerm", "Samples", "ShardedOracles", "TaskOracles", "join"]

@@ -153,6 +153,10 @@ class Oracles(ABC):
         """Return ``function(oracles, *arguments)``, averaged over the devices on which the rows lie."""
         return function(self, *arguments)
 
+    def average_outer(self, outer_var: PyTree) -> PyTree:
+        """Return a derivative by x that a solver computed on its own, averaged over the tasks of a batch."""
+        return outer_var
+
     def objective(self, outer_value: Any, outer_var: PyTree) -> Any:
         """Return a value of F or of h plus the outer term."""
         return outer_value if self.outer_term is None else outer_value + self.outer_term.value(outer_var)

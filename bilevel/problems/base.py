@@ -14,7 +14,16 @@ from numpy.typing import DTypeLike
 from bilevel._core import trees
 from bilevel._core.compilation import arithmetic, resolve_dtype
 from bilevel._core.types import Point, PyTree
-from bilevel.oracles import AutodiffOracles, DifferenceOracles, HostData, HostSamples, Oracles, OuterTerm, Samples
+from bilevel.oracles import (
+    AutodiffOracles,
+    DifferenceOracles,
+    HostData,
+    HostSamples,
+    Oracles,
+    OuterTerm,
+    Samples,
+    TaskOracles,
+)
 from bilevel.oracles.autodiff import BatchLoss, Loss, has_convolutions, takes_key
 from bilevel.oracles.host_samples import head
 from bilevel.oracles.samples import NARROW
@@ -35,6 +44,7 @@ from bilevel.problems.checks import (
 )
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
 from bilevel.problems.hypergradient import check_derivatives
+from bilevel.problems.tasks import task_oracles
 
 NOT_SOLVED = "exact solutions are not computed from rows that stay on the host, which would be read hundreds of times"
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -182,6 +192,48 @@ class BilevelProblem:
         exact_solver = IterativeExactSolver(oracles, start) if strongly_convex else None
         return cls(oracles, start, exact_solver, "custom", metrics)
 
+    @classmethod
+    def from_task_losses(
+        cls,
+        inner_loss: Loss,
+        outer_loss: Loss,
+        tasks: PyTree | Callable[[jax.Array], PyTree],
+        inner_start: Any,
+        outer_var: PyTree,
+        *,
+        keep: bool = False,
+        n_evaluated: int = 64,
+        outer_bounds: Any = None,
+        metrics: dict[str, Callable[[Point], Any]] | None = None,
+        dtype: DTypeLike | None = None,
+        seed: int = 0,
+    ) -> "BilevelProblem":
+        """Build a problem with one inner variable per task: meta-learning, or one solution per image.
+
+        h is the mean of the outer losses of all tasks. Batches are drawn from tasks, and an oracle call is a derivative
+        of the loss of one task. `bilevel.adapt` returns the inner variables of new tasks.
+
+        Parameters
+        ----------
+        inner_loss, outer_loss : ``loss(inner_var, outer_var, task) -> scalar`` with the inner variable of the task
+        tasks : pytree of arrays, first axis = tasks, each with all of its data for both losses; or a function that
+            makes a task from a random key, which is called with 65,536 different keys
+        inner_start : ``inner_start(outer_var, task)``, the start of the inner variable, or an array or pytree for all
+            tasks. With an argument ``key`` it is random. For MAML it returns ``outer_var``, for ANIL a part of it
+        outer_var : the start, a pytree of floats
+        keep : by default inner variables are restarted in each step, and h is the outer loss after the inner steps of
+            the solver, ITD or AIDCG. True keeps inner variables and v from step to step; h is then the outer loss at
+            the minimizers of the inner losses, and solvers such as SOBA or StocBiO can be used
+        n_evaluated : number of tasks at which runs are evaluated if inner variables are restarted
+        outer_bounds : (lower, upper) bounds of x, each None, a number, or like ``outer_var``
+        metrics : additional metrics of runs, name -> function of the point
+        dtype : "float32" or "float64"; by default the one that JAX gives to the data
+        seed : seed of the shuffle of the tasks
+        """
+        options = {"keep": keep, "n_evaluated": n_evaluated, "outer_bounds": outer_bounds, "dtype": dtype, "seed": seed}
+        oracles, start = task_oracles(inner_loss, outer_loss, tasks, inner_start, outer_var, **options)
+        return cls(oracles, start, None, "tasks", {} if metrics is None else metrics)
+
     @property
     def dtype(self) -> np.dtype:
         """The dtype in which runs compute."""
@@ -209,6 +261,8 @@ class BilevelProblem:
         """
         if self.oracles.takes_keys:
             raise ValueError("`sharded`: losses that take a `key` run on one device; remove the argument `key`.")
+        if isinstance(self.oracles, TaskOracles):
+            raise ValueError("`sharded`: problems of tasks run on one device.")
         if self.oracles.is_on_host:
             raise ValueError("`sharded`: rows of a `HostData` are read for one device; build the problem from arrays.")
         devices = jax.devices() if devices is None else devices

@@ -24,7 +24,7 @@ from bilevel._core import trees
 from bilevel._core.compilation import Compiled, arithmetic
 from bilevel._core.conjugate_gradients import Conjugate, conjugate_gradients
 from bilevel._core.types import Array, Point, PyTree, Scalar, is_number
-from bilevel.oracles import Oracles
+from bilevel.oracles import Oracles, TaskOracles
 from bilevel.problems.checks import check_positive, check_sizes, check_variable, make_rng
 from bilevel.problems.exact import DIRECT_SIZE, cholesky, derivative, hessian, unflatten
 
@@ -189,6 +189,9 @@ _PRIMITIVES = {
 def check_derivatives(problem: "BilevelProblem", seed: int, tolerance: float | None) -> dict[str, float]:
     """Return the relative errors of derivatives; raise ValueError if one is too large."""
     oracles, start = problem.oracles, problem.start
+    if isinstance(oracles, TaskOracles):  # whose derivatives are not those of one sum
+        first = jax.tree.map(lambda leaf: leaf[0], start._replace(outer_var=()))
+        oracles, start = oracles.first(), first._replace(outer_var=start.outer_var)
     [largest] = check_positive(tolerance=_default_tolerance(oracles, start) if tolerance is None else tolerance)
     rng = make_rng(seed)
     with arithmetic(np.float64, problem):

@@ -87,6 +87,11 @@ class AIDCG(Solver[AIDCGState, LoopDraw]):
         moved = self.moves.outer(oracles, point, moves, grad, self.step_size / self.outer_ratio)
         return AIDCGState(*moved, state.first_inner_var)
 
+    def adapt(self, oracles: Oracles, point: Point, draw: LoopDraw) -> Point:
+        """Return the point after the inner steps."""
+        moves, times = self.moves.init(point), self.n_inner_steps
+        return self.moves.inner_steps(oracles, point, moves, draw.inner_loop, times, self.step_size)[0]
+
     def solve(self, oracles: Oracles, point: Point, grad: PyTree, rows: Any) -> PyTree:
         """Return v after Q products of conjugate gradients for (∇²zz G + λ) v = -∇z F on these rows."""
 

@@ -19,6 +19,8 @@ Franceschi, Pontil, Salzo. ICML 2020), and once z is close to its solution of th
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +31,7 @@ from bilevel._core.types import Array, Calls, Point, PyTree, Rows
 from bilevel.oracles import Oracles
 from bilevel.solvers.base import Complexity, Solver, solver
 from bilevel.solvers.fields import flag, fraction, whole
-from bilevel.solvers.moves import MovesState, batch, move, split
+from bilevel.solvers.moves import MovesState, as_inner, batch, init_transformation, move, split, transform
 
 
 class ITDState(NamedTuple):
@@ -55,13 +57,15 @@ class ITD(Solver[ITDState, Rows]):
     warm_start: bool = flag(default=True)
     momentum: float | None = fraction(default=None, optional=True)
     checkpoints: bool = flag(default=False)
-    needs_plain_step = "it differentiates through plain steps of z"
+    needs_plain_step = None
     complexity = Complexity("Õ((n+m) ε^-1)", "full batches, T like log(1/ε)", "C^{1,1}", "C^{2,2}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum == 1:
             raise ValueError("`ITD(momentum=1.0)`: z would never move; use a number below 1, or None for plain steps.")
+        if self.momentum is not None and self.inner_optimizer is not None:
+            raise ValueError("`ITD(momentum=…)`: `inner_optimizer` replaces these steps; leave one of the two out.")
 
     def init(self, oracles: Oracles, start: Point) -> ITDState:
         return ITDState(start, start.inner_var, self.moves.init(start))
@@ -77,6 +81,8 @@ class ITD(Solver[ITDState, Rows]):
 
     def unroll(self, oracles: Oracles, start: Point, draw: Rows) -> tuple[Point, PyTree]:
         """Return the point after the inner steps, and the gradient of F there with respect to x."""
+        if self.inner_optimizer is not None:
+            return self._unroll_transformation(oracles, start, draw)
         length, n_segments = self._segments()
         share = 1.0 if self.momentum is None else 1 - self.momentum
         step = share * self.step_size
@@ -120,6 +126,34 @@ class ITD(Solver[ITDState, Rows]):
         here = Point(z, start.outer_var, self._accumulate(q, w, 1.0)[0])
         return point, move(grad, oracles.cross(here, batch(draw.inner, 0)), step)
 
+    def _unroll_transformation(self, oracles: Oracles, start: Point, draw: Rows) -> tuple[Point, PyTree]:
+        def final_value(x: PyTree) -> tuple[Array, PyTree]:
+            point = self.adapt(oracles, start._replace(outer_var=x), draw)
+            return oracles.outer_value(point, draw.outer), point.inner_var
+
+        grad, z = jax.grad(final_value, has_aux=True)(start.outer_var)
+        return start._replace(inner_var=z), oracles.average_outer(grad)
+
+    def adapt(self, oracles: Oracles, point: Point, draw: Rows) -> Point:
+        """Return the point after the inner steps."""
+        optimizer, share = as_inner(self.inner_optimizer), 1.0 if self.momentum is None else 1 - self.momentum
+
+        def step(state: tuple[PyTree, Any], k: Array) -> tuple[tuple[PyTree, Any], None]:
+            z, memory = state
+            grad = oracles.inner_grad(point._replace(inner_var=z), batch(draw.inner, k))
+            if optimizer is None:
+                velocity, memory = self._accumulate(memory, grad, share)
+                return (move(z, velocity, self.step_size), memory), None
+            change, memory = transform(optimizer, grad, memory, z)
+            return (move(z, change, 1), memory), None
+
+        memory = init_transformation(optimizer, point.inner_var)
+        if self.momentum is not None:
+            memory = trees.zeros_like(point.inner_var)
+        steps = jnp.arange(self.n_inner_steps, dtype=jnp.int32)
+        scan = partial(scan_in_segments, n_steps=self.n_inner_steps) if self.checkpoints else last_state
+        return point._replace(inner_var=scan(step, (point.inner_var, memory), steps)[0])
+
     def _accumulate(self, old: PyTree, new: PyTree, share: Any) -> tuple[PyTree, PyTree]:
         """Return γ old + share new, and what must be kept of it."""
         if self.momentum is None:
@@ -143,3 +177,25 @@ class ITD(Solver[ITDState, Rows]):
             outer_grad=outer,
             outer_grad_outer=outer,
         )
+
+
+def last_state(step: Callable[..., Any], state: PyTree, entries: PyTree) -> PyTree:
+    """Return the state after a scan, of which reverse mode keeps all states."""
+    return jax.lax.scan(step, state, entries)[0]
+
+
+def scan_in_segments(step: Callable[..., Any], state: PyTree, entries: PyTree, n_steps: int) -> PyTree:
+    """Return the state after a scan in segments, of which reverse mode keeps only the first states."""
+    length = math.isqrt(n_steps)
+    n_whole = n_steps // length
+
+    def cut(leaf: Array) -> Array:
+        return leaf[: n_whole * length].reshape(n_whole, length, *leaf.shape[1:])
+
+    @partial(jax.checkpoint, prevent_cse=False)  # a loop already prevents it
+    def segment(state: PyTree, entries: PyTree) -> tuple[PyTree, None]:
+        return jax.lax.scan(step, state, entries)
+
+    state, _ = jax.lax.scan(segment, state, jax.tree.map(cut, entries))
+    rest = jax.tree.map(lambda leaf: leaf[n_whole * length :], entries)
+    return segment(state, rest)[0] if n_whole * length < n_steps else state
