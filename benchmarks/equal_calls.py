@@ -1,11 +1,14 @@
-"""h of every solver after equal oracle calls on three problems, with equal tuning; writes reports/equal_calls.md.
+"""h of every solver after equal oracle calls, with equal tuning; writes reports/equal_calls.md.
 
     python benchmarks/equal_calls.py --jobs 2
+    python benchmarks/equal_calls.py --small                          # writes reports/equal_calls_small.md
     python benchmarks/equal_calls.py --only SRBA --only SABA          # run only these; the page has all kept results
     python benchmarks/equal_calls.py --quick --out quick/calls.md     # smaller problems
 
-The experiments are equal_*.toml in bilevel/bench/configs, which have every solver. Results are kept in a store, by
-default results/equal_calls. Runs in the store are not repeated, except for solvers that are named by --again.
+The experiments are equal_*.toml in bilevel/bench/configs, which have every solver. With --small the problem is small
+and the budget has thousands of passes over its rows, so that methods which solve the inner problem in each step take
+many steps. Results are kept in a store, by default results/equal_calls or results/equal_calls_small. Runs in the store
+are not repeated, except for solvers that are named by --again.
 """
 
 import argparse
@@ -29,17 +32,20 @@ from bilevel.engine.metrics import METRICS
 from bilevel.solvers import HostSolver
 
 PROBLEMS = {"equal_quadratic": "quadratics, h - h*", "equal_ijcnn1": "IJCNN1, h", "equal_cleaning": "cleaning, h"}
+SMALL = {"equal_small": "small quadratics, h - h*"}
+TITLES = PROBLEMS | SMALL
 QUICK = {
     "equal_quadratic": ("quadratic", {"n_inner": 256, "n_outer": 64, "dim_inner": 8, "dim_outer": 4}),
     "equal_ijcnn1": ("breast_cancer", {}),
     "equal_cleaning": ("digits_cleaning", {"corruption": 0.5, "n_train": 200, "n_val": 100}),
+    "equal_small": ("quadratic", {"n_inner": 128, "n_outer": 64, "dim_inner": 8, "dim_outer": 4}),
 }
 KEPT = "runs.parquet"
 SELECTING = ("value_gap", "value")  # the metrics of the experiments
 VERSIONS = ("python", "jax", "bilevel", "revision")
 TUNED = "tuned"
 UNTUNED = {"untuned": "", "untuned diagonal": ", diagonal"}
-TEXT = """# Equal oracle calls, equal tuning
+INTRODUCTION = """# Equal oracle calls, equal tuning
 
 h of every solver after the same number of oracle calls, on random quadratics, penalty selection on IJCNN1 and data
 cleaning on a part of MNIST. Each solver has the same grid on a problem, the same seeds and the same budget. This
@@ -47,11 +53,27 @@ command runs everything and writes this page:
 
     python benchmarks/equal_calls.py --jobs 2
 
+The budgets are 50 to 100 passes over all rows, of one derivative each. Methods that first solve the inner problem
+accurately cannot take a step of x within them, and have the h of the start: `Exact`, `MAID` and `AutoSRBA` on all three
+problems, `HOAG` and `DTFBO` on quadratics. `AutoSRBA` first fits z by at least 76 n calls, which is most of these
+budgets or all of them; with `preconditioner="diagonal"` x moves from the start. Their places in this table therefore
+say nothing about longer runs, for which they are meant: [a larger budget on a small problem](equal_calls_small.md).
+"""
+SMALL_INTRODUCTION = """# Equal oracle calls with a larger budget
+
+h of every solver after the same number of oracle calls on small random quadratics. The budget is thousands of passes
+over all rows, of one derivative each, so that methods which solve the inner problem in each step take many steps;
+[the comparison on larger problems](equal_calls.md) has 50 to 100 passes. Each solver has the same grid, the same seeds
+and the same budget. This command runs everything and writes this page:
+
+    python benchmarks/equal_calls.py --small
+
+Values below 1e-25 are rounding errors, so the ranks among them mean nothing.
+"""
+TEXT = """{introduction}
 Each cell has the median over {seeds} seeds, at the best setting of the solver, and in brackets the best seed. h is
 exact: the inner problem is solved again at the last x. Solvers are sorted by their mean rank. The last column counts
-the diverged runs of all settings and seeds on each problem. `AutoSRBA` has a single setting. It first fits z by at
-least 76 n calls, which is most of these budgets or all of them; it is meant for longer runs. With
-`preconditioner="diagonal"` x moves from the start. A step of
+the diverged runs of all settings and seeds on each problem. `AutoSRBA` has a single setting. A step of
 {host} may exceed the budget; their result is the last point within the
 budget, which may be the start.{missing}
 
@@ -157,7 +179,7 @@ def results(outcomes):
         cells = [None if one is None else show(*one) for one in found]
         diverged = ", ".join("–" if one is None else one[-1] for one in found)
         rows.append([name, f"{ranks[name]:.1f}", *cells, diverged])
-    return table(["solver", "mean rank", *(PROBLEMS[name] for name in outcomes), "diverged"], rows)
+    return table(["solver", "mean rank", *(TITLES[name] for name in outcomes), "diverged"], rows)
 
 
 def settings(sections):
@@ -180,7 +202,7 @@ def grids(experiments):
         lists = [", ".join(f"{value:g}" for value in sorted(those)) for those in values]
         given = {name: value for name, value in one.problem_arguments if name.startswith("n_")}
         sizes = ", ".join(f"{name} = {value}" for name, value in given.items())
-        rows.append([PROBLEMS[one.name].partition(",")[0], sizes or None, f"{one.budget.calls:,}", *lists])
+        rows.append([TITLES[one.name].partition(",")[0], sizes or None, f"{one.budget.calls:,}", *lists])
     return table(["problem", "rows", "oracle calls", "step sizes", "ratios"], rows)
 
 
@@ -196,13 +218,14 @@ def write(experiments, store, path):
     partial = [name for name in bilevel.SOLVERS if any(name not in one.solvers for one in experiments)]
     listed = ", ".join(f"`{name}`" for name in partial)
     text = TEXT.format(
+        introduction=SMALL_INTRODUCTION if experiments[0].name in SMALL else INTRODUCTION,
         seeds=len(experiments[0].seeds),
         host=f"{', '.join(host[:-1])} or {host[-1]}",
         missing=listed and f"\nA solver ranks last without the constants that it needs: {listed}.",
         results=results(outcomes),
         n_settings=len([one for one in experiments[0].settings if one.solver == "SRBA" and one.columns == (TUNED,)]),
         grids=grids(experiments),
-        settings=settings({PROBLEMS[name].partition(",")[0]: one for name, one in sections.items()}),
+        settings=settings({TITLES[name].partition(",")[0]: one for name, one in sections.items()}),
         machines=f"Run on: {'; '.join(sorted(frame['machine'].unique()))}.",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +234,8 @@ def write(experiments, store, path):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("reports") / "equal_calls.md", help="the page")
+    parser.add_argument("--out", type=Path, help="the page; by default reports/equal_calls.md or equal_calls_small.md")
+    parser.add_argument("--small", action="store_true", help="a small problem with a larger budget")
     parser.add_argument(
         "--store", type=Path, help="folder of kept results; by default results/ and the name of the page"
     )
@@ -223,7 +247,8 @@ def main(arguments=None):
     for name in [*(given.only or ()), *given.again]:
         if name not in bilevel.SOLVERS:
             parser.error(f"{name}: unknown solver; there are {', '.join(bilevel.SOLVERS)}.")
-    experiments = [load_config(name) for name in PROBLEMS]
+    given.out = given.out or Path("reports") / f"equal_calls{'_small' * given.small}.md"
+    experiments = [load_config(name) for name in (SMALL if given.small else PROBLEMS)]
     store = Store(given.store or Path("results") / given.out.stem)
     experiments = [shrink(one) if given.quick else one for one in experiments]
     if given.again and store.folder.exists():

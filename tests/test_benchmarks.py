@@ -123,6 +123,17 @@ def test_the_table_of_equal_calls_is_resumed_from_kept_results(script, tmp_path,
     assert set(rows) == {"`MASOBA`", "`SOBA`"} and all(len(cells) == 5 for cells in rows.values())
 
 
+@pytest.mark.slow
+def test_the_page_with_the_larger_budget_has_the_small_problem_alone(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(FOLDER.parent)
+    equal, page = script("equal_calls"), tmp_path / "page.md"
+    options = ["--quick", "--small", "--out", str(page), "--store", str(tmp_path / "store"), "--only", "SOBA"]
+    assert equal.main(options) == 0
+    text = page.read_text()
+    assert text.startswith("# Equal oracle calls with a larger budget")
+    assert all(len(cells) == 3 for cells in rows_of(text.partition("## How")[0]).values())
+
+
 def test_solvers_are_ranked_by_their_medians_and_the_missing_are_last(script):
     outcomes = {
         "a": {"one": (1.0, 0.5, ""), "two": (2.0, 2.0, ""), "three": (np.inf, np.inf, "")},

@@ -14,7 +14,7 @@ from bilevel.solvers import SOLVERS
 
 SHIPPED = {"demo": (341, 228), "smoke": (256, 64), "quadratic": (32768, 1024), "ijcnn1": (49990, 91701)} | {
     **{"cleaning": (20000, 5000), "equal_cleaning": (1000, 500)},
-    **{"equal_quadratic": (32768, 1024), "equal_ijcnn1": (49990, 91701)},
+    **{"equal_quadratic": (32768, 1024), "equal_ijcnn1": (49990, 91701), "equal_small": (256, 128)},
 }
 HEAD = """
 name = "x"
