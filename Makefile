@@ -50,8 +50,9 @@ BOTH_MODES := tests/engine/test_run.py tests/solvers/test_contract.py
 BOTH_MODES_SLOW := tests/bench/test_cells.py tests/solvers/test_deterministic.py \
 	$(addprefix tests/engine/test_,by_hand.py checkpoint.py long_training.py sweep.py) \
 	$(addprefix tests/oracles/test_,accumulation.py host_data.py losses_of_batches.py samples.py) \
-	$(addprefix tests/problems/test_,cross_validation.py hypergradients.py input.py logistic_selection.py) \
-	$(addprefix tests/problems/test_,losses.py problem.py quadratic.py real_data.py)
+	$(addprefix tests/problems/test_,cross_validation.py derivatives.py input.py logistic_selection.py) \
+	$(addprefix tests/problems/test_,losses.py problem.py quadratic.py real_data.py) \
+	tests/differentiation/test_hypergradient.py
 # The page on the paper prints commands that run tests of these files, which pass when they are typed as printed.
 PRINTED := $(addprefix tests/problems/test_,constants.py exact.py) \
 	$(addprefix tests/paper/test_,progress.py valleys.py worst_case.py) \

@@ -11,6 +11,8 @@ from bilevel._core.types import Point as Point
 from bilevel._process import fuse_cpu_loops as fuse_cpu_loops
 from bilevel._process import keep_programs as keep_programs
 from bilevel.bench.execute import benchmark as benchmark
+from bilevel.differentiation.hypergradient import Hypergradient as Hypergradient
+from bilevel.differentiation.hypergradient import hypergradient as hypergradient
 from bilevel.differentiation.implicit import implicit as implicit
 from bilevel.differentiation.unrolled import unrolled as unrolled
 from bilevel.differentiation.unrolled import unrolled_gradient as unrolled_gradient
@@ -32,8 +34,6 @@ from bilevel.oracles.outer_terms import L1 as L1
 from bilevel.oracles.outer_terms import Simplex as Simplex
 from bilevel.problems import BilevelProblem as BilevelProblem
 from bilevel.problems.base import Differentiation as Differentiation
-from bilevel.problems.hypergradient import Hypergradient as Hypergradient
-from bilevel.problems.hypergradient import hypergradient as hypergradient
 from bilevel.solvers import AIDCG as AIDCG
 from bilevel.solvers import ALSET as ALSET
 from bilevel.solvers import BOME as BOME

@@ -42,8 +42,8 @@ from bilevel.problems.checks import (
     check_variable,
     make_rng,
 )
+from bilevel.problems.derivatives import check_derivatives
 from bilevel.problems.exact import ExactSolver, IterativeExactSolver
-from bilevel.problems.hypergradient import check_derivatives
 from bilevel.problems.tasks import task_oracles
 
 NOT_SOLVED = "exact solutions are not computed from rows that stay on the host, which would be read hundreds of times"

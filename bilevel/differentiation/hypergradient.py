@@ -1,4 +1,4 @@
-"""The hypergradient at a point by implicit differentiation; and checks of derivatives against finite differences.
+"""The hypergradient at a point, by implicit differentiation.
 
 At a point (z0, x0) with g = ∇z G(z0, x0) and a damping λ, z0 is stationary for the perturbed inner level
 
@@ -13,23 +13,24 @@ If z0 = z*(x0) and λ = 0, this is ∇h(x0).
 """
 
 import warnings
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from bilevel._core import trees
 from bilevel._core.compilation import Compiled, arithmetic
 from bilevel._core.conjugate_gradients import Conjugate, conjugate_gradients
 from bilevel._core.types import Array, Point, PyTree, Scalar, is_number
-from bilevel.oracles import Oracles, TaskOracles
-from bilevel.problems.checks import check_positive, check_sizes, check_variable, make_rng
+from bilevel.differentiation.linear import solve_linear
+from bilevel.oracles import Oracles
+from bilevel.problems import BilevelProblem
+from bilevel.problems.checks import check_positive, check_sizes, check_variable
 from bilevel.problems.exact import DIRECT_SIZE, cholesky, derivative, hessian, unflatten
-
-if TYPE_CHECKING:
-    from bilevel.problems.base import BilevelProblem
 
 _LEAST_DAMPING = 1e-8  # after directions without any curvature
 
@@ -43,20 +44,20 @@ class Hypergradient(NamedTuple):
     v : the solution of the linear system, like the inner variable
     residual : ||(∇²zz G + λ) v + ∇z F|| / ||∇z F||
     inner_residual : ||∇z G|| at the point, which is 0 if z solves the inner level
-    products : number of Hessian-vector products on all rows in the solves
+    products : number of Hessian-vector products on all rows in the solves; None if it was traced by JAX
     damping : λ
     """
 
     gradient: PyTree
     v: PyTree
-    residual: float
-    inner_residual: float
-    products: int
+    residual: Scalar
+    inner_residual: Scalar
+    products: int | None
     damping: float
 
 
 def hypergradient(
-    problem: "BilevelProblem",
+    problem: BilevelProblem,
     point: Point | None = None,
     *,
     tolerance: float = 1e-10,
@@ -68,6 +69,9 @@ def hypergradient(
     The result is ∇h(x) if z = z*(x). It is computed in float64 and on all rows, by conjugate gradients, or by a matrix
     if z is small and the inner level is known to be strongly convex.
 
+    Under ``jit``, ``vmap`` or ``grad``, where JAX traces the point, it is computed by conjugate gradients in the dtype
+    of the problem, and the gradient is NaN if they fail.
+
     Parameters
     ----------
     problem : a problem of any size and structure, with a convex inner level or not
@@ -75,8 +79,8 @@ def hypergradient(
     tolerance : relative residual of the linear system at which conjugate gradients stop
     max_products : largest number of Hessian-vector products in each solve
     damping : λ, added to the diagonal of ∇²zz G like a proximal term around z. By default 0 if the problem is known to
-        be strongly convex. For other problems the default is the damping with which conjugate gradients find no
-        negative curvature
+        be strongly convex, or if JAX traces the point. For other problems the default is the damping with which
+        conjugate gradients find no negative curvature
 
     Examples
     --------
@@ -90,7 +94,10 @@ def hypergradient(
     [limit] = check_sizes(max_products=max_products)
     if damping is not None and not (is_number(damping) and 0 <= damping < inf):
         raise ValueError(f"`damping={damping!r}`: must be a finite number of at least 0, or None.")
-    point = _check_point(problem, problem.start if point is None else point)
+    point = problem.start if point is None else point
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(point)):
+        return _trace(problem, point, tolerance, limit, float(damping or 0.0))
+    point = _check_point(problem, point)
     is_convex, added = problem.exact_solver is not None, float(damping or 0.0)
     with arithmetic(np.float64, problem):
         oracles = problem.oracles.in_float64()
@@ -109,13 +116,35 @@ def hypergradient(
     return Hypergradient(gradient, v, float(residual), float(inner_residual), products, added)
 
 
-def _check_point(problem: "BilevelProblem", point: Any) -> Point:
+def _check_point(problem: BilevelProblem, point: Any) -> Point:
     if not isinstance(point, Point):
         raise ValueError(f"`point={point!r}`: must be a bilevel.Point, such as `result.point`, or None for the start.")
     z, x = (check_variable(name, getattr(point, name), np.float64) for name in ("inner_var", "outer_var"))
     if jax.tree.map(np.shape, (z, x)) != jax.tree.map(np.shape, problem.start[:2]):
         raise ValueError("`point`: z and x must have the structure and shapes of the problem's start.")
     return Point(z, x, jax.tree.map(np.zeros_like, z))
+
+
+def _trace(problem: BilevelProblem, point: Point, tolerance: float, limit: int, damping: float) -> Hypergradient:
+    """Return the hypergradient in a program that JAX traces."""
+    dtype = problem.dtype
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        way = "set `jax_enable_x64`, or build the problem with dtype='float32'"
+        raise ValueError(
+            f"`hypergradient`: under `jit` the problem computes in {dtype}, and 64-bit types are off; {way}."
+        )
+    oracles = problem.oracles
+    point = jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), point, problem.start)
+    right, tree_of = ravel_pytree(oracles.outer_grad(point))
+
+    def multiply(vector: Array) -> Array:
+        return ravel_pytree(oracles.hvp(point._replace(v=tree_of(vector))))[0] + damping * vector
+
+    accuracy = max(tolerance, float(jnp.finfo(dtype).eps) ** 0.5)
+    solve = partial(solve_linear, "cg", tolerance=accuracy, limit=limit)
+    v = tree_of(jax.lax.custom_linear_solve(multiply, -right, solve, symmetric=True))
+    gradient, residual, inner_residual = _assemble(oracles, point._replace(v=v), jnp.asarray(damping, dtype))
+    return Hypergradient(gradient, v, residual, inner_residual, None, damping)
 
 
 def _solve_directly(oracles: Oracles, point: Point, damping: float) -> tuple[PyTree, int]:
@@ -162,86 +191,3 @@ def _assemble(oracles: Oracles, point: Point, damping: Scalar) -> tuple[PyTree, 
     absolute, size, inner_residual = (jnp.sqrt(trees.norm_sq(tree)) for tree in (residual, outer.grad, inner.grad))
     relative = absolute / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
     return trees.add(inner.cross, outer.grad_outer), relative, inner_residual
-
-
-# Checks of derivatives. A difference quotient has rounding errors if its step is short, and curvature errors if it is
-# long. In a loss with kinks, such as a network with ReLUs, each row that crosses a kink adds a jump of the gradient. So
-# several steps are tried and the smallest error counts, as a wrong derivative is wrong at all of them. If at every
-# step some rows cross a kink, products are compared row by row, and the median counts.
-
-
-_STEPS = (1e-5, 1e-7, 1e-3)
-_TOLERANCE, _FLOAT32_TOLERANCE = 1e-5, 1e-2
-_NEGLIGIBLE = 1e-5  # rounding errors of a difference quotient are about 1e-11, for derivatives of any size
-_N_ROWS = 15  # that are compared one by one
-
-# For each derivative, the function that it is the derivative of, and the part of a move along which it is taken.
-_PRIMITIVES = {
-    "inner_grad": ("inner_value", "inner_var"),
-    "inner_grad_outer": ("inner_value", "outer_var"),
-    "outer_grad": ("outer_value", "inner_var"),
-    "outer_grad_outer": ("outer_value", "outer_var"),
-    "hvp": ("inner_grad", "v"),
-    "cross": ("inner_grad_outer", "v"),
-}
-
-
-def check_derivatives(problem: "BilevelProblem", seed: int, tolerance: float | None) -> dict[str, float]:
-    """Return the relative errors of derivatives; raise ValueError if one is too large."""
-    oracles, start = problem.oracles, problem.start
-    if isinstance(oracles, TaskOracles):  # whose derivatives are not those of one sum
-        first = jax.tree.map(lambda leaf: leaf[0], start._replace(outer_var=()))
-        oracles, start = oracles.first(), first._replace(outer_var=start.outer_var)
-    [largest] = check_positive(tolerance=_default_tolerance(oracles, start) if tolerance is None else tolerance)
-    rng = make_rng(seed)
-    with arithmetic(np.float64, problem):
-        exact = oracles.astype(np.float64)
-        point = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(np.shape(leaf)), start)
-        point = point._replace(outer_var=exact.project(point.outer_var))
-        move = jax.tree.map(lambda leaf: rng.standard_normal(np.shape(leaf)), point)
-        errors = {name: _derivative_error(exact, name, point, move, largest) for name in _PRIMITIVES}
-    for name, error in errors.items():
-        if not error <= largest:
-            cause = "the loss is not smooth or finite there, uses `stop_gradient`, or has a wrong custom derivative"
-            way = "`check(tolerance=…)` accepts larger errors"
-            raise ValueError(f"`{name}` differs from finite differences by {error:.1e} of its size: {cause}; {way}.")
-    return errors
-
-
-def _default_tolerance(oracles: Oracles, start: Point) -> float:
-    """Return a tolerance for float64, or a larger one if a loss computes in float32 although its input is float64."""
-    with arithmetic(np.float64):
-        exact, point = oracles.astype(np.float64), trees.cast(start, np.float64)
-        traced = str(jax.make_jaxpr(lambda point: (exact.inner_value(point), exact.outer_value(point)))(point))
-    return _FLOAT32_TOLERANCE if any(narrow in traced for narrow in ("f32[", "bf16[", "f16[")) else _TOLERANCE
-
-
-def _derivative_error(oracles: Oracles, name: str, point: Point, move: Point, tolerance: float) -> float:
-    error = np.nan
-    for step in _STEPS:
-        error = np.fmin(error, _error(oracles, name, point, move, step))
-        if error <= tolerance:
-            return float(error)
-    if name not in ("hvp", "cross") or oracles.is_sharded or not np.isfinite(error):
-        return float(error)
-    drawn = oracles.with_batches(1, "iid")
-    rows = [np.array([row], np.int32) for row in range(min(_N_ROWS, oracles.n_inner))]
-    of_rows = [min(_error(drawn, name, point, move, step, row) for step in _STEPS) for row in rows]
-    return min(float(error), float(np.median(of_rows)))
-
-
-def _error(oracles: Oracles, name: str, point: Point, move: Point, step: float, rows: Any = None) -> float:
-    """Return the error of a derivative relative to its size, by a central difference."""
-    primitive, part = _PRIMITIVES[name]
-    claimed = derivative(oracles, name, point, rows)
-    if part == "v":
-        changes = {"inner_var": point.v}
-    else:
-        changes = {part: getattr(move, part)}
-        claimed = trees.dot(claimed, changes[part])
-    along = trees.scale(step, trees.zeros_like(point)._replace(**changes))
-    ends = trees.add(point, along), trees.subtract(point, along)
-    ahead, behind = (derivative(oracles, primitive, end, rows) for end in ends)
-    measured = trees.scale(1 / (2 * step), trees.subtract(ahead, behind))
-    gap, *sizes = (np.sqrt(trees.norm_sq(tree)) for tree in (trees.subtract(claimed, measured), claimed, measured))
-    return float(gap / (sum(sizes) + _NEGLIGIBLE))
