@@ -197,7 +197,8 @@ class DelayedChainExactSolver:
 
     def __init__(self, oracles: DelayedChain) -> None:
         diagonal, beside = oracles.scales.diagonal, oracles.scales.off_diagonal
-        self._oracles = oracles.astype(np.float64)
+        with arithmetic(np.float64):
+            self._oracles = oracles.astype(np.float64)
         self._inverse = np.linalg.inv(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
 
     def _solve(self, right: np.ndarray) -> np.ndarray:
@@ -211,8 +212,8 @@ class DelayedChainExactSolver:
             force = np.zeros((x.size, len(self._inverse) + 1))
             force[:, :2] = _COUPLING * x[:, None]
             z = self._solve(force.ravel())
-            value, grad = _outer_parts(self._oracles, Point(z, x, z))
-            v = -self._solve(np.asarray(grad))
+            value, grad = map(np.asarray, _outer_parts(self._oracles, Point(z, x, z)))
+            v = -self._solve(grad)
             of_z, product, hypergrad = map(np.asarray, _inner_parts(self._oracles, Point(z, x, v)))
         residuals = float(np.linalg.norm(of_z)), float(np.linalg.norm(product + grad))
         return ExactSolution(z, v, float(value), hypergrad, *residuals, value_gap=float(value))

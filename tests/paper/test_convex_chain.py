@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import bilevel
+from bilevel._core.compilation import arithmetic
 from paper.convex_chain import convex_chain, eigenvalues, gradient_floors, minimizer, required_derivatives
 from tests import cases
 
@@ -35,7 +36,8 @@ def test_derivatives_equal_finite_differences_and_those_of_the_dense_matrices():
     assert max(problem.check().values()) < 1e-8
     rng, exact = np.random.default_rng(0), problem.exact_solver
     z, x, v = rng.standard_normal((3, 9))
-    found = cases.direction(problem.oracles, bilevel.Point(z, x, v))
+    with arithmetic(problem.dtype):
+        found = cases.direction(problem.oracles, bilevel.Point(z, x, v))
     expected = exact.inner.a_inner @ z + exact.inner.b.T @ x + exact.inner.linear_inner
     np.testing.assert_allclose(found.inner_var, expected, atol=1e-12)
     expected = exact.inner.b @ v + exact.outer.a_outer @ x + exact.outer.linear_outer

@@ -174,7 +174,7 @@ def test_steps_on_an_inner_problem_that_is_not_convex_equal_the_transcription(ca
 def test_meha_reports_the_point_that_is_nearer_to_the_minimizer_of_g():
     problem, gamma = tiny(0), 5.0
     result = bilevel.run(problem, bilevel.MEHA(0.5, 0.5, gamma=gamma, c_power=0), max_steps=3000, eval_every=3000)
-    z, y, x = result.state.point.inner_var, result.state.y, result.state.point.outer_var
+    z, y, x = map(np.asarray, (result.state.point.inner_var, result.state.y, result.state.point.outer_var))
     np.testing.assert_array_equal(result.point.inner_var, y)
     matrix = np.eye(z.size) + gamma * problem.exact_solver.inner.a_inner
     best = problem.exact_solver(np.asarray(x)).inner_var
