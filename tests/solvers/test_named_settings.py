@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import bilevel
+from bilevel._core.compilation import arithmetic
 from bilevel._core.types import Rows
 from tests import cases
 from tests.solvers.transcribed import start_of
@@ -134,10 +135,11 @@ def test_zerosarah_of_pnpbo_is_that_of_its_paper():
         """Return those of each level on its block, with the parts of D_z first, then D_x and D_v."""
         found = cases.every_kind(run.oracles, point, Rows(draw.inner, draw.outer))
         names = ("inner_grad", "cross", "hvp"), ("outer_grad_outer", "outer_grad")
-        return [np.concatenate([found[name] for name in level]) for level in names]
+        return [np.concatenate([np.asarray(found[name]) for name in level]) for level in names]
 
     for last, state, draw in zip(run.states, run.states[1:], run.draws[1:], strict=False):
-        new, old = derivatives(last.point, draw), derivatives(last.previous, draw)
+        with arithmetic(np.float64):
+            new, old = (derivatives(point, draw) for point in (last.point, last.previous))
         tables = [(np.asarray(one.table), np.asarray(one.mean)) for one in last.memory]
         blocks = draw.inner, draw.outer
         parts = [
@@ -145,5 +147,7 @@ def test_zerosarah_of_pnpbo_is_that_of_its_paper():
             for g, g_old, (table, mean), block in zip(new, old, tables, blocks, strict=True)
         ]
         total = parts[0] + np.concatenate([np.zeros_like(last.point.inner_var), parts[1]])
-        before, found = (np.concatenate(estimate) for estimate in (last.estimate, state.estimate))
+        before, found = (
+            np.concatenate(list(map(np.asarray, estimate))) for estimate in (last.estimate, state.estimate)
+        )
         np.testing.assert_allclose(found, total + (1 - share) * before, rtol=1e-10, atol=1e-13)
