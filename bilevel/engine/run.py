@@ -157,7 +157,7 @@ class Run:
         if driver.status() is not Status.failed:
             self.evaluate()
         if (status := driver.status()) not in (Status.diverged, Status.failed):
-            sentences = [monitor.warning(rows[-1], self.problem.dtype)]
+            sentences = [monitor.warning(rows, self.problem.dtype)]
             if status is not Status.interrupted:
                 with arithmetic(self._steps.dtype, self.problem):
                     sentences.append(monitor.inner_warning(self._steps.oracles, self.point, rows[-1]))

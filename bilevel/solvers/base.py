@@ -79,8 +79,8 @@ class Monitor:
         """Return sentences about a run that used up its budget."""
         return ""
 
-    def warning(self, row: dict[str, Any], dtype: DTypeLike) -> str | None:
-        """Return a warning about a finished run, or None."""
+    def warning(self, rows: list[dict[str, Any]], dtype: DTypeLike) -> str | None:
+        """Return a warning about a finished run with these rows of its history, or None."""
         return None
 
     def inner_warning(self, oracles: Oracles, point: Point, row: dict[str, Any]) -> str | None:

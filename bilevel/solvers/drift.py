@@ -44,7 +44,8 @@ class DriftMonitor(Monitor):
     def diagnostics(self, state: Any) -> dict[str, Array]:
         return {"drift": state.drift.relative}
 
-    def warning(self, row: dict[str, Any], dtype: DTypeLike) -> str | None:
+    def warning(self, rows: list[dict[str, Any]], dtype: DTypeLike) -> str | None:
+        row = rows[-1]
         # The steps of a transformation of z do not shrink with D, so the drift says nothing about them.
         if np.dtype(dtype) != np.float32 or not row["drift"] > _LARGE_DRIFT or self.solver.inner_optimizer is not None:
             return None

@@ -7,7 +7,8 @@ likewise for v,
 
 and, before x has moved at all, |D_z| is below a tenth of its first value or below |z| / 1000. Here v'∇zG estimates
 h - F. Otherwise D_x is a poor estimate of ∇h, and a transformation such as Adam would still make full steps of it. So x
-and its transformation keep their values until the next pass, but at the start for at most fifty passes.
+and its transformation keep their values until the next pass, but at the start for at most fifty passes. With a diagonal
+preconditioner, which is meant for short runs, x is frozen only after a return to the best pass.
 
 **h is estimated** by F + v'∇zG, which has a second-order error if v is close to v*(x). If h has risen since its best
 pass, the run returns to that pass and halves the steps of x.
@@ -121,6 +122,11 @@ def check_following(progress: Progress, lengths: list[Array], moves: list[Array]
     return progress._replace(waited=waited, held=held, first=(first[0], first[1]))
 
 
+def keep_moving(progress: Progress) -> Progress:
+    """Return the state in which x moves although z or v does not follow it."""
+    return progress._replace(waited=jnp.zeros_like(progress.waited), held=jnp.zeros_like(progress.held))
+
+
 def check_progress(
     progress: Progress, here: Rollback, outer_value: Array, gain: Array, moves: list[Array], least: Array | float
 ) -> Progress:
@@ -159,7 +165,7 @@ def return_to_best(progress: Progress, here: Rollback) -> tuple[Progress, Rollba
         waited=jnp.where(risen, 1, progress.waited),
         returned=jnp.where(risen, jnp.ones_like(pace), 0),
     )
-    back = here._replace(point=kept.point, estimate=kept.estimate, metric=kept.metric, moves=kept.moves)
+    back = here._replace(point=kept.point, estimate=kept.estimate, preconditioner=kept.preconditioner, moves=kept.moves)
     return progress, jax.tree.map(partial(jnp.where, risen), back, here)
 
 

@@ -1,5 +1,7 @@
 """What full-batch passes decide: whether x moves, whether a run returns to its best pass, and when it ends."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +11,13 @@ from scipy.optimize import minimize
 import bilevel
 from bilevel._core.compilation import arithmetic
 from bilevel.engine.driver import sweep
-from bilevel.solvers.auto.metric import Metric
+from bilevel.solvers.auto.preconditioner import Preconditioner
 from bilevel.solvers.auto.progress import Reading, check_following, init_progress, return_to_best
 from bilevel.solvers.auto.rollback import Rollback, init_rollback
 from bilevel.solvers.moves import MovesState
 from tests import cases
 from tests.solvers.auto.problems import selection, shifted
+from tests.solvers.auto.test_start import with_curvatures
 
 AUTO = bilevel.AutoSRBA()
 
@@ -50,7 +53,7 @@ def after(readings, errors=0.0):
     found = []
     with arithmetic("float64"):
         zero = jnp.zeros(())
-        here = init_rollback(point, Metric(np.ones(1)), MovesState(), zero)
+        here = init_rollback(point, Preconditioner(np.ones(1)), MovesState(), zero)
         progress = init_progress(zero, 10.0, here)._replace(first=(zero, zero), waited=zero)
         for number, h in enumerate(readings):
             progress = progress._replace(reading=Reading(zero + h, zero + errors, zero, zero))
@@ -136,6 +139,15 @@ def test_a_solver_that_does_not_end_by_itself_requires_a_budget():
         bilevel.run(selection(), bilevel.SRBA(0.1, batch_size=cases.BATCH))
 
 
-def test_least_progress_requires_the_low_rank_metric():
-    with pytest.raises(ValueError, match=r"AutoSRBA\(least_progress=0.001\)`: needs preconditioner='low_rank'"):
-        bilevel.run(selection(), bilevel.AutoSRBA(preconditioner="norm", least_progress=1e-3), max_steps=3)
+@pytest.mark.parametrize("preconditioner", [None, "norm"])
+def test_least_progress_is_refused_for_an_inner_loss_that_is_not_convex(preconditioner):
+    problem, _ = with_curvatures(np.array([-1.0, 1.0]))
+    solver = bilevel.AutoSRBA(batch_size=3, preconditioner=preconditioner, least_progress=1e-3)
+    with pytest.raises(ValueError, match=r"AutoSRBA\(least_progress=0.001\)`: h is not measured"):
+        bilevel.run(problem, solver, max_steps=3)
+
+
+@pytest.mark.parametrize("problem", [selection, lambda: replace(selection(), exact_solver=None)])
+def test_the_norm_is_refused_for_an_inner_loss_that_is_known_to_be_convex(problem):
+    with pytest.raises(ValueError, match=r"`AutoSRBA\(preconditioner='norm'\)`: .* known to be strongly convex"):
+        bilevel.run(problem(), bilevel.AutoSRBA(preconditioner="norm"), max_steps=3)

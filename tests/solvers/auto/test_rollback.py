@@ -10,7 +10,7 @@ import bilevel
 from bilevel._core import trees
 from bilevel._core.compilation import arithmetic
 from bilevel.engine.driver import sweep
-from bilevel.solvers.auto.metric import Metric
+from bilevel.solvers.auto.preconditioner import Preconditioner
 from bilevel.solvers.auto.rollback import check_pass, init_rollback, point_to_evaluate
 from bilevel.solvers.moves import MovesState
 from tests import cases
@@ -53,13 +53,13 @@ def test_if_the_iterate_is_not_finite_the_last_accepted_one_is_evaluated():
 
 def test_steps_grow_again_after_accepted_passes():
     point = bilevel.Point(np.ones(3), np.zeros(2), np.ones(3))
-    metric, moves = Metric(np.ones(3)), MovesState()
+    preconditioner, moves = Preconditioner(np.ones(3)), MovesState()
     with arithmetic("float64"):
-        last = init_rollback(point, metric, moves, np.ones(()))
+        last = init_rollback(point, preconditioner, moves, np.ones(()))
 
         def after(last, size, first=False):
             exact = jax.tree.map(lambda leaf: size * np.ones_like(leaf), point)
-            return check_pass(last, point, exact, metric, moves, 0.1, np.array(first))
+            return check_pass(last, point, exact, preconditioner, moves, 0.1, np.array(first))
 
         last = after(last, 1.0, first=True)
         scales = [float(last.scale)]
@@ -72,12 +72,12 @@ def test_steps_grow_again_after_accepted_passes():
 
 
 def after_pass(last=None, *, z=3.0, v=3.0, D_z=0.0, D_v=0.0, first=False):
-    """The state after a pass in the metric 4 with step 0.1: |z| is 2 z, and a move along D has length 0.05 D."""
+    """The state after a pass with M = 4 and step 0.1: |z| is 2 z, and a move along D has length 0.05 D."""
     at, exact = (bilevel.Point(*(np.array([part]) for part in (a, 0.0, b))) for a, b in ((z, v), (D_z, D_v)))
-    metric, moves = Metric(np.array([4.0])), MovesState()
+    preconditioner, moves = Preconditioner(np.array([4.0])), MovesState()
     with arithmetic("float64"):
-        last = init_rollback(at, metric, moves, np.ones(())) if last is None else last
-        return check_pass(last, at, exact, metric, moves, 0.1, np.array(first))
+        last = init_rollback(at, preconditioner, moves, np.ones(())) if last is None else last
+        return check_pass(last, at, exact, preconditioner, moves, 0.1, np.array(first))
 
 
 def test_the_first_pass_is_accepted_and_sets_the_sizes():

@@ -66,7 +66,7 @@ def test_a_network_gets_adam_and_the_norm_and_a_convex_loss_the_low_rank_metric(
     assert (chosen.outer_optimizer, chosen.least_progress) == ("adam", None)
     with arithmetic(network.dtype):
         state = jax.eval_shape(chosen.init, network.oracles.with_batches(cases.BATCH, "blocks"), network.start)
-    assert all(leaf.shape == () for leaf in jax.tree.leaves(state.metric.diagonal))
+    assert all(leaf.shape == () for leaf in jax.tree.leaves(state.preconditioner.diagonal))
     convex, _ = with_curvatures(np.array([0.5, 1.0]))
     assert bilevel.AutoSRBA(batch_size=3).configure(convex).preconditioner == "low_rank"
 

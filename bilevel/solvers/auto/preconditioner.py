@@ -1,4 +1,4 @@
-"""Metrics that the moves of z and v are divided by, computed at each full-batch pass. H is the Hessian ∇²zz G.
+"""Preconditioners, by which the moves of z and v are divided, from each full-batch pass. H is the Hessian ∇²zz G.
 
 **"diagonal"**: with the diagonals h_i of the Hessians of rows, and b rows in a batch,
 
@@ -17,7 +17,7 @@ orthonormal rows V give the Nyström approximation, and a diagonal approximates 
     C ≈ A'A + diag(r),    A'A = W' (V W')^-1 W,    r = diag(C - A'A)
 
 C - A'A is positive semidefinite if C is. For columns that share a large mean, r is small: it is their variance. The
-next pass uses an orthonormal basis of W as its V, which is subspace iteration. With ρ = d / h >= 1, the metric is
+next pass uses an orthonormal basis of W as its V, which is subspace iteration. With ρ = d / h >= 1,
 
     M = R^½ (I + U' diag(s²) U) R^½,    R = T^-1 r ρ T^-1,    U' diag(s²) U = (rρ)^-½ A' diag(mean of ρ) A (rρ)^-½
 
@@ -77,8 +77,8 @@ class LowRank(NamedTuple):
     scales: Any
 
 
-class Metric(NamedTuple):
-    """A diagonal, or R of the low-rank metric and its low-rank part."""
+class Preconditioner(NamedTuple):
+    """M: a diagonal, or R of the low-rank matrix and its low-rank part."""
 
     diagonal: PyTree
     low_rank: LowRank | None = None
@@ -97,7 +97,7 @@ class Metric(NamedTuple):
         return unravel((outside + (self.low_rank.shrink * inside) @ basis) / root)
 
     def length_sq(self, part: PyTree) -> Array:
-        """Return the squared norm of z or v in the metric."""
+        """Return z'Mz or v'Mv."""
         if self.low_rank is None:
             return trees.dot(part, jax.tree.map(jnp.multiply, part, self.diagonal))
         scaled = ravel_pytree(part)[0] * jnp.sqrt(ravel_pytree(self.diagonal)[0])
@@ -106,36 +106,38 @@ class Metric(NamedTuple):
         return jnp.sum(outside**2) + jnp.sum(inside**2 / self.low_rank.shrink)
 
 
-def init_metric(kind: str, oracles: Oracles, start: Point) -> tuple[Point, Metric]:
-    """Return the start, with a better z if the metric is of low rank, and a metric that the first pass replaces."""
+def init_preconditioner(kind: str, oracles: Oracles, start: Point) -> tuple[Point, Preconditioner]:
+    """Return the start, with a better z if M is of low rank, and an M that the first pass replaces."""
     if kind == LOW_RANK:
         start, low_rank = init_low_rank(oracles, start)
-        return start, Metric(trees.ones_like(start.inner_var), low_rank)
+        return start, Preconditioner(trees.ones_like(start.inner_var), low_rank)
     dtype = jnp.result_type(*jax.tree.leaves(start.inner_var))
-    return start, Metric(
+    return start, Preconditioner(
         jax.tree.map(lambda leaf: jnp.ones(() if kind == NORM else leaf.shape, dtype), start.inner_var)
     )
 
 
-def update_metric(kind: str, oracles: Oracles, point: Point, index: Count, old: Metric) -> Metric:
-    """Return the metric at a full-batch pass."""
+def update_preconditioner(
+    kind: str, oracles: Oracles, point: Point, index: Count, old: Preconditioner
+) -> Preconditioner:
+    """Return the preconditioner at a full-batch pass."""
     if old.low_rank is not None:
-        return Metric(*update_low_rank(oracles, point, index, old.low_rank))
-    return Metric((metric_norm if kind == NORM else metric_diagonal)(oracles, point, index))
+        return Preconditioner(*update_low_rank(oracles, point, index, old.low_rank))
+    return Preconditioner((norm_preconditioner if kind == NORM else diagonal_preconditioner)(oracles, point, index))
 
 
 def init_calls(kind: str, oracles: Oracles) -> Calls:
-    """Return the cost of `init_metric`."""
+    """Return the cost of `init_preconditioner`."""
     if kind != LOW_RANK:
         return Calls()
     n, probes = oracles.n_inner, 0 if diagonal_passes(oracles) == 1 else (1 + _PROBE_ROUNDS) * N_PROBES
     rounds, lengths = _searches(oracles)
-    hvp = probes * n + rounds * metric_calls(kind, oracles).hvp
+    hvp = probes * n + rounds * preconditioner_calls(kind, oracles).hvp
     return Calls(inner_grad=rounds * n, hvp=hvp, inner_value=rounds * len(lengths) * n)
 
 
-def metric_calls(kind: str, oracles: Oracles) -> Calls:
-    """Return the cost of `update_metric`."""
+def preconditioner_calls(kind: str, oracles: Oracles) -> Calls:
+    """Return the cost of `update_preconditioner`."""
     closed_form = diagonal_passes(oracles) == 1
     products = {
         DIAGONAL: diagonal_passes(oracles),
@@ -148,7 +150,7 @@ def metric_calls(kind: str, oracles: Oracles) -> Calls:
 # Diagonal and norm
 
 
-def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
+def diagonal_preconditioner(oracles: Oracles, point: Point, index: Count) -> PyTree:
     """Return d, with a floor under entries too small to divide by."""
     # Estimated entries may be negative, and so may those of a Hessian that is not positive semidefinite.
     diagonal = jax.tree.map(jnp.abs, diagonal_majorizer(oracles, point, index))
@@ -163,7 +165,7 @@ def metric_diagonal(oracles: Oracles, point: Point, index: Count) -> PyTree:
     return jax.tree.map(lambda h, square: h + square / (batch * h), diagonal, squared_diagonals(oracles, point))
 
 
-def metric_norm(oracles: Oracles, point: Point, index: Count) -> PyTree:
+def norm_preconditioner(oracles: Oracles, point: Point, index: Count) -> PyTree:
     """Return an estimate of the Frobenius norm of H, which bounds its largest eigenvalue, for every array of z.
 
     With random signs s, ||H s||² is the squared norm on average.
@@ -219,10 +221,10 @@ def init_low_rank(oracles: Oracles, start: Point) -> tuple[Point, LowRank]:
     def once(index: Array, carry: tuple[Point, LowRank]) -> tuple[Point, LowRank]:
         point, memory = carry
         gradient = oracles.inner_grad(point)
-        majorizer = unravel(memory.scales) if probed else metric_diagonal(oracles, point, 0)
+        majorizer = unravel(memory.scales) if probed else diagonal_preconditioner(oracles, point, 0)
         diagonal, memory = update_low_rank(oracles, point, index, memory)
         # Far from the minimum a loss is linear, so the search also tries multiples of z and the diagonal alone.
-        coarse, fine = jax.tree.map(jnp.divide, gradient, majorizer), Metric(diagonal, memory).solve(gradient)
+        coarse, fine = jax.tree.map(jnp.divide, gradient, majorizer), Preconditioner(diagonal, memory).solve(gradient)
         direction = jax.tree.map(partial(jnp.where, index == 1), coarse, fine)
         return _search(oracles, point, direction, index == 0), memory
 
@@ -266,7 +268,7 @@ def update_low_rank(oracles: Oracles, point: Point, index: Count, old: LowRank) 
         residual, norms = _probe_residual(oracles, point, scales, factor, index)
         ratio, new = jnp.ones_like(flat), scales * jnp.clip(norms, 1 / _LARGEST_CHANGE, _LARGEST_CHANGE) ** 0.5
     else:
-        ratio, new = jnp.maximum(ravel_pytree(metric_diagonal(oracles, point, index))[0] / scales, 1), ()
+        ratio, new = jnp.maximum(ravel_pytree(diagonal_preconditioner(oracles, point, index))[0] / scales, 1), ()
         # In columns that few rows have, the directions do not explain the batches that contain these rows.
         uneven = jnp.clip(ratio - 1 - _EVEN / _inner_batch_size(oracles), 0, 1)
         residual = jnp.maximum(1 - explained, uneven)
@@ -276,7 +278,7 @@ def update_low_rank(oracles: Oracles, point: Point, index: Count, old: LowRank) 
 
 
 def _dense(old: LowRank, products: Array, unravel: Callable[[Array], PyTree]) -> tuple[PyTree, LowRank]:
-    """Return the metric if the products are the whole Hessian: its eigenvalues in absolute value, with a floor."""
+    """Return M if the products are the whole Hessian: its eigenvalues in absolute value, with a floor."""
     diagonal = jnp.abs(jnp.diagonal(products))
     roots = jnp.sqrt(jnp.maximum(diagonal, _DIAGONAL_FLOOR * jnp.max(diagonal)))
     roots = jnp.where(roots > 0, roots, 1)
