@@ -252,7 +252,7 @@ def test_splits_after_a_timeout_are_not_tried(script, tmp_path):
 def test_a_fit_that_takes_too_long_ends_its_process(script):
     body = "import estimators; estimators.limit(0.2)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", body], cwd=FOLDER)
-    assert done.returncode == -signal.SIGXCPU
+    assert done.returncode in (-signal.SIGXCPU, -signal.SIGALRM)  # the second one if other processes take the time
 
 
 @pytest.fixture
