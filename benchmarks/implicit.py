@@ -83,7 +83,7 @@ def reference(equations, arguments, z):
 
 
 def with_ours(equations, method):
-    options = {} if method is None else {"linear_solver": method, "tolerance": 100 * TOLERANCE}
+    options = {} if method is None else {"linear_solver": method, "tolerance": TOLERANCE * 2**13}
     solved = bilevel.implicit(lambda *_, start: start, residual=equations, **options)
     return lambda z, *arguments: outer(solved(*arguments, start=z))
 

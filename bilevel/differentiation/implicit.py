@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevel._core import trees
 from bilevel._core.types import Array, PyTree, is_number
-from bilevel.differentiation.linear import LARGEST_MATRIX, Multiply, solve_linear
+from bilevel.differentiation.linear import LARGEST_MATRIX, Multiply, safe_norm, solve_linear
 from bilevel.problems.checks import check_choice, check_positive, check_sizes
 
 ON_FAILURE = ("nan", "raise", "flag")
@@ -173,14 +173,14 @@ class _Equations(NamedTuple):
 
     def are_solved(self, z: PyTree, *arguments: Any) -> Array:
         """Return whether z solves the equations up to the tolerance."""
-        residual, product = jax.jvp(lambda z: self.evaluate(z, *arguments), (z,), (z,))
-        return self._is_small(residual, product, self.evaluate(trees.zeros_like(z), *arguments))
+        flat, system, _ = _as_vector(z, lambda z: self.evaluate(z, *arguments))
+        residual, product = jax.jvp(system, (flat,), (flat,))
+        return self._is_small(residual, product, system(jnp.zeros_like(flat)))
 
-    def _is_small(self, residual: PyTree, product: PyTree, at_zero: PyTree) -> Array:
+    def _is_small(self, residual: Array, product: Array, at_zero: Array) -> Array:
         """Return whether r is small compared with (∂r/∂z) z or with r at z = 0."""
-        sizes = [trees.norm(jax.lax.stop_gradient(tree)) for tree in (residual, product, at_zero)]
-        size, *scales = (jnp.where(jnp.isfinite(one), one, jnp.inf) for one in sizes)
-        scale = functools.reduce(jnp.maximum, [jnp.where(jnp.isinf(one), 0, one) for one in scales])
+        size, *scales = safe_norm(jax.lax.stop_gradient(jnp.stack([residual, product, at_zero])))
+        scale = functools.reduce(jnp.maximum, [jnp.where(jnp.isfinite(one), one, 0) for one in scales])
         return jnp.isfinite(size) & (size <= self.residual_tolerance * scale)
 
     def differentiate(self, z: PyTree, arguments: tuple[Any, ...]) -> PyTree:
@@ -219,14 +219,8 @@ class _Equations(NamedTuple):
 
     def _solve(self, equations: Callable[[PyTree], PyTree], z: PyTree, right: PyTree) -> PyTree:
         """Solve the linear system of the derivative; NaN if it is not solved or z does not solve the equations."""
-        # One vector, for leaves of different precision, and since JAX transposes only systems whose right-hand side
-        # depends on the tangents in all leaves. Low precision is not enough for iterative methods.
-        dtype = functools.reduce(np.promote_types, (leaf.dtype for leaf in jax.tree.leaves(z)), np.dtype(np.float32))
-        flat, tree_of = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(dtype), z))
-
-        def system(vector: Array) -> Array:
-            return _concatenate(equations(_cast_like(tree_of(vector), z)), dtype)
-
+        flat, system, tree_of = _as_vector(z, equations)
+        dtype = flat.dtype
         residual, multiply = jax.linearize(system, flat)
         ok = self._is_small(residual, multiply(flat), system(jnp.zeros_like(flat)))
         name = self.linear_solver or self._default_solver(flat.size)
@@ -236,12 +230,29 @@ class _Equations(NamedTuple):
             return solve_linear(name, multiply, right, tolerance, self.max_products)
 
         found = jax.lax.custom_linear_solve(multiply, _concatenate(right, dtype), solve, solve, symmetric=name == "cg")
-        return _cast_like(tree_of(jnp.where(ok, 1, jnp.nan).astype(dtype) * found), z)
+        return tree_of(jnp.where(ok, 1, jnp.nan).astype(dtype) * found)
 
     def _default_solver(self, size: int) -> str:
         if size <= LARGEST_MATRIX:
             return "dense"
         return "cg or gmres" if self.fixed_point is None else "gmres"
+
+
+def _as_vector(
+    z: PyTree, equations: Callable[[PyTree], PyTree]
+) -> tuple[Array, Callable[..., Array], Callable[..., Any]]:
+    """Return z as one vector, the equations as a function of it, and the function that returns the tree of a vector.
+
+    JAX transposes a linear system only if all leaves of its right-hand side depend on the tangents; a single vector
+    does. Leaves of different precision are solved for in one, which is at least float32.
+    """
+    dtype = functools.reduce(np.promote_types, (leaf.dtype for leaf in jax.tree.leaves(z)), np.dtype(np.float32))
+    flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(dtype), z))
+
+    def tree_of(vector: Array) -> PyTree:
+        return _cast_like(unravel(vector), z)
+
+    return flat, lambda vector: _concatenate(equations(tree_of(vector)), dtype), tree_of
 
 
 def _cast_like(tree: PyTree, template: PyTree) -> PyTree:

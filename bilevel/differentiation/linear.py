@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.sparse import linalg
 
-from bilevel._core import trees
 from bilevel._core.conjugate_gradients import conjugate_gradients
 from bilevel._core.types import Array, Count, Scalar
 
@@ -107,8 +106,11 @@ def solve_linear(name: str, multiply: Multiply, right: Array, tolerance: float, 
     """
     dtype = right.dtype
     goal = jnp.asarray(tolerance * float(jnp.finfo(dtype).eps) ** 0.25, dtype)
-    scale = trees.norm(right)
+    scale = safe_norm(right)
     unit = right / jnp.where(scale > 0, scale, 1)  # the squares of its numbers do not underflow
+    if name == "dense":
+        solution = solve_dense(multiply, unit, goal, limit)
+        return jnp.where(safe_norm(unit - multiply(solution)) <= tolerance, scale * solution, jnp.nan)
 
     def unfinished(state: _Refined) -> Array:
         improves = state.size < state.last_size / 2
@@ -117,8 +119,16 @@ def solve_linear(name: str, multiply: Multiply, right: Array, tolerance: float, 
     def refine(state: _Refined) -> _Refined:
         solution = state.solution + METHODS[name](multiply, state.residual, goal, limit)
         residual = unit - multiply(solution)
-        return _Refined(solution, residual, trees.norm(residual), state.size, state.rounds + 1)
+        return _Refined(solution, residual, safe_norm(residual), state.size, state.rounds + 1)
 
-    start = _Refined(jnp.zeros_like(unit), unit, trees.norm(unit), jnp.asarray(jnp.inf, dtype), jnp.int32(0))
+    start = _Refined(jnp.zeros_like(unit), unit, safe_norm(unit), jnp.asarray(jnp.inf, dtype), jnp.int32(0))
     found = jax.lax.while_loop(unfinished, refine, start)
     return jnp.where(found.size <= tolerance, scale * found.solution, jnp.nan)
+
+
+def safe_norm(vectors: Array) -> Array:
+    """Return norms along the last axis without overflow or underflow of squares, infinite for what is not finite."""
+    largest = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True)
+    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    norms = unit[..., 0] * jnp.sqrt(jnp.sum((vectors / unit) ** 2, axis=-1))
+    return jnp.where(jnp.isfinite(norms), norms, jnp.inf)
