@@ -43,8 +43,9 @@ class HostData:
 
     Parameters
     ----------
-    data : a pytree of arrays, first axis = samples, such as ``np.load(path, mmap_mode="r")``; or a function that takes
-        an array of row numbers and returns a pytree of these rows. The function is called from threads
+    data : a pytree of arrays, first axis = samples, such as ``np.load(path, mmap_mode="r")``; a data set with
+        ``len(data)`` and ``data[number]``, which returns a row, as those of PyTorch; or a function that takes an array
+        of row numbers and returns a pytree of these rows. Data sets and functions are called from threads
     length : the number of rows, if `data` is a function
     shuffle : take the rows in a random order. Set it to False for a file whose rows are in random order already: each
         block is then one contiguous part of the file
@@ -56,14 +57,17 @@ class HostData:
     <HostData: 6 rows of 3 numbers>
     """
 
-    def __init__(
-        self, data: PyTree | Callable[[np.ndarray], PyTree], length: int | None = None, *, shuffle: bool = True
-    ) -> None:
+    def __init__(self, data: Any, length: int | None = None, *, shuffle: bool = True) -> None:
         if not isinstance(shuffle, bool):
             raise ValueError(f"`HostData(shuffle={shuffle!r})`: must be True or False.")
         if length is not None and (not is_number(length, Integral) or not 1 <= length <= INT32_MAX):
             raise ValueError(f"`HostData(length={length!r})`: must be an integer of at least 1, below 2**31.")
-        if callable(data):
+        self._function: Callable[[np.ndarray], PyTree]
+        if is_dataset(data):
+            self._function, self.n = partial(_rows_of_dataset, data), len(data)
+            if length not in (None, self.n):
+                raise ValueError(f"`HostData(length={length})`: the data set has {self.n} rows; leave it out.")
+        elif callable(data):
             if length is None:
                 raise ValueError("`HostData(function)`: give the number of rows as `length=…`.")
             self._function, self.n = data, int(length)
@@ -133,6 +137,19 @@ def _rows_of(tables: PyTree, numbers: np.ndarray) -> PyTree:
     in_turn = last - first + 1 == len(numbers) and bool(np.all(np.diff(numbers) == 1))
     where = slice(first, last + 1) if in_turn else numbers
     return jax.tree.map(lambda table: table[where], tables)
+
+
+def is_dataset(data: Any) -> bool:
+    """Return True for an object that returns its rows one by one, and is neither an array, a table nor a pytree."""
+    is_sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return is_sized and jax.tree_util.all_leaves([data]) and not (hasattr(data, "dtype") or hasattr(data, "columns"))
+
+
+def _rows_of_dataset(data: Any, numbers: np.ndarray) -> PyTree:
+    """Return rows of a data set, which may be able to return several at once, stacked."""
+    places = numbers.tolist()
+    rows = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[place] for place in places]
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *rows)
 
 
 def _as_arrays(leaves: list[Any]) -> list[np.ndarray]:

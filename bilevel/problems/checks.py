@@ -12,7 +12,7 @@ from bilevel._core import trees
 from bilevel._core.compilation import check_concrete
 from bilevel._core.types import INT32_MAX, Array, PyTree, as_float, is_number
 from bilevel.oracles import HostData
-from bilevel.oracles.host_samples import head
+from bilevel.oracles.host_samples import head, is_dataset
 
 
 def as_array(name: str, given: Any) -> np.ndarray:
@@ -50,6 +50,8 @@ def check_data(name: str, data: PyTree, *, on_host: bool = False) -> PyTree:
             others = "`from_losses` and `penalty_selection`, with other losses, do"
             raise ValueError(f"`{name}`: this problem does not take a `HostData`; {others}. Give arrays.")
         return data
+    if is_dataset(data):
+        raise ValueError(f"`{name}` returns its rows one by one; give `bilevel.HostData(…)` of it, or arrays.")
     arrays, structure = _arrays(name, data, "fiub", "encode it as numbers first", "remove or impute those rows")
     if any(array.ndim == 0 for array in arrays):
         raise ValueError(f"`{name}` has a leaf without axes; the first axis of each leaf is the samples.")

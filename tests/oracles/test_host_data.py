@@ -118,6 +118,53 @@ def test_arrays_files_and_functions_train_a_network_alike(trained, files):
     assert_same_to_rounding(run(network((ROWS, TARGETS)), NETWORK), trained)
 
 
+class Images:
+    """A data set as PyTorch has them: a length, and a row for each number."""
+
+    def __init__(self, X, y):
+        self.X, self.y = X, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, number):
+        return {"image": self.X[number], "label": int(self.y[number] > 0)}
+
+
+class ImagesTogether(Images):
+    def __getitems__(self, numbers):
+        assert isinstance(numbers, list)
+        return [Images.__getitem__(self, number) for number in numbers]
+
+    def __getitem__(self, number):
+        raise AssertionError("several rows are read at once")
+
+
+@pytest.mark.parametrize("kind", [Images, ImagesTogether])
+def test_a_data_set_that_returns_single_rows_trains_like_its_arrays(kind):
+    X, y, X_val, y_val = cases.logistic_data()
+
+    def outer(z, x, row):
+        return jnp.logaddexp(0, jnp.where(row["label"] > 0, -1, 1).astype(z.dtype) * (row["image"] @ z))
+
+    def inner(z, x, row):
+        return outer(z, x, row) + jnp.exp(x) * (z @ z)
+
+    def problem(levels):
+        start = np.zeros(X.shape[1]), np.array(-2.0)
+        return bilevel.BilevelProblem.from_losses(inner, outer, *levels, *start, dtype="float64")
+
+    levels = (X, y), (X_val, y_val)
+    arrays = [{"image": rows, "label": (labels > 0).astype(int)} for rows, labels in levels]
+    solver = cases.SOLVERS["MASOBA"]
+    found = run(problem([HostData(kind(*level)) for level in levels]), solver)
+    assert_same_to_rounding(found, run(problem(arrays), solver))
+    with pytest.raises(ValueError, match=r"`inner_data` returns its rows one by one; give `bilevel.HostData\(…\)`"):
+        problem([kind(*level) for level in levels])
+    with pytest.raises(ValueError, match=r"`HostData\(length=3\)`: the data set has"):
+        HostData(kind(X, y), length=3)
+
+
 def test_rows_as_they_lie_are_drawn_and_passed_over_like_a_shuffled_copy(tmp_path):
     order = np.random.default_rng(0).permutation(N)  # of the first level that a problem lays out
     np.save(tmp_path / "rows.npy", ROWS[order])
