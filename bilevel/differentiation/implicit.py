@@ -173,9 +173,9 @@ class _Equations(NamedTuple):
 
     def are_solved(self, z: PyTree, *arguments: Any) -> Array:
         """Return whether z solves the equations up to the tolerance."""
-        flat, system, _ = _as_vector(z, lambda z: self.evaluate(z, *arguments))
-        residual, product = jax.jvp(system, (flat,), (flat,))
-        return self._is_small(residual, product, system(jnp.zeros_like(flat)))
+        flat, residual_of, _ = _as_vector(z, lambda z: self.evaluate(z, *arguments))
+        residual, product = jax.jvp(residual_of, (flat,), (flat,))
+        return self._is_small(residual, product, residual_of(jnp.zeros_like(flat)))
 
     def _is_small(self, residual: Array, product: Array, at_zero: Array) -> Array:
         """Return whether r is small compared with (∂r/∂z) z or with r at z = 0."""
@@ -219,10 +219,10 @@ class _Equations(NamedTuple):
 
     def _solve(self, equations: Callable[[PyTree], PyTree], z: PyTree, right: PyTree) -> PyTree:
         """Solve the linear system of the derivative; NaN if it is not solved or z does not solve the equations."""
-        flat, system, tree_of = _as_vector(z, equations)
+        flat, residual_of, tree_of = _as_vector(z, equations)
         dtype = flat.dtype
-        residual, multiply = jax.linearize(system, flat)
-        ok = self._is_small(residual, multiply(flat), system(jnp.zeros_like(flat)))
+        residual, multiply = jax.linearize(residual_of, flat)
+        ok = self._is_small(residual, multiply(flat), residual_of(jnp.zeros_like(flat)))
         name = self.linear_solver or self._default_solver(flat.size)
         tolerance = float(jnp.finfo(dtype).eps) ** 0.5 if self.tolerance is None else self.tolerance
 
