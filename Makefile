@@ -53,7 +53,7 @@ BOTH_MODES_SLOW := tests/bench/test_cells.py tests/solvers/test_deterministic.py
 	$(addprefix tests/problems/test_,cross_validation.py derivatives.py input.py logistic_selection.py) \
 	$(addprefix tests/problems/test_,losses.py problem.py quadratic.py real_data.py) \
 	tests/differentiation/test_hypergradient.py
-# The page on the paper prints commands that run tests of these files, which pass when they are typed as printed.
+# The page on the paper prints commands that run tests of these files, which also pass as users have JAX.
 PRINTED := $(addprefix tests/problems/test_,constants.py exact.py) \
 	$(addprefix tests/paper/test_,progress.py valleys.py worst_case.py) \
 	$(addprefix tests/theory/test_,descent.py identities.py steps.py)
@@ -65,8 +65,7 @@ test: install  ## the suite with 64-bit types on, then what may differ most with
 test-slow: install  ## every solver through every shared test, and their floors; the rest as users have JAX
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow --ignore=$(AS_USERS)
 	JAX_ENABLE_X64=0 $(PYTEST) -m slow $(AS_USERS)
-	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(BOTH_MODES_SLOW)
-	JAX_ENABLE_X64=0 $(PYTEST) $(PRINTED)
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(BOTH_MODES_SLOW) $(PRINTED)
 
 # Every solver against its transcription, and what a process finds without extras.
 QUICK := tests/test_optional.py $(addprefix tests/solvers/test_,transcriptions.py contract.py deterministic.py)

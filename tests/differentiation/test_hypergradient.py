@@ -121,7 +121,7 @@ def test_bad_arguments_are_named(arguments, message):
         bilevel.hypergradient(cases.quadratic(), **arguments)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_it_can_be_traced(dtype):
     """Under jit, vmap and grad it is what it is outside, and the gradient of a fit by `implicit`."""
     with arithmetic(dtype):

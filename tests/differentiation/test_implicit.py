@@ -289,7 +289,7 @@ def test_what_counts_as_a_solution_does_not_depend_on_the_scale_of_the_equations
         assert bool(np.isfinite(slope).all()) is expected
 
 
-@pytest.mark.parametrize("n_steps", [12, 40, 400])
+@pytest.mark.parametrize("n_steps", [12, 400, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_solver_that_diverges_has_no_derivatives(n_steps):
     with arithmetic(np.float32):
         curvatures = np.array([1, 10, 100], np.float32)
@@ -303,7 +303,9 @@ def test_a_solver_that_diverges_has_no_derivatives(n_steps):
         assert np.all(np.isnan(jax.grad(lambda theta: jnp.sum(flagged(theta)[0]))(theta)))
 
 
-@pytest.mark.parametrize("method", ["cg", "gmres", "bicgstab", "dense"])
+@pytest.mark.parametrize(
+    "method", ["gmres", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cg", "bicgstab", "dense"))]
+)
 def test_systems_of_large_condition_are_refined_in_single_precision(method):
     rotation = np.linalg.qr(RNG.standard_normal((20, 20)))[0]
     matrix = rotation @ np.diag(np.logspace(-4, 0, 20)) @ rotation.T

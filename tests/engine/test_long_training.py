@@ -179,7 +179,7 @@ def test_a_resumed_run_stops_like_an_uninterrupted_one(tmp_path):
 SCRIPT = """
 import sys
 import bilevel
-from tests.problems.test_hypergradients import network_problem
+from tests.problems.networks import network_problem
 
 folder, kind, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 problem, solver = network_problem(dtype="float32"), bilevel.SRBA(0.02, 1.0, 8, outer_optimizer="adam")

@@ -140,7 +140,7 @@ class ImagesTogether(Images):
         raise AssertionError("several rows are read at once")
 
 
-@pytest.mark.parametrize("kind", [Images, ImagesTogether])
+@pytest.mark.parametrize("kind", [ImagesTogether, pytest.param(Images, marks=pytest.mark.slow)])
 def test_a_data_set_that_returns_single_rows_trains_like_its_arrays(kind):
     X, y, X_val, y_val = cases.logistic_data()
 

@@ -24,6 +24,13 @@ TASKS = {
 }
 X = RNG.standard_normal(P)
 STEP, RATIO, T, STEPS = 0.1, 0.5, 3, 20
+
+
+def slow(*values):
+    """Return parameters of tests that are run with the slow ones."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 SETTINGS = {"step_size": STEP, "outer_ratio": RATIO}
 
 
@@ -88,7 +95,7 @@ def maml_gradient(task, x):
     return jacobian.T @ outer_grad(task, z)
 
 
-@pytest.mark.parametrize("sampling", ["iid", "full", "reshuffle"])
+@pytest.mark.parametrize("sampling", ["iid", *slow("full", "reshuffle")])
 def test_itd_from_x_is_maml(sampling):
     problem = restarted()
     solver = bilevel.ITD(**SETTINGS, n_inner_steps=T, batch_size=4 if sampling == "iid" else N, sampling=sampling)
@@ -150,7 +157,7 @@ def test_a_learned_start_of_a_part_is_anil():
     jax.tree.map(lambda found, due: np.testing.assert_allclose(found, due, atol=1e-10), result.point.outer_var, x)
 
 
-@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("checkpoints", [True, *slow(False)])
 def test_itd_differentiates_through_adam(checkpoints):
     adam = optax.adam(0.05)
     problem = restarted()
@@ -195,7 +202,7 @@ def test_aid_cg_with_a_proximal_term_is_imaml():
     np.testing.assert_allclose(result.point.outer_var, x, atol=1e-9)
 
 
-@pytest.mark.parametrize("sampling", ["blocks", "iid", "full", "reshuffle"])
+@pytest.mark.parametrize("sampling", ["blocks", *slow("iid", "full", "reshuffle")])
 def test_soba_keeps_z_and_v_of_each_task(sampling):
     """Seven tasks in blocks of three: the last block is short."""
     problem, solver = kept(), bilevel.SOBA(**SETTINGS, batch_size=3, sampling=sampling)
@@ -242,6 +249,7 @@ def test_the_hypergradient_of_kept_variables_is_the_mean_over_tasks():
     assert found.inner_residual < 1e-12
 
 
+@pytest.mark.slow
 def test_starts_may_be_random_and_tasks_may_be_made():
     """A line through the origin with a random slope; x is the mean of the start."""
 
@@ -269,7 +277,7 @@ def test_starts_may_be_random_and_tasks_may_be_made():
     assert np.unique(bilevel.adapt(problem, solver, np.zeros(1))).size == 50
 
 
-@pytest.mark.parametrize("build", [restarted, kept])
+@pytest.mark.parametrize("build", [kept, *slow(restarted)])
 def test_runs_on_tasks_resume_bit_for_bit(build, tmp_path):
     solver = bilevel.AIDCG(**SETTINGS, batch_size=3)
     whole = bilevel.run(build(), solver, max_steps=30)
@@ -282,7 +290,7 @@ def test_runs_on_tasks_resume_bit_for_bit(build, tmp_path):
         bilevel.resume(tmp_path / "run.npz", other, max_steps=30)
 
 
-@pytest.mark.parametrize("build", [restarted, kept])
+@pytest.mark.parametrize("build", [restarted, *slow(kept)])
 def test_settings_of_a_sweep_equal_their_single_runs(build):
     from bilevel.engine.driver import sweep
 
