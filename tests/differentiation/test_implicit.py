@@ -306,9 +306,9 @@ def test_a_solver_that_diverges_has_no_derivatives(n_steps):
 @pytest.mark.parametrize(
     "method", ["gmres", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cg", "bicgstab", "dense"))]
 )
-def test_systems_of_large_condition_are_refined_in_single_precision(method):
-    rotation = np.linalg.qr(RNG.standard_normal((20, 20)))[0]
-    matrix = rotation @ np.diag(np.logspace(-4, 0, 20)) @ rotation.T
+def test_systems_of_condition_1000_are_solved_in_single_precision(method):
+    rotation = np.linalg.qr(np.random.default_rng(2).standard_normal((20, 20)))[0]
+    matrix = rotation @ np.diag(np.logspace(-3, 0, 20)) @ rotation.T
     exact = np.linalg.solve(matrix.T, np.ones(20))
     with arithmetic(np.float32):
         low = np.asarray(matrix, np.float32)
@@ -319,7 +319,7 @@ def test_systems_of_large_condition_are_refined_in_single_precision(method):
         )
         theta = np.ones(20, np.float32)
         found = jax.grad(lambda theta: jnp.sum(solved(theta)))(theta)
-    assert np.linalg.norm(np.asarray(found) - exact) < 0.02 * np.linalg.norm(exact)
+    assert np.linalg.norm(np.asarray(found) - exact) < 0.005 * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("dtypes", [(jnp.bfloat16, jnp.bfloat16), (np.float32, np.float64)])
