@@ -3,9 +3,9 @@
     python benchmarks/many_problems.py [--problems 2000] [--solver SOBA] [--kind own]
 
 Each problem has its own losses, defined in a function (`own`), or its own shape (`ready-made`), so each run compiles
-programs. After every tenth of the problems, the number of memory maps (Linux allows 65 530 per process) and the
-resident memory are printed. A jitted function of the caller is called after every problem; the last line gives the
-number of its traces.
+programs. Sizes stay in the same range, since larger problems take more memory. After every tenth of the problems, the
+number of memory maps (Linux allows 65 530 per process) and the resident memory are printed. A jitted function of the
+caller is called after every problem; the last line gives the number of its traces.
 """
 
 import argparse
@@ -39,7 +39,8 @@ def own_problem(number):
 
 
 def ready_made_problem(number):
-    return bilevel.problems.quadratic(64 + number, 32 + number % 40, 3 + number % 9, 2 + number % 7, dtype="float32")
+    # 3150 different shapes
+    return bilevel.problems.quadratic(64 + number % 50, 40, 3 + number % 9, 2 + number % 7, dtype="float32")
 
 
 def held():

@@ -127,7 +127,7 @@ def solve_linear(name: str, multiply: Multiply, right: Array, tolerance: float, 
 
 
 def safe_norm(vectors: Array) -> Array:
-    """Return norms along the last axis without overflow or underflow of squares, infinite for what is not finite."""
+    """Return norms along the last axis without overflow or underflow of squares; infinite if a number is NaN."""
     largest = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True)
     unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
     norms = unit[..., 0] * jnp.sqrt(jnp.sum((vectors / unit) ** 2, axis=-1))

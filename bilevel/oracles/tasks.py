@@ -165,7 +165,7 @@ class TaskOracles(Oracles):
         """Return the words of the keys of random starts, for each task of a batch."""
         return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(words, impl="threefry2x32"), count))
 
-    # All tasks, or as many of the first ones as the inner variable of the point has
+    # All tasks, or the first ones, whose number is that of the inner variable of the point
 
     def on_each(self, function: Callable[[OneTask, Point], PyTree], point: Point) -> PyTree:
         """Return a function of the oracles and the point of each task, stacked, computed for some tasks together."""

@@ -115,7 +115,7 @@ class OnTasks:
         return _merge(own, state, new)
 
     def adapt(self, oracles: TaskOracles, point: Point) -> Point:
-        """Return the point after the inner steps of the first tasks, as many as the point has."""
+        """Return the point after the inner steps of the first tasks, whose number is that of the point."""
         solver = self.solver
         assert isinstance(solver, Adapting), "others are refused for problems that restart inner variables"
         key = jax.random.key(0, impl="threefry2x32")

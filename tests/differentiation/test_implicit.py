@@ -243,7 +243,7 @@ def test_a_solver_that_fails_has_derivatives_that_are_nan(transform):
         "scan": lambda: jax.lax.scan(lambda p, _: (p - jax.grad(loss)(p), None), PENALTIES, None, length=2)[0],
     }[transform]()
     assert np.all(np.isnan(found))
-    assert np.all(np.isfinite(failing(*ARGUMENTS))), "the value itself is left as it is"
+    assert np.all(np.isfinite(failing(*ARGUMENTS))), "the value itself is unchanged"
 
 
 def test_a_failure_is_raised_or_returned_if_that_is_chosen():
