@@ -109,7 +109,7 @@ class MAID(HostSolver[MAIDState]):
 
     Parameters
     ----------
-    outer_step : s of the first step. Later ones grow by at most 20 % per step, so give a larger one if x hardly moves
+    outer_step : s of the first step. Later ones grow by at most 20 % per step, so give a larger one if x barely moves
     accuracy : ε of the first step
     mu_G, L1_F, L1_G, L2_G : constants that hold for all z at every x that is visited: the strong convexity of G in z,
         the Lipschitz constant of ∇F in z, the bound of ||∇²xz G||, and the Lipschitz constant of ∇²zz G and ∇²xz G in
